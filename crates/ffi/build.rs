@@ -5,7 +5,7 @@ mod cuda_headers;
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 17] = [
     "error",
     "dispatch",
     "tensor_list",
@@ -21,6 +21,8 @@ const SOURCES: [&str; 15] = [
     "adamw8bit",
     "profiler",
     "profiler_events",
+    "record",
+    "package",
 ];
 
 const DISTRIBUTED: [&str; 6] = ["c10d_store", "c10d_gloo", "c10d_group", "c10d_collective", "c10d_reducer", "compress"];

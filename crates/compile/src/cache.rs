@@ -1,0 +1,183 @@
+//! Where packages are kept: a folder of the user's, a package for each content.
+//!
+//! A package is code, so one is loaded only if this user owns it, nobody else may write it, and its bytes are those that
+//! were compiled. Whoever can write to the user's own files could run code anyway; damage and foreign files are what this
+//! refuses.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use overdrive_core::LockedFile;
+use overdrive_ffi::check_owner;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::error::CompileError;
+use crate::python;
+
+/// The bytes that all packages may take together, before the least recently used ones are deleted.
+const LIMIT: u64 = 4 << 30;
+
+/// A folder of packages.
+#[derive(Clone, Debug)]
+pub(crate) struct Cache {
+    folder: PathBuf,
+    limit: u64,
+}
+
+/// What a package is made for: everything that its code depends on.
+pub(crate) fn key(request: &Value) -> String {
+    let mut hasher = Sha256::new();
+    for part in [python::TORCH, python::PROGRAM, &processor(), &request.to_string()] {
+        hasher.update(part.len().to_le_bytes());
+        hasher.update(part);
+    }
+    hex(&hasher.finalize())
+}
+
+/// The processor's model and abilities: packages use all of them.
+fn processor() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let wanted = |line: &&str| ["model name", "flags", "Features"].iter().any(|name| line.starts_with(name));
+    let lines: Vec<&str> = info.lines().filter(wanted).take(2).collect();
+    format!("{} {}", std::env::consts::ARCH, lines.join(" "))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Cache {
+    /// The user's own: `OVERDRIVE_COMPILE_CACHE`, else `overdrive/compile` in `XDG_CACHE_HOME` or `~/.cache`.
+    ///
+    /// # Errors
+    /// When the folder cannot be made, or others may write to it.
+    pub(crate) fn of_user() -> Result<Self, CompileError> {
+        let given = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let folder = given("OVERDRIVE_COMPILE_CACHE")
+            .or_else(|| given("XDG_CACHE_HOME").map(|cache| cache.join("overdrive/compile")))
+            .or_else(|| given("HOME").map(|home| home.join(".cache/overdrive/compile")))
+            .unwrap_or_else(|| std::env::temp_dir().join("overdrive-compile"));
+        Self::at(folder, LIMIT)
+    }
+
+    /// A cache in this folder, of at most this many bytes.
+    ///
+    /// # Errors
+    /// As [`of_user`](Self::of_user).
+    pub(crate) fn at(folder: PathBuf, limit: u64) -> Result<Self, CompileError> {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+        made.map_err(CompileError::cache("cannot make the folder of compiled steps", &folder))?;
+        check_owner(&folder)?;
+        Ok(Self { folder, limit })
+    }
+
+    /// Where the package of this key lies, or will.
+    pub(crate) fn path(&self, key: &str) -> PathBuf {
+        self.folder.join(format!("{key}.pt2"))
+    }
+
+    /// The checked package of this key; `None` if there is none.
+    ///
+    /// # Errors
+    /// When it is damaged, foreign or cannot be read.
+    pub(crate) fn get(&self, key: &str) -> Result<Option<PathBuf>, CompileError> {
+        let path = self.path(key);
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(CompileError::cache("cannot read the package", path)(error)),
+        };
+        check_owner(&path)?;
+        let refused = |reason: &str| CompileError::Refused { path: path.clone(), reason: reason.to_owned() };
+        let wanted = fs::read_to_string(path.with_extension("sha256"))
+            .map_err(|_| refused("the file with its checksum is missing"))?;
+        let found = digest(&mut file).map_err(CompileError::cache("cannot read the package", &path))?;
+        if wanted.trim() != found {
+            return Err(refused("its bytes are not those that were compiled"));
+        }
+        // The order of use, by which packages are deleted. A read-only cache keeps none.
+        let _ = file.set_modified(std::time::SystemTime::now());
+        Ok(Some(path))
+    }
+
+    /// The package of this key, made by `make` if there is none. Of several processes one makes it, the others wait.
+    ///
+    /// # Errors
+    /// Those of `make`; nothing is left behind then. When there is no room, or the package is refused.
+    pub(crate) fn get_or_make(
+        &self,
+        key: &str,
+        make: impl FnOnce(&Path, &Path) -> Result<(), CompileError>,
+    ) -> Result<PathBuf, CompileError> {
+        if let Some(found) = self.get(key)? {
+            return Ok(found);
+        }
+        let lock_path = self.folder.join(format!("{key}.lock"));
+        let opened = File::options().create(true).truncate(false).write(true).open(&lock_path);
+        let file = opened.map_err(CompileError::cache("cannot make the file", &lock_path))?;
+        file.lock().map_err(CompileError::cache("cannot lock", &lock_path))?;
+        let _lock = LockedFile::new(file);
+        if let Some(found) = self.get(key)? {
+            return Ok(found);
+        }
+        self.make_room(key);
+        let folder = tempfile::Builder::new().prefix("compiling-").tempdir_in(&self.folder);
+        let folder = folder.map_err(CompileError::cache("cannot make a folder in", &self.folder))?;
+        let made = folder.path().join("step.pt2");
+        make(&folder.path().join("request.json"), &made)?;
+        self.keep(key, &made)?;
+        Ok(self.path(key))
+    }
+
+    /// Moves a finished package into its place. The checksum comes first: a package without one is refused.
+    fn keep(&self, key: &str, made: &Path) -> Result<(), CompileError> {
+        let cannot = |path: &Path| CompileError::cache("cannot keep the package", path.to_owned());
+        let mut file = File::open(made).map_err(cannot(made))?;
+        fs::set_permissions(made, fs::Permissions::from_mode(0o600)).map_err(cannot(made))?;
+        let checksum = digest(&mut file).map_err(cannot(made))?;
+        file.sync_all().map_err(cannot(made))?;
+        let path = self.path(key);
+        let beside = made.with_extension("sha256");
+        let mut written = File::create(&beside).map_err(cannot(&beside))?;
+        written.write_all(checksum.as_bytes()).and_then(|()| written.sync_all()).map_err(cannot(&beside))?;
+        fs::rename(&beside, path.with_extension("sha256")).map_err(cannot(&path))?;
+        fs::rename(made, &path).map_err(cannot(&path))
+    }
+
+    /// Deletes the packages that were used least recently, and what killed compilations have left, until there is room.
+    fn make_room(&self, key: &str) {
+        let Ok(entries) = fs::read_dir(&self.folder) else { return };
+        let mut packages = Vec::new();
+        for entry in entries.flatten() {
+            let (path, Ok(about)) = (entry.path(), entry.metadata()) else { continue };
+            if path.extension().is_some_and(|extension| extension == "pt2") {
+                packages.push((about.modified().ok(), about.len(), path));
+            }
+        }
+        packages.sort();
+        let mut bytes: u64 = packages.iter().map(|(_, bytes, _)| bytes).sum();
+        for (_, size, path) in packages {
+            if bytes <= self.limit {
+                break;
+            }
+            if path != self.path(key) && fs::remove_file(&path).is_ok() {
+                let _ = fs::remove_file(path.with_extension("sha256"));
+                bytes -= size;
+            }
+        }
+    }
+}
+
+fn digest(file: &mut File) -> std::io::Result<String> {
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hex(&hasher.finalize())),
+            count => hasher.update(&buffer[..count]),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+"""Compiles a recorded step: makes a graph of its operators and hands it to AOTInductor.
+
+    python compile.py request.json package.pt2
+
+The request has the operators of `overdrive_ffi::record`, and what comes in and goes out. Says on stdout what it does, a
+line each: `stage NAME`, `fallback OPERATOR`, and at the end `done`. Errors go to stderr.
+"""
+
+import json
+import sys
+
+import torch
+import torch._inductor
+from torch import fx
+from torch._inductor import config
+
+aten = torch.ops.aten
+
+
+def dtype(name):
+    return getattr(torch, DTYPES[name])
+
+
+DTYPES = {
+    "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Half": "float16",
+    "Float": "float32", "Double": "float64", "Bool": "bool", "BFloat16": "bfloat16",
+    "ComplexHalf": "complex32", "ComplexFloat": "complex64", "ComplexDouble": "complex128",
+}
+MEMORY_FORMATS = [torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d]
+
+
+def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1, beta2, weight_decay, eps,
+         amsgrad=False, maximize=False, *, decoupled):
+    """What `_fused_adam_` and `_fused_adamw_` compute, in operators that Inductor fuses."""
+    for i, (param, grad) in enumerate(zip(params, grads)):
+        if maximize:
+            grad = -grad
+        if decoupled:
+            param.mul_(1 - lr * weight_decay)
+        else:
+            grad = grad + param * weight_decay
+        step = steps[i].double()
+        exp_avgs[i].lerp_(grad, 1 - beta1) if isinstance(beta1, float) else exp_avgs[i].add_((grad - exp_avgs[i]) * (1 - beta1))
+        exp_avg_sqs[i].mul_(beta2).add_(grad * grad * (1 - beta2))
+        second = exp_avg_sqs[i]
+        if amsgrad:
+            max_exp_avg_sqs[i].copy_(torch.maximum(max_exp_avg_sqs[i], second))
+            second = max_exp_avg_sqs[i]
+        scale = (1 - beta2 ** step).sqrt().reciprocal().to(param.dtype)
+        size = (lr / (1 - beta1 ** step)).to(param.dtype)
+        param.sub_(size * exp_avgs[i] / (second.sqrt() * scale + eps))
+
+
+def sgd(params, grads, momenta, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step):
+    """What `_fused_sgd_` computes."""
+    for i, (param, grad) in enumerate(zip(params, grads)):
+        if maximize:
+            grad = -grad
+        grad = grad + param * weight_decay
+        if momenta:
+            momenta[i].copy_(grad if is_first_step else momenta[i] * momentum + grad * (1 - dampening))
+            grad = grad + momenta[i] * momentum if nesterov else momenta[i]
+        param.sub_(grad * lr)
+
+
+FORMULAS = {
+    "aten::_fused_adam_": lambda *args: adam(*args, decoupled=False),
+    "aten::_fused_adamw_": lambda *args: adam(*args, decoupled=True),
+    "aten::_fused_sgd_": sgd,
+}
+
+
+def operator(name, overload):
+    namespace, name = name.split("::")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+
+
+class Step(torch.nn.Module):
+    """Runs the recorded operators on given tensors."""
+
+    def __init__(self, request):
+        super().__init__()
+        self.request = request
+
+    def forward(self, *inputs):
+        tensors = {given["number"]: tensor for given, tensor in zip(self.request["inputs"], inputs)}
+        scalars = {}
+        for scalar, tensor in zip(self.request["scalars"], inputs[len(self.request["inputs"]):]):
+            for node, arg in scalar["uses"]:
+                scalars[node, arg] = tensor
+        for at, node in enumerate(self.request["operators"]):
+            self.call(at, node, tensors, scalars)
+        return tuple(tensors[number] for number in self.request["outputs"])
+
+    def call(self, at, node, tensors, scalars):
+        args = [scalars.get((at, i), value(arg, tensors)) for i, arg in enumerate(node["args"])]
+        formula = FORMULAS.get(node["op"])
+        if formula:
+            while args and args[-1] is None:
+                args.pop()
+            return formula(*args)
+        op = operator(node["op"], node["overload"])
+        results = op(*positional(op, args), **by_name(op, args))
+        numbers = node["out"]
+        if isinstance(results, torch.Tensor):
+            results = [results]
+        bind(numbers, results, tensors)
+
+
+def positional(op, args):
+    return [arg for arg, declared in zip(args, op._schema.arguments) if not declared.kwarg_only]
+
+
+def by_name(op, args):
+    return {declared.name: arg for arg, declared in zip(args, op._schema.arguments) if declared.kwarg_only}
+
+
+def bind(number, result, tensors):
+    if isinstance(number, list):
+        for one, of in zip(number, result or []):
+            bind(one, of, tensors)
+    elif number is not None:
+        tensors[number] = result
+
+
+def value(arg, tensors):
+    if isinstance(arg, list):
+        return [value(item, tensors) for item in arg]
+    if not isinstance(arg, dict):
+        return arg
+    (kind, what), = arg.items()
+    if kind == "tensor":
+        return tensors[what]
+    if kind == "dtype":
+        return dtype(what)
+    if kind == "device":
+        return torch.device(what)
+    if kind == "float":
+        return float(what)
+    if kind == "layout":
+        return torch.strided
+    if kind == "memory_format":
+        return MEMORY_FORMATS[what]
+    raise ValueError(f"an argument of unknown kind {kind}")
+
+
+def example(given):
+    return torch.empty_strided(given["shape"], given["stride"], dtype=dtype(given["dtype"]), device=given["device"])
+
+
+def main():
+    with open(sys.argv[1]) as file:
+        request = json.load(file)
+    torch.set_num_threads(request["threads"])
+    # The generator of eager runs draws the same numbers.
+    config.fallback_random = True
+    for name, setting in request.get("config", {}).items():
+        setattr(config, name, setting)
+    inputs = [example(given) for given in request["inputs"]]
+    inputs += [torch.zeros((), dtype=torch.float64) for _ in request["scalars"]]
+    print("stage trace", flush=True)
+    with torch.no_grad():
+        program = torch.export.export(Step(request), tuple(inputs), strict=False)
+    print("stage compile", flush=True)
+    with torch.no_grad():
+        torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2])
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+//! The errors of compiled steps.
+
+use std::path::PathBuf;
+
+use overdrive_core::{OptimizerError, TorchError};
+
+/// Any error of a user's closure.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a step was not compiled, or did not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompileError {
+    /// Something in the step cannot be compiled.
+    #[error("{reason}{}: move it out of the step, or leave the step uncompiled", at(caller))]
+    NotRecordable {
+        /// What it is, with the operator.
+        reason: String,
+        /// The line that called the operator, where the program knows its lines.
+        caller: Option<String>,
+    },
+    /// Two runs of the step differed in more than their tensors' values.
+    #[error(
+        "the step is not the same each time: {difference}{}. A number or branch that changes from step to step cannot be \
+         compiled: make it a tensor and pass it in the batch",
+        at(caller)
+    )]
+    Changes {
+        /// What differed.
+        difference: String,
+        /// The line that called the operator, where the program knows its lines.
+        caller: Option<String>,
+    },
+    /// There is no Python to compile with.
+    #[error(
+        "no Python with torch {torch} was found ({tried}): set OVERDRIVE_PYTHON to one, or prepare the package on a \
+         machine that has one and copy its cache folder"
+    )]
+    NoPython {
+        /// The version that is needed.
+        torch: &'static str,
+        /// What was tried.
+        tried: String,
+    },
+    /// Python could not compile the step.
+    #[error("{python} could not compile the step ({status}); the end of what it said:\n{output}")]
+    Failed {
+        /// The interpreter.
+        python: PathBuf,
+        /// How it ended.
+        status: String,
+        /// The last lines of its standard error.
+        output: String,
+    },
+    /// A file or folder of the cache could not be used.
+    #[error("{what} {}: {error}", path.display())]
+    Cache {
+        /// What was tried.
+        what: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why it failed.
+        error: std::io::Error,
+    },
+    /// A package that must not be loaded, because a package is code.
+    #[error("the package {} is refused: {reason}; delete it, and it is compiled again", path.display())]
+    Refused {
+        /// The package.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A tensor that the compiled step cannot take.
+    #[error("{what} is {found}, but the step was recorded with {expected}")]
+    OtherTensor {
+        /// Which tensor.
+        what: String,
+        /// What was recorded.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// The optimizer failed.
+    #[error(transparent)]
+    Optimizer(#[from] OptimizerError),
+    /// libtorch failed.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+    /// The closure failed.
+    #[error(transparent)]
+    Step(BoxError),
+}
+
+/// The end of a message that names a place.
+fn at(caller: &Option<String>) -> String {
+    caller.as_ref().map(|caller| format!(" ({caller})")).unwrap_or_default()
+}
+
+impl From<tch::TchError> for CompileError {
+    fn from(error: tch::TchError) -> Self {
+        Self::Torch(error.into())
+    }
+}
+
+impl CompileError {
+    /// For [`Result::map_err`]: an error of the cache.
+    pub(crate) fn cache(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |error| Self::Cache { what, path, error }
+    }
+}

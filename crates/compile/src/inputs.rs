@@ -1,0 +1,56 @@
+//! The tensors that a compiled step is given.
+
+use overdrive_ffi::Form;
+use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
+
+use crate::error::CompileError;
+
+/// A tensor of the batch as the step was recorded: the tensor itself, or a copy with the recorded strides.
+///
+/// # Errors
+/// When shape, dtype or device are others.
+pub(crate) fn take(form: &Form, tensor: &Tensor, place: usize) -> Result<Tensor, CompileError> {
+    if form.fits(tensor) {
+        return Ok(tensor.shallow_clone());
+    }
+    if tensor.kind() != form.kind || tensor.device() != form.device || tensor.size() != form.shape {
+        let what = format!("tensor {place} of the batch");
+        return Err(CompileError::OtherTensor { what, expected: form.to_string(), found: Form::of(tensor).to_string() });
+    }
+    let mut own = Tensor::f_empty_strided(&form.shape, &form.stride, (form.kind, form.device))?;
+    own.f_copy_(tensor)?;
+    Ok(own)
+}
+
+/// As compile.py reads it.
+pub(crate) fn to_json(form: &Form, number: i64) -> Value {
+    json!({
+        "number": number,
+        "shape": form.shape,
+        "stride": form.stride,
+        "dtype": scalar_type(form.kind),
+        "device": device(form.device),
+    })
+}
+
+/// `c10::ScalarType`'s name.
+fn scalar_type(kind: Kind) -> String {
+    match kind {
+        Kind::Uint8 => "Byte".to_owned(),
+        Kind::Int8 => "Char".to_owned(),
+        Kind::Int16 => "Short".to_owned(),
+        Kind::Int => "Int".to_owned(),
+        Kind::Int64 => "Long".to_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
+fn device(device: Device) -> String {
+    match device {
+        Device::Cpu => "cpu".to_owned(),
+        Device::Cuda(index) => format!("cuda:{index}"),
+        Device::Mps => "mps".to_owned(),
+        Device::Vulkan => "vulkan".to_owned(),
+    }
+}

@@ -1,0 +1,34 @@
+//! Training steps compiled ahead of time by PyTorch's Inductor, and run without Python.
+//!
+//! A step written in Rust is recorded while it runs, operator by operator: forward pass, backward pass and, for a whole
+//! step, the optimizer's update. Python compiles the record once, about a minute for a small model; the package is kept in
+//! a cache and loaded by libtorch's C++ side from then on.
+//!
+//! ```no_run
+//! use overdrive_compile as compile;
+//! # fn model() -> overdrive_nn::Sequential { unimplemented!() }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (model, x, y): (overdrive_nn::Sequential, tch::Tensor, tch::Tensor) = unimplemented!();
+//! let mut loss_of = compile::loss(&model, |batch| {
+//!     Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1]))
+//! });
+//! let loss = loss_of.run(&[x, y])?; // the first two steps are recorded, all later ones are compiled
+//! loss.f_backward()?; // hands the gradients to hooks, DDP and any optimizer
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod cache;
+mod error;
+mod fingerprint;
+mod graph;
+mod inputs;
+mod loss;
+mod options;
+mod python;
+mod trace;
+
+pub use error::{BoxError, CompileError};
+pub use loss::{CompiledLoss, LossResult, loss};
+pub use options::Options;

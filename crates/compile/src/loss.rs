@@ -1,0 +1,204 @@
+//! Forward pass, loss and gradients in one compiled graph; the gradients go where they always go.
+
+use std::collections::HashMap;
+
+use overdrive_core::Module;
+use overdrive_ffi::{Form, TensorId};
+use overdrive_ffi::autograd::{self, Backward, BoxError as PassError, Call, GradOptions, Pass};
+use overdrive_ffi::context::grad_enabled;
+use tch::Tensor;
+
+use crate::error::{BoxError, CompileError};
+use crate::fingerprint::fingerprint;
+use crate::graph::Graph;
+use crate::options::Options;
+use crate::trace::{Recorder, Trace};
+
+/// The closure of [`loss`].
+pub type LossResult = Result<Tensor, BoxError>;
+
+/// Compiles a loss and its gradients. The closure gets the batch and returns one number; the first two steps record it
+/// while they run, and later ones do not call it.
+///
+/// What the step may use: the batch, tensors that stay the same objects (parameters, buffers, constants made before), and
+/// numbers that stay the same. Anything else that the closure does besides tensor operators, such as counting, happens
+/// only while recording.
+///
+/// `model` is watched: if a parameter is replaced, frozen or unfrozen, or a layer changes its mode, the step is recorded
+/// anew.
+///
+/// # Source
+/// `torch.compile(loss)`
+pub fn loss<M, F>(model: &M, f: F) -> CompiledLoss<'_, M, F>
+where
+    M: Module,
+    F: FnMut(&[Tensor]) -> LossResult,
+{
+    CompiledLoss { model, f, options: Options::default(), steps: HashMap::new(), why_eager: None }
+}
+
+/// A compiled loss; see [`loss`].
+#[derive(Debug)]
+pub struct CompiledLoss<'m, M, F> {
+    model: &'m M,
+    f: F,
+    options: Options,
+    steps: HashMap<Key, State>,
+    why_eager: Option<String>,
+}
+
+/// What a recorded step is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    model: u64,
+    batch: Vec<Form>,
+    differentiable: Vec<bool>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Recorded once.
+    Recorded(Box<Trace>),
+    Compiled { graph: Box<Graph>, wanted: Vec<Wanted> },
+    /// Cannot be compiled.
+    Eager,
+}
+
+/// A tensor whose gradient is wanted.
+#[derive(Debug)]
+enum Wanted {
+    /// The one at this place of each batch.
+    Batch(usize),
+    Kept(Tensor),
+}
+
+impl Wanted {
+    fn new(tensor: &Tensor, batch: &[Tensor]) -> Self {
+        let place = batch.iter().position(|other| TensorId::of(other) == TensorId::of(tensor));
+        place.map_or_else(|| Self::Kept(tensor.shallow_clone()), Self::Batch)
+    }
+
+    fn of(&self, batch: &[Tensor]) -> Tensor {
+        match self {
+            Self::Batch(place) => batch[*place].shallow_clone(),
+            Self::Kept(tensor) => tensor.shallow_clone(),
+        }
+    }
+}
+
+impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
+    /// With other options.
+    #[must_use]
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Why steps run uncompiled, if they do; the latest reason.
+    pub fn why_eager(&self) -> Option<&str> {
+        self.why_eager.as_deref()
+    }
+
+    /// The loss of a batch, ready for `backward`. Where gradients are off, the closure itself runs.
+    ///
+    /// A step that cannot be compiled runs as it is; [`Options::strict`] makes that an error.
+    ///
+    /// # Errors
+    /// Those of the closure, of a failed backward pass, and in strict mode why the step cannot be compiled.
+    ///
+    /// # Syncs
+    /// The second step waits for the compiler: a minute or more unless the package is in the cache.
+    pub fn run(&mut self, batch: &[Tensor]) -> Result<Tensor, CompileError> {
+        if !grad_enabled() {
+            return (self.f)(batch).map_err(CompileError::Step);
+        }
+        let key = Key {
+            model: fingerprint(self.model),
+            batch: batch.iter().map(Form::of).collect(),
+            differentiable: batch.iter().map(Tensor::requires_grad).collect(),
+        };
+        let room = self.steps.len() < self.options.shapes;
+        match self.steps.get_mut(&key) {
+            Some(State::Compiled { graph, wanted }) => {
+                let results = graph.run(batch, &[])?;
+                let wanted = wanted.iter().map(|wanted| wanted.of(batch)).collect::<Vec<_>>();
+                attach(&wanted, results)
+            }
+            Some(State::Eager) => (self.f)(batch).map_err(CompileError::Step),
+            None if !room => (self.f)(batch).map_err(CompileError::Step),
+            _ => self.record(key, batch),
+        }
+    }
+
+    /// Runs the step recorded, and compiles it if it was recorded before.
+    fn record(&mut self, key: Key, batch: &[Tensor]) -> Result<Tensor, CompileError> {
+        let recorder = Recorder::start(batch)?;
+        let loss = (self.f)(recorder.batch()).map_err(CompileError::Step)?;
+        let wanted = recorder.differentiable()?;
+        let options = GradOptions { allow_unused: true, ..GradOptions::default() };
+        let grads = autograd::grad::<Tensor>(&[&loss], &wanted.iter().collect::<Vec<_>>(), &[], options)?;
+        let (wanted, grads): (Vec<_>, Vec<_>) =
+            wanted.into_iter().zip(grads).filter(|(_, grad)| grad.defined()).unzip();
+        let results: Vec<Tensor> = std::iter::once(loss.f_detach()?).chain(grads).collect();
+        let count = recorder.operators();
+        let trace = recorder.finish(&results, count)?;
+        let before = match self.steps.remove(&key) {
+            Some(State::Recorded(before)) => Some(before),
+            _ => None,
+        };
+        let next = match before {
+            None => trace.check().map(|()| State::Recorded(Box::new(trace))),
+            Some(before) => before
+                .check_same(&trace, |_, _| false)
+                .and_then(|()| Graph::compile(&trace, &[], self.options.threads(), &mut self.options.progress()))
+                .map(|graph| State::Compiled { graph: Box::new(graph), wanted: wanted.iter().map(|tensor| Wanted::new(tensor, batch)).collect() }),
+        };
+        match next {
+            Ok(next) => drop(self.steps.insert(key, next)),
+            Err(error) if self.options.strict => return Err(error),
+            Err(error) => {
+                self.options.say(&format!("not compiled: {error}"));
+                self.why_eager = Some(error.to_string());
+                self.steps.insert(key, State::Eager);
+            }
+        }
+        attach(&wanted, results)
+    }
+}
+
+/// A loss whose backward pass hands out the gradients that were computed with it.
+fn attach(wanted: &[Tensor], results: Vec<Tensor>) -> Result<Tensor, CompileError> {
+    let mut results = results.into_iter();
+    let loss = results.next().ok_or_else(|| CompileError::Step("a step without a loss".into()))?;
+    let inputs: Vec<&Tensor> = wanted.iter().collect();
+    let call = Call {
+        name: "CompiledLoss",
+        materialize_grads: true,
+        once_differentiable: true,
+        inputs: &inputs,
+        saved: &[],
+        dirty: &[],
+        non_differentiable: &[],
+    };
+    let grads = Grads(std::sync::Mutex::new(results.collect()));
+    let outputs = call.record(&[loss], Box::new(grads))?;
+    outputs.into_iter().next().ok_or_else(|| CompileError::Step("a step without a loss".into()))
+}
+
+/// The gradients of a loss, computed with it.
+struct Grads(std::sync::Mutex<Vec<Tensor>>);
+
+impl Backward for Grads {
+    fn backward(&self, _pass: &Pass<'_>, of_loss: Vec<Tensor>) -> Result<Vec<Tensor>, PassError> {
+        let mut kept = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let grads = std::mem::take(&mut *kept);
+        if grads.is_empty() {
+            return Err("the graph of a compiled loss was freed: call `run` again before another backward pass".into());
+        }
+        let scale = &of_loss[0];
+        if scale.device() == tch::Device::Cpu && scale.f_double_value(&[])? == 1.0 {
+            return Ok(grads);
+        }
+        Ok(grads.iter().map(|grad| grad.f_mul(&scale.f_to_kind(grad.kind())?)).collect::<Result<_, _>>()?)
+    }
+}

@@ -1,0 +1,112 @@
+//! The Python program that compiles a step.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use crate::error::CompileError;
+
+/// The torch that packages are made with: the one that this libtorch belongs to.
+pub(crate) const TORCH: &str = "2.11.0";
+
+/// It travels within the program that uses this crate.
+pub(crate) const PROGRAM: &str = include_str!("compile.py");
+
+/// Finds a Python with the right torch: `OVERDRIVE_PYTHON`, the one whose torch this libtorch is, `python3`.
+///
+/// # Errors
+/// When none of them has it.
+pub(crate) fn find() -> Result<PathBuf, CompileError> {
+    let mut tried = Vec::new();
+    for python in candidates() {
+        match version(&python) {
+            Ok(found) if found.starts_with(TORCH) => return Ok(python),
+            Ok(found) => tried.push(format!("{} has torch {found}", python.display())),
+            Err(why) => tried.push(format!("{}: {why}", python.display())),
+        }
+    }
+    Err(CompileError::NoPython { torch: TORCH, tried: tried.join("; ") })
+}
+
+fn candidates() -> Vec<PathBuf> {
+    if let Some(given) = std::env::var_os("OVERDRIVE_PYTHON") {
+        return vec![given.into()];
+    }
+    let mut found: Vec<PathBuf> = std::env::var_os("LIBTORCH").and_then(|torch| owner(Path::new(&torch))).into_iter().collect();
+    found.extend(loaded_torch().as_deref().and_then(owner));
+    found.push("python3".into());
+    found.dedup();
+    found
+}
+
+/// The interpreter of the environment that a torch folder lies in: `../../../../bin/python3`.
+fn owner(torch: &Path) -> Option<PathBuf> {
+    // Its own link to torch's folder, and then where that leads.
+    let of = |torch: &Path| {
+        let python = torch.ancestors().nth(4)?.join("bin/python3");
+        python.is_file().then_some(python)
+    };
+    of(&torch.canonicalize().ok()?)
+}
+
+/// The folder of the torch whose libtorch this process has loaded.
+fn loaded_torch() -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let library = maps.lines().find_map(|line| line.split_whitespace().nth(5).filter(|path| path.ends_with("/libtorch_cpu.so")))?;
+    Path::new(library).ancestors().nth(2).map(Path::to_path_buf)
+}
+
+fn version(python: &Path) -> Result<String, String> {
+    let code = "from importlib.metadata import version; print(version('torch'))";
+    let output = quiet(python).args(["-c", code]).output().map_err(|error| error.to_string())?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+        false => Err("it has no torch".to_owned()),
+    }
+}
+
+/// Python as a program of its own: without the loader path and modules of the caller's.
+fn quiet(python: &Path) -> Command {
+    let mut command = Command::new(python);
+    command.env_remove("LD_LIBRARY_PATH").env_remove("PYTHONPATH").env_remove("PYTHONHOME").stdin(Stdio::null());
+    command
+}
+
+/// Compiles the request at `request` into a package at `package`. `progress` gets a word for each stage.
+///
+/// # Errors
+/// When Python cannot be started or fails; the end of its standard error is in the message.
+pub(crate) fn compile(
+    python: &Path,
+    request: &Path,
+    package: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), CompileError> {
+    let failed = |status: String, output: String| CompileError::Failed { python: python.to_owned(), status, output };
+    let mut command = quiet(python);
+    command.args(["-W", "ignore", "-c", PROGRAM]).arg(request).arg(package);
+    let spawned = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = spawned.map_err(|error| failed(error.to_string(), String::new()))?;
+    let stderr = child.stderr.take();
+    let errors = thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = stderr.map(|mut stderr| stderr.read_to_end(&mut text));
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    let mut done = false;
+    for line in child.stdout.take().into_iter().flat_map(|stdout| BufReader::new(stdout).lines()).map_while(Result::ok) {
+        match line.split_once(' ') {
+            Some(("stage", stage)) => progress(stage),
+            _ if line == "done" => done = true,
+            _ => {}
+        }
+    }
+    let status = child.wait().map_err(|error| failed(error.to_string(), String::new()))?;
+    let output = errors.join().unwrap_or_default();
+    if status.success() && done {
+        return Ok(());
+    }
+    let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
+    Err(failed(status.to_string(), lines[lines.len().saturating_sub(15)..].join("\n")))
+}

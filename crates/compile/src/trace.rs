@@ -1,0 +1,138 @@
+//! A recorded step, and what makes two of them the same.
+
+use overdrive_ffi::{Form, TensorId};
+use overdrive_ffi::record::{Record, Recording};
+use serde_json::Value;
+use tch::Tensor;
+
+use crate::error::CompileError;
+
+/// A recorded step: its operators, and the tensors that come in and go out.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    record: Record,
+    /// The operators, parsed.
+    pub(crate) operators: Vec<Value>,
+    /// How many of the first tensors from outside are the batch's.
+    pub(crate) batch: usize,
+    /// The first operator of the update.
+    pub(crate) update: usize,
+}
+
+/// Records a step while it runs.
+pub(crate) struct Recorder {
+    recording: Recording,
+    batch: Vec<Tensor>,
+}
+
+impl Recorder {
+    /// Starts to record a step over this batch.
+    pub(crate) fn start(batch: &[Tensor]) -> Result<Self, CompileError> {
+        // Handles of their own, so that each tensor of the batch is an input of its own even if two are the same.
+        let own = |tensor: &Tensor| match tensor.requires_grad() {
+            true => Ok(tensor.shallow_clone()),
+            false => tensor.f_detach(),
+        };
+        let batch = batch.iter().map(own).collect::<Result<Vec<_>, _>>()?;
+        let recording = Recording::start()?;
+        for tensor in &batch {
+            recording.add_input(tensor)?;
+        }
+        Ok(Self { recording, batch })
+    }
+
+    /// What the step has to use as its batch.
+    pub(crate) fn batch(&self) -> &[Tensor] {
+        &self.batch
+    }
+
+    /// How many operators there are so far.
+    pub(crate) fn operators(&self) -> usize {
+        self.recording.operators()
+    }
+
+    /// The tensors from outside that gradients are wanted of.
+    pub(crate) fn differentiable(&self) -> Result<Vec<Tensor>, CompileError> {
+        let mut externals = self.recording.externals()?;
+        externals.retain(Tensor::requires_grad);
+        Ok(externals)
+    }
+
+    /// Ends the record of a step with these results.
+    pub(crate) fn finish(self, results: &[Tensor], update: usize) -> Result<Trace, CompileError> {
+        let record = self.recording.finish(results)?;
+        let operators = serde_json::from_str(&record.operators).unwrap_or_default();
+        Ok(Trace { record, operators, batch: self.batch.len(), update })
+    }
+}
+
+impl Trace {
+    /// The tensors from outside with their numbers, those of the batch first.
+    pub(crate) fn externals(&self) -> &[(i64, Tensor)] {
+        &self.record.externals
+    }
+
+    /// The numbers of the results.
+    pub(crate) fn results(&self) -> &[i64] {
+        &self.record.results
+    }
+
+    /// An error if the step holds something that cannot be compiled.
+    pub(crate) fn check(&self) -> Result<(), CompileError> {
+        let Some(refusal) = self.record.refusals.first() else { return Ok(()) };
+        let caller = refusal.operator.and_then(|operator| self.record.caller(operator));
+        Err(CompileError::NotRecordable { reason: refusal.reason.clone(), caller })
+    }
+
+    /// An error unless the other record is of the same step: the same operators with the same numbers, over the same
+    /// tensors apart from the batch. `varies` says which arguments are given anew at each run.
+    pub(crate) fn check_same(
+        &self,
+        other: &Self,
+        varies: impl Fn(&Value, usize) -> bool,
+    ) -> Result<(), CompileError> {
+        let changes = |difference: String, at: usize| CompileError::Changes { difference, caller: other.record.caller(at) };
+        for (at, (one, two)) in self.operators.iter().zip(&other.operators).enumerate() {
+            if one["op"] != two["op"] || one["overload"] != two["overload"] || one["out"] != two["out"] {
+                return Err(changes(format!("{} ran where {} had run", name(two), name(one)), at));
+            }
+            let (Some(args), Some(others)) = (one["args"].as_array(), two["args"].as_array()) else { continue };
+            let differs = |index: &usize| args.get(*index) != others.get(*index) && !varies(one, *index);
+            if let Some(index) = (0..args.len().max(others.len())).find(differs) {
+                let text = |args: &[Value]| args.get(index).unwrap_or(&Value::Null).to_string();
+                let (now, before) = (text(others), text(args));
+                return Err(changes(format!("argument {index} of {} was {before}, then {now}", name(one)), at));
+            }
+        }
+        let (before, now) = (self.operators.len(), other.operators.len());
+        if before != now {
+            return Err(changes(format!("it had {before} operators, then {now}"), before.min(now)));
+        }
+        self.check_same_tensors(other)
+    }
+
+    fn check_same_tensors(&self, other: &Self) -> Result<(), CompileError> {
+        let changes = |difference: String| Err(CompileError::Changes { difference, caller: None });
+        let outside = |trace: &Self| {
+            let kept = trace.externals().iter().skip(trace.batch);
+            kept.map(|(number, tensor)| (*number, TensorId::of(tensor), Form::of(tensor))).collect::<Vec<_>>()
+        };
+        let (before, now) = (outside(self), outside(other));
+        if let Some((_, (_, _, form))) = before.iter().zip(&now).find(|(one, two)| one != two) {
+            return changes(format!("it used {form} that is neither in the batch nor the same object as the step before"));
+        }
+        if before.len() != now.len() || self.results() != other.results() {
+            return changes("it used more tensors in one run than in the other".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// An operator's name with its overload.
+pub(crate) fn name(operator: &Value) -> String {
+    let word = |key: &str| operator[key].as_str().unwrap_or_default().to_owned();
+    match word("overload") {
+        overload if overload.is_empty() => word("op"),
+        overload => format!("{}.{overload}", word("op")),
+    }
+}

@@ -1,0 +1,3 @@
+//! Compiled steps beside plain ones.
+
+mod losses;

@@ -1,0 +1,395 @@
+// Records the operators that a thread runs, below autograd and autocast: the forward pass, the backward pass and updates
+// in place, as one list without branches. The operators run as ever.
+//
+// The dispatch key `Fake` belongs to no backend and is on for a thread while it records, and for its backward passes.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "guarded.h"
+#include "owned.h"
+#include "record.h"
+
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+using TensorRef = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
+using StorageRef = c10::weak_intrusive_ptr<at::StorageImpl>;
+
+bool has_storage(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage();
+}
+
+at::StorageImpl* memory_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+// A tensor's part of its memory. Autograd makes new objects of saved tensors, without an operator; they are known by it.
+struct View {
+  explicit View(const at::Tensor& tensor, int64_t number)
+      : number(number), offset(tensor.storage_offset()), sizes(tensor.sizes()), strides(tensor.strides()),
+        type(tensor.scalar_type()), is_conj(tensor.is_conj()), is_neg(tensor.is_neg()) {}
+
+  bool is_of(const at::Tensor& tensor) const {
+    return offset == tensor.storage_offset() && tensor.sizes() == sizes && tensor.strides() == strides &&
+           type == tensor.scalar_type() && is_conj == tensor.is_conj() && is_neg == tensor.is_neg();
+  }
+
+  int64_t number, offset;
+  c10::DimVector sizes, strides;
+  at::ScalarType type;
+  bool is_conj, is_neg;
+};
+
+// Holding on to an address without its memory, so that no later object can have the same.
+struct Storage {
+  StorageRef held;
+  std::string made_by;  // the operator that allocated it without writing to it; empty once something was written
+  bool written = false;
+  std::vector<View> views;
+};
+
+bool is_one_of(const std::string& name, std::initializer_list<const char*> names) {
+  return std::any_of(names.begin(), names.end(), [&](const char* other) { return name == other; });
+}
+
+// Allocates without writing: libtorch's own operators overwrite it, and a host that fills it bypasses them.
+bool leaves_uninitialised(const std::string& name) {
+  return is_one_of(name, {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
+                          "aten::new_empty_strided", "aten::empty_permuted"});
+}
+
+// Writes every element without reading any.
+bool overwrites(const OperatorHandle& op) {
+  const auto& name = op.schema().name();
+  return is_one_of(name, {"aten::fill_", "aten::zero_", "aten::copy_", "aten::normal_", "aten::uniform_",
+                          "aten::bernoulli_", "aten::random_", "aten::exponential_", "aten::log_normal_",
+                          "aten::cauchy_", "aten::geometric_"});
+}
+
+// Operators' words hold no control characters.
+void append_quoted(std::string& text, const std::string& word) {
+  text += '"';
+  for (char c : word) {
+    if (c == '"' || c == '\\') text += '\\';
+    text += c;
+  }
+  text += '"';
+}
+
+void append_number(std::string& text, double number) {
+  if (std::isnan(number)) {
+    text += R"({"float":"nan"})";
+  } else if (std::isinf(number)) {
+    text += number > 0 ? R"({"float":"inf"})" : R"({"float":"-inf"})";
+  } else {
+    size_t before = text.size();
+    char buffer[40];
+    std::snprintf(buffer, sizeof buffer, "%.17g", number);
+    text += buffer;
+    if (text.find_first_of(".e", before) == std::string::npos) text += ".0";
+  }
+}
+
+}  // namespace
+
+struct od_recorder {
+  od_recorder(overdrive::Owned owned, void (*on_operator)(void*), void (*on_refusal)(void*, const char*))
+      : owned(std::move(owned)), on_operator(on_operator), on_refusal(on_refusal) {}
+
+  // The number of a tensor; one that was not made by a recorded operator comes from outside.
+  int64_t number_of(const at::Tensor& tensor) {
+    auto found = numbers.find(tensor.unsafeGetTensorImpl());
+    if (found != numbers.end()) return found->second;
+    if (has_storage(tensor)) {
+      for (const auto& view : storage_of(tensor).views)
+        if (view.is_of(tensor)) return remember(tensor, view.number);
+    }
+    return add_external(tensor);
+  }
+
+  // A tensor from outside with a number of its own, also if another one has the same memory.
+  int64_t add_external(const at::Tensor& tensor) {
+    externals.push_back(tensor);
+    return remember(tensor, next++);
+  }
+
+  int64_t remember(const at::Tensor& tensor, int64_t number) {
+    numbers[tensor.unsafeGetTensorImpl()] = number;
+    if (has_storage(tensor)) storage_of(tensor).views.emplace_back(tensor, number);
+    held.emplace_back(tensor.getIntrusivePtr());
+    return number;
+  }
+
+  Storage& storage_of(const at::Tensor& tensor) {
+    auto* memory = memory_of(tensor);
+    auto found = storages.find(memory);
+    if (found != storages.end()) return found->second;
+    return storages.emplace(memory, Storage{StorageRef(tensor.storage().getWeakStorageImpl()), "", false, {}}).first->second;
+  }
+
+  void refuse(const std::string& why) { on_refusal(owned.get(), why.c_str()); }
+
+  void append_tensor(std::string& text, const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      text += "null";
+      return;
+    }
+    text += "{\"tensor\":" + std::to_string(number_of(tensor)) + "}";
+  }
+
+  void append_value(std::string& text, const IValue& value, const c10::TypePtr& declared, const std::string& op) {
+    auto type = declared;
+    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    if (value.isNone()) {
+      text += "null";
+    } else if (value.isTensor()) {
+      append_tensor(text, value.toTensor());
+    } else if (value.isBool()) {
+      text += value.toBool() ? "true" : "false";
+    } else if (value.isInt() && type->kind() == c10::TypeKind::ScalarTypeType) {
+      text += std::string("{\"dtype\":\"") + c10::toString(static_cast<at::ScalarType>(value.toInt())) + "\"}";
+    } else if (value.isInt() && type->kind() == c10::TypeKind::LayoutType) {
+      text += "{\"layout\":" + std::to_string(value.toInt()) + "}";
+    } else if (value.isInt() && type->kind() == c10::TypeKind::MemoryFormatType) {
+      text += "{\"memory_format\":" + std::to_string(value.toInt()) + "}";
+    } else if (value.isInt()) {
+      text += std::to_string(value.toInt());
+    } else if (value.isSymInt()) {
+      text += std::to_string(value.toSymInt().guard_int(__FILE__, __LINE__));
+    } else if (value.isDouble()) {
+      append_number(text, value.toDouble());
+    } else if (value.isSymFloat()) {
+      append_number(text, value.toSymFloat().guard_float(__FILE__, __LINE__));
+    } else if (value.isDevice()) {
+      text += "{\"device\":\"" + value.toDevice().str() + "\"}";
+    } else if (value.isString()) {
+      append_quoted(text, value.toStringRef());
+    } else if (value.isList()) {
+      auto element = type->cast<c10::ListType>();
+      text += '[';
+      bool first = true;
+      for (const IValue& item : value.toListRef()) {
+        if (!std::exchange(first, false)) text += ',';
+        append_value(text, item, element ? element->getElementType() : type, op);
+      }
+      text += ']';
+    } else {
+      refuse(op + " takes a " + value.tagKind() + ", which cannot be written down");
+      text += "null";
+    }
+  }
+
+  template <typename Visit>
+  static void each_tensor(const IValue& value, Visit&& visit) {
+    if (value.isTensor() && value.toTensor().defined()) visit(value.toTensor());
+    if (value.isTensorList() || value.isList())
+      for (const IValue& item : value.toListRef()) each_tensor(item, visit);
+  }
+
+  static bool is_written(const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  }
+
+  // Before the operator runs, as its arguments are still what they were.
+  void before(const OperatorHandle& op, const Stack& stack, size_t count, std::string& text) {
+    on_operator(owned.get());
+    const auto& schema = op.schema();
+    const auto name = schema.name();
+    auto full = schema.overload_name().empty() ? name : name + "." + schema.overload_name();
+    if (op.hasTag(at::Tag::data_dependent_output)) refuse(full + " reads the values of a tensor");
+    if (op.hasTag(at::Tag::dynamic_output_shape)) refuse(full + " returns a shape that depends on values");
+    if (name.rfind("aten::", 0) != 0 && name.rfind("prims::", 0) != 0) refuse(full + " is not an operator of ATen");
+    if (is_one_of(name, {"aten::set_", "aten::resize_", "aten::resize_as_"}))
+      refuse(full + " replaces the memory of a tensor");
+    text += "{\"op\":";
+    append_quoted(text, name);
+    text += ",\"overload\":";
+    append_quoted(text, schema.overload_name());
+    text += ",\"args\":[";
+    const auto* arguments = stack.data() + (stack.size() - count);
+    for (size_t i = 0; i < count; ++i) {
+      const auto& argument = schema.arguments()[i];
+      if (i > 0) text += ',';
+      append_value(text, arguments[i], argument.real_type(), full);
+      bool written = is_written(argument);
+      each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        if (!has_storage(tensor)) return;
+        auto& storage = storage_of(tensor);
+        bool replaced = written && (overwrites(op) || argument.is_out());
+        if (!storage.made_by.empty() && !replaced && tensor.numel() > 0)
+          refuse(full + " reads a tensor that the host has filled within the step");
+        if (written) {
+          storage.made_by.clear();
+          storage.written = true;
+        }
+      });
+    }
+    text += ']';
+  }
+
+  void after(const OperatorHandle& op, const Stack& stack, std::string& text) {
+    const auto& name = op.schema().name();
+    bool uninitialised = leaves_uninitialised(name);
+    size_t count = op.schema().returns().size();
+    text += ",\"out\":[";
+    const auto* results = stack.data() + (stack.size() - count);
+    for (size_t i = 0; i < count; ++i) {
+      if (i > 0) text += ',';
+      append_result(text, results[i], uninitialised ? name : "");
+    }
+    text += "]}";
+    if (!nodes.empty()) nodes += ",\n";
+    nodes += text;
+  }
+
+  void append_result(std::string& text, const IValue& value, const std::string& uninitialised_by) {
+    if (value.isTensor()) {
+      const auto& tensor = value.toTensor();
+      if (!tensor.defined()) {
+        text += "null";
+        return;
+      }
+      auto found = numbers.find(tensor.unsafeGetTensorImpl());
+      int64_t number = found != numbers.end() ? found->second : remember(tensor, next++);
+      if (has_storage(tensor)) {
+        auto& storage = storage_of(tensor);
+        if (!uninitialised_by.empty()) storage.made_by = uninitialised_by;
+      }
+      text += std::to_string(number);
+    } else if (value.isList()) {
+      text += '[';
+      bool first = true;
+      for (const IValue& item : value.toListRef()) {
+        if (!std::exchange(first, false)) text += ',';
+        append_result(text, item, uninitialised_by);
+      }
+      text += ']';
+    } else {
+      text += "null";
+    }
+  }
+
+  // Views of one memory that come from outside: a compiled graph would not see that writing one changes the other.
+  void check_shared_memory() {
+    for (size_t a = 0; a < externals.size(); ++a) {
+      if (!has_storage(externals[a]) || !storage_of(externals[a]).written) continue;
+      for (size_t b = 0; b < externals.size(); ++b) {
+        if (b == a || !has_storage(externals[b]) || memory_of(externals[a]) != memory_of(externals[b])) continue;
+        refuse("two tensors from outside the step share memory, and the step writes to it");
+        return;
+      }
+    }
+  }
+
+  std::mutex mutex;
+  std::unordered_map<at::TensorImpl*, int64_t> numbers;
+  std::vector<TensorRef> held;
+  std::unordered_map<at::StorageImpl*, Storage> storages;
+  std::vector<at::Tensor> externals;
+  int64_t next = 0;
+  std::string nodes;
+  overdrive::Owned owned;
+  void (*on_operator)(void*);
+  void (*on_refusal)(void*, const char*);
+};
+
+namespace {
+
+std::atomic<od_recorder*> active{nullptr};
+
+void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard not_again(DispatchKey::Fake);
+  auto below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Fake);
+  auto* recorder = active.load();
+  if (recorder == nullptr) return op.redispatchBoxed(below, stack);
+  std::string text;
+  size_t count = op.schema().arguments().size();
+  {
+    std::lock_guard<std::mutex> lock(recorder->mutex);
+    recorder->before(op, *stack, count, text);
+  }
+  op.redispatchBoxed(below, stack);
+  std::lock_guard<std::mutex> lock(recorder->mutex);
+  recorder->after(op, *stack, text);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&record>()); }
+
+od_status od_record_start(void* owner, void (*on_operator)(void*), void (*on_refusal)(void*, const char*),
+                          void (*drop)(void*), od_recorder** out, od_error* err) noexcept {
+  overdrive::Owned owned(owner, drop);
+  return overdrive::guarded(err, [&] {
+    auto recorder = std::make_unique<od_recorder>(std::move(owned), on_operator, on_refusal);
+    od_recorder* none = nullptr;
+    TORCH_CHECK(active.compare_exchange_strong(none, recorder.get()), "another thread is recording a step");
+    // Casts of weights that an earlier step has left would come from outside, and never change again.
+    at::autocast::clear_cache();
+    c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, true);
+    *out = recorder.release();
+  });
+}
+
+void od_record_stop(od_recorder* recorder) noexcept {
+  od_recorder* mine = recorder;
+  if (!active.compare_exchange_strong(mine, nullptr)) return;
+  c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, false);
+}
+
+void od_record_free(od_recorder* recorder) noexcept {
+  od_record_stop(recorder);
+  delete recorder;
+}
+
+od_status od_record_number(od_recorder* recorder, const at::Tensor* tensor, int64_t* out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    TORCH_CHECK(tensor->defined(), "an undefined tensor is no result of a step");
+    std::lock_guard<std::mutex> lock(recorder->mutex);
+    *out = recorder->number_of(*tensor);
+  });
+}
+
+od_status od_record_add_input(od_recorder* recorder, const at::Tensor* tensor, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    TORCH_CHECK(tensor->defined(), "an undefined tensor is no input of a step");
+    std::lock_guard<std::mutex> lock(recorder->mutex);
+    recorder->add_external(*tensor);
+  });
+}
+
+od_status od_record_externals(od_recorder* recorder, od_tensor_list** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    std::lock_guard<std::mutex> lock(recorder->mutex);
+    auto list = std::make_unique<od_tensor_list>();
+    for (const auto& tensor : recorder->externals) list->list.push_back(tensor);
+    *out = list.release();
+  });
+}
+
+od_status od_record_operators(od_recorder* recorder, char** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    std::lock_guard<std::mutex> lock(recorder->mutex);
+    recorder->check_shared_memory();
+    *out = overdrive::copy_string(recorder->nodes.c_str());
+    TORCH_CHECK(*out != nullptr, "no memory for the record of a step");
+  });
+}

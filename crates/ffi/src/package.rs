@@ -1,0 +1,142 @@
+//! Compiled steps, as AOTInductor packages them.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::ptr::{self, NonNull};
+
+use tch::{Device, Kind, Tensor};
+
+use crate::error::{Error, check};
+use crate::raw_record as raw;
+use crate::tensor_list::TensorList;
+
+/// Shape, strides, dtype and device of a tensor. Compiled code relies on these without a check of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Form {
+    /// The size of each dimension.
+    pub shape: Vec<i64>,
+    /// The stride of each dimension, in elements.
+    pub stride: Vec<i64>,
+    /// The dtype.
+    pub kind: Kind,
+    /// The device.
+    pub device: Device,
+}
+
+impl Form {
+    /// That of a tensor.
+    pub fn of(tensor: &Tensor) -> Self {
+        Self { shape: tensor.size(), stride: tensor.stride(), kind: tensor.kind(), device: tensor.device() }
+    }
+
+    /// Whether a tensor has it.
+    pub fn fits(&self, tensor: &Tensor) -> bool {
+        tensor.defined()
+            && tensor.kind() == self.kind
+            && tensor.device() == self.device
+            && tensor.size() == self.shape
+            && tensor.stride() == self.stride
+    }
+}
+
+impl std::fmt::Display for Form {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { shape, stride, kind, device } = self;
+        write!(f, "a {kind:?} tensor of shape {shape:?} and strides {stride:?} on {device:?}")
+    }
+}
+
+/// A package made by AOTInductor (`torch._inductor.aoti_compile_and_package`), loaded into this process. It runs without
+/// Python.
+pub struct Package {
+    handle: NonNull<raw::Package>,
+    inputs: Vec<Form>,
+}
+
+// SAFETY: the loader has no state of a thread, and `run` takes `&mut self`.
+unsafe impl Send for Package {}
+
+impl Package {
+    /// Loads a package that was compiled for inputs of these forms.
+    ///
+    /// A package is a shared library, and loading it runs its code, so it has to be a file that only this user or root
+    /// can have written. It has to come from a compiler that was told these forms.
+    ///
+    /// # Errors
+    /// When somebody else may have written it, it cannot be read or was not made for this libtorch, or there is no room
+    /// to unpack it in the folder for temporary files.
+    ///
+    /// # Source
+    /// `torch._inductor.aoti_load_package`
+    pub fn load(path: &Path, inputs: Vec<Form>) -> Result<Self, Error> {
+        check_owner(path)?;
+        let text = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| Error::refused(format!("{} holds a zero byte", path.display())))?;
+        let index = inputs.iter().find_map(|form| match form.device {
+            Device::Cuda(index) => i32::try_from(index).ok(),
+            _ => None,
+        });
+        let mut out = ptr::null_mut();
+        // SAFETY: the text lives through the call; the code is the user's own.
+        check(|err| unsafe { raw::od_package_load(text.as_ptr(), index.unwrap_or(-1), &mut out, err) })?;
+        let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no package"))?;
+        Ok(Self { handle, inputs })
+    }
+
+    /// Runs it. Inputs that it updates are written in place, without a note for autograd (`Tensor._version`).
+    ///
+    /// # Errors
+    /// When an input has another form than it was compiled for, and when the package fails.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        if inputs.len() != self.inputs.len() {
+            let (found, expected) = (inputs.len(), self.inputs.len());
+            return Err(Error::refused(format!("a compiled step got {found} inputs, but takes {expected}")));
+        }
+        if let Some(place) = self.inputs.iter().zip(inputs).position(|(form, input)| !form.fits(input)) {
+            let form = &self.inputs[place];
+            let found = if inputs[place].defined() { Form::of(&inputs[place]).to_string() } else { "undefined".to_owned() };
+            return Err(Error::refused(format!("input {place} of a compiled step is {found}, but should be {form}")));
+        }
+        let inputs = TensorList::new(inputs)?;
+        // SAFETY: both handles are live, and the inputs have the forms that the code relies on.
+        TensorList::receive(|out, err| unsafe { raw::od_package_run(self.handle.as_ptr(), inputs.as_ptr(), out, err) })?
+            .to_vec()
+    }
+}
+
+/// An error unless this user or root owns the file or folder, and nobody else may write to it.
+///
+/// # Errors
+/// As said, and when it cannot be looked at.
+pub fn check_owner(path: &Path) -> Result<(), Error> {
+    let refused = |reason: String| Err(Error::refused(format!("{}: {reason}", path.display())));
+    let (about, own) = match (std::fs::metadata(path), std::fs::metadata("/proc/self")) {
+        (Ok(about), Ok(own)) => (about, own.uid()),
+        (Err(error), _) | (_, Err(error)) => return refused(error.to_string()),
+    };
+    if about.uid() != own && about.uid() != 0 {
+        return refused(format!("it belongs to user {}, but should belong to this user ({own})", about.uid()));
+    }
+    match about.mode() & 0o022 {
+        0 => Ok(()),
+        _ => refused("others may write to it: take that right away (chmod go-w)".to_owned()),
+    }
+}
+
+impl Drop for Package {
+    fn drop(&mut self) {
+        // SAFETY: the handle is live and never used again.
+        unsafe { raw::od_package_free(self.handle.as_ptr()) }
+    }
+}
+
+impl std::fmt::Debug for Package {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Package").field("inputs", &self.inputs.len()).finish_non_exhaustive()
+    }
+}

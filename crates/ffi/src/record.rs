@@ -1,0 +1,208 @@
+//! Steps written down as lists of operators.
+//!
+//! Users call `overdrive_compile`, which compiles such a list.
+
+use std::backtrace::Backtrace;
+use std::ffi::{CStr, c_char, c_void};
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tch::Tensor;
+
+use crate::error::{Error, check};
+use crate::raw_record as raw;
+use crate::tensor_list::TensorList;
+
+/// Records the operators that this thread runs, below autograd and autocast: those of the forward pass, of the backward
+/// pass and of updates in place. They run as ever, so a step that cannot be recorded has still been made.
+///
+/// Tensors have numbers; one that no recorded operator has made comes from outside, and is kept. Recording ends when
+/// this is dropped, also in a panic. It belongs to the thread, and one thread of a process can record at a time.
+#[derive(Debug)]
+pub struct Recording {
+    recorder: NonNull<raw::Recorder>,
+    notes: Arc<Mutex<Notes>>,
+    _not_send: PhantomData<*const ()>,
+}
+
+/// What was found while recording.
+#[derive(Debug, Default)]
+struct Notes {
+    /// Who called each operator; looked up only for errors.
+    callers: Vec<Backtrace>,
+    refusals: Vec<Refusal>,
+}
+
+/// Why a step cannot be compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What cannot be recorded, with the operator.
+    pub reason: String,
+    /// Which of the recorded operators it is about; `None` if it is about the whole.
+    pub operator: Option<usize>,
+}
+
+/// A recorded step.
+#[derive(Debug)]
+pub struct Record {
+    /// The operators in order, as a JSON list. Each has `op`, `overload`, `args` in the order of its schema, and `out`,
+    /// the numbers of its results. `{"tensor": n}` is a tensor, as are `dtype`, `layout`, `memory_format`, `device` and
+    /// `float` (for infinities and NaN).
+    pub operators: String,
+    /// The tensors from outside, with their numbers, in the order of their first use.
+    pub externals: Vec<(i64, Tensor)>,
+    /// The numbers of the results that were asked for.
+    pub results: Vec<i64>,
+    /// Why it cannot be compiled; empty if it can.
+    pub refusals: Vec<Refusal>,
+    callers: Vec<Backtrace>,
+}
+
+impl Recording {
+    /// Starts to record. Casts of weights that autocast keeps are freed before.
+    ///
+    /// # Errors
+    /// When another thread of the process is recording.
+    pub fn start() -> Result<Self, Error> {
+        let notes = Arc::new(Mutex::new(Notes::default()));
+        let owner = Arc::into_raw(notes.clone()).cast_mut().cast::<c_void>();
+        let mut out = ptr::null_mut();
+        // SAFETY: `owner` is a counted reference that the C++ side gives to `on_drop` once, on success and on failure.
+        check(|err| unsafe { raw::od_record_start(owner, on_operator, on_refusal, on_drop, &mut out, err) })?;
+        let recorder = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no recorder"))?;
+        Ok(Self { recorder, notes, _not_send: PhantomData })
+    }
+
+    /// The number of a tensor. One that nothing recorded has made counts as one from outside.
+    ///
+    /// # Errors
+    /// When the tensor is undefined.
+    pub fn number(&self, tensor: &Tensor) -> Result<i64, Error> {
+        let mut number = 0;
+        // SAFETY: recorder and tensor are live.
+        check(|err| unsafe { raw::od_record_number(self.recorder.as_ptr(), tensor.as_ptr(), &mut number, err) })?;
+        Ok(number)
+    }
+
+    /// Makes a tensor an input of its own, also if another tensor from outside has the same memory.
+    ///
+    /// # Errors
+    /// When the tensor is undefined.
+    pub fn add_input(&self, tensor: &Tensor) -> Result<(), Error> {
+        // SAFETY: recorder and tensor are live.
+        check(|err| unsafe { raw::od_record_add_input(self.recorder.as_ptr(), tensor.as_ptr(), err) })
+    }
+
+    /// How many operators there are so far.
+    pub fn operators(&self) -> usize {
+        lock(&self.notes).callers.len()
+    }
+
+    /// The tensors from outside so far.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn externals(&self) -> Result<Vec<Tensor>, Error> {
+        // SAFETY: the recorder is live.
+        TensorList::receive(|out, err| unsafe { raw::od_record_externals(self.recorder.as_ptr(), out, err) })?.to_vec()
+    }
+
+    /// Ends recording. `results` are the tensors that the step returns.
+    ///
+    /// # Errors
+    /// When a result is undefined, or memory runs out.
+    pub fn finish(self, results: &[Tensor]) -> Result<Record, Error> {
+        // SAFETY: the recorder is live, and was started on this thread.
+        unsafe { raw::od_record_stop(self.recorder.as_ptr()) };
+        let results = results.iter().map(|result| self.number(result)).collect::<Result<Vec<_>, _>>()?;
+        let mut text = ptr::null_mut();
+        // SAFETY: the recorder is live.
+        check(|err| unsafe { raw::od_record_operators(self.recorder.as_ptr(), &mut text, err) })?;
+        // SAFETY: the call has made a NUL-terminated string that is ours, and is freed once.
+        let operators = unsafe {
+            let operators = format!("[{}]", CStr::from_ptr(text).to_string_lossy());
+            crate::raw::od_string_free(text);
+            operators
+        };
+        let externals = self.externals()?.into_iter();
+        let externals = externals.map(|tensor| Ok((self.number(&tensor)?, tensor))).collect::<Result<_, Error>>()?;
+        let notes = std::mem::take(&mut *lock(&self.notes));
+        Ok(Record { operators, externals, results, refusals: notes.refusals, callers: notes.callers })
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // SAFETY: the recorder is live and never used again. This is its thread, as a recording is not `Send`.
+        unsafe { raw::od_record_free(self.recorder.as_ptr()) }
+    }
+}
+
+impl Record {
+    /// The line or function that called an operator: the innermost one that belongs neither to libtorch, tch, the
+    /// standard library nor a crate of Overdrive. For an operator of the backward pass, it called `backward`.
+    ///
+    /// Lines need a program with debug information.
+    pub fn caller(&self, operator: usize) -> Option<String> {
+        caller_in(&self.callers.get(operator)?.to_string())
+    }
+}
+
+/// Crates that stand between an operator and its caller.
+const BETWEEN: [&str; 7] = ["overdrive_", "tch::", "torch_sys::", "core::", "std::", "alloc::", "rust_"];
+
+/// The first caller in a printed backtrace: `12: function` lines, each followed by `at file:line:column` if known.
+fn caller_in(backtrace: &str) -> Option<String> {
+    let mut lines = backtrace.lines().map(str::trim).peekable();
+    while let Some(line) = lines.next() {
+        let Some((number, function)) = line.split_once(": ") else { continue };
+        let place = lines.peek().and_then(|next| next.strip_prefix("at "));
+        if number.parse::<usize>().is_err() || !function.contains("::") {
+            continue;
+        }
+        let path = function.trim_start_matches(['<', '&']);
+        let is_rust = place.is_none_or(|place| place.contains(".rs:"));
+        let is_cpp = function.contains('(') || ["at::", "c10::", "torch::"].iter().any(|name| path.starts_with(name));
+        if !is_rust || is_cpp || BETWEEN.iter().any(|name| path.starts_with(name)) {
+            continue;
+        }
+        return Some(match place {
+            Some(place) => place.rsplit_once(':').map_or(place, |(line, _column)| line).to_owned(),
+            None => function.to_owned(),
+        });
+    }
+    None
+}
+
+fn lock(notes: &Mutex<Notes>) -> MutexGuard<'_, Notes> {
+    notes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// # Safety
+/// `owner` came out of `Arc::into_raw` in `start`, and its reference is kept.
+unsafe fn notes_of<'a>(owner: *mut c_void) -> &'a Mutex<Notes> {
+    // SAFETY: as above.
+    unsafe { &*owner.cast::<Mutex<Notes>>() }
+}
+
+extern "C" fn on_operator(owner: *mut c_void) {
+    let caller = Backtrace::force_capture();
+    // SAFETY: called while the recorder is live.
+    lock(unsafe { notes_of(owner) }).callers.push(caller);
+}
+
+extern "C" fn on_refusal(owner: *mut c_void, reason: *const c_char) {
+    // SAFETY: as above; the C++ side gives a NUL-terminated string that lives through the call.
+    let (notes, reason) = unsafe { (notes_of(owner), CStr::from_ptr(reason).to_string_lossy().into_owned()) };
+    let mut notes = lock(notes);
+    let operator = notes.callers.len().checked_sub(1);
+    if !notes.refusals.iter().any(|refusal| refusal.reason == reason) {
+        notes.refusals.push(Refusal { reason, operator });
+    }
+}
+
+extern "C" fn on_drop(owner: *mut c_void) {
+    // SAFETY: the reference that `Arc::into_raw` made, given here once.
+    drop(unsafe { Arc::from_raw(owner.cast::<Mutex<Notes>>()) });
+}
