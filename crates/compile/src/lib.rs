@@ -27,8 +27,11 @@ mod inputs;
 mod loss;
 mod options;
 mod python;
+mod step;
 mod trace;
+mod update;
 
 pub use error::{BoxError, CompileError};
 pub use loss::{CompiledLoss, LossResult, loss};
 pub use options::Options;
+pub use step::{CompiledStep, step};

@@ -10,7 +10,7 @@ use tch::Tensor;
 
 use crate::error::{BoxError, CompileError};
 use crate::fingerprint::fingerprint;
-use crate::graph::Graph;
+use crate::graph::{Graph, Scalar};
 use crate::options::Options;
 use crate::trace::{Recorder, Trace};
 
@@ -110,30 +110,57 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
     /// The second step waits for the compiler: a minute or more unless the package is in the cache.
     pub fn run(&mut self, batch: &[Tensor]) -> Result<Tensor, CompileError> {
         if !grad_enabled() {
-            return (self.f)(batch).map_err(CompileError::Step);
+            return self.plain(batch);
         }
         let key = Key {
             model: fingerprint(self.model),
             batch: batch.iter().map(Form::of).collect(),
             differentiable: batch.iter().map(Tensor::requires_grad).collect(),
         };
-        let room = self.steps.len() < self.options.shapes;
+        let has_room = self.steps.len() < self.options.shapes;
         match self.steps.get_mut(&key) {
             Some(State::Compiled { graph, wanted }) => {
                 let results = graph.run(batch, &[])?;
                 let wanted = wanted.iter().map(|wanted| wanted.of(batch)).collect::<Vec<_>>();
                 attach(&wanted, results)
             }
-            Some(State::Eager) => (self.f)(batch).map_err(CompileError::Step),
-            None if !room => (self.f)(batch).map_err(CompileError::Step),
+            Some(State::Eager) => self.plain(batch),
+            None if !has_room => self.plain(batch),
             _ => self.record(key, batch),
         }
     }
 
+    /// The closure's loss, uncompiled.
+    pub(crate) fn plain(&mut self, batch: &[Tensor]) -> Result<Tensor, CompileError> {
+        (self.f)(batch).map_err(CompileError::Step)
+    }
+
+    /// Notes why a step is not compiled, and says so.
+    pub(crate) fn falls_back(&mut self, error: &CompileError) {
+        self.options.say(&format!("not compiled: {error}"));
+        self.why_eager = Some(error.to_string());
+    }
+
+    pub(crate) fn compile(&self, trace: &Trace, scalars: &[Scalar]) -> Result<Graph, CompileError> {
+        Graph::compile(trace, scalars, self.options.threads(), &mut self.options.progress())
+    }
+
+    pub(crate) fn model(&self) -> &M {
+        self.model
+    }
+
+    pub(crate) fn shapes(&self) -> usize {
+        self.options.shapes
+    }
+
+    pub(crate) fn is_strict(&self) -> bool {
+        self.options.strict
+    }
+
     /// Runs the step recorded, and compiles it if it was recorded before.
     fn record(&mut self, key: Key, batch: &[Tensor]) -> Result<Tensor, CompileError> {
-        let recorder = Recorder::start(batch)?;
-        let loss = (self.f)(recorder.batch()).map_err(CompileError::Step)?;
+        let Some(recorder) = Recorder::start(batch)? else { return self.plain(batch) };
+        let loss = self.plain(recorder.batch())?;
         let wanted = recorder.differentiable()?;
         let options = GradOptions { allow_unused: true, ..GradOptions::default() };
         let grads = autograd::grad::<Tensor>(&[&loss], &wanted.iter().collect::<Vec<_>>(), &[], options)?;
@@ -150,15 +177,14 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
             None => trace.check().map(|()| State::Recorded(Box::new(trace))),
             Some(before) => before
                 .check_same(&trace, |_, _| false)
-                .and_then(|()| Graph::compile(&trace, &[], self.options.threads(), &mut self.options.progress()))
+                .and_then(|()| self.compile(&trace, &[]))
                 .map(|graph| State::Compiled { graph: Box::new(graph), wanted: wanted.iter().map(|tensor| Wanted::new(tensor, batch)).collect() }),
         };
         match next {
             Ok(next) => drop(self.steps.insert(key, next)),
             Err(error) if self.options.strict => return Err(error),
             Err(error) => {
-                self.options.say(&format!("not compiled: {error}"));
-                self.why_eager = Some(error.to_string());
+                self.falls_back(&error);
                 self.steps.insert(key, State::Eager);
             }
         }

@@ -26,19 +26,20 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Starts to record a step over this batch.
-    pub(crate) fn start(batch: &[Tensor]) -> Result<Self, CompileError> {
+    /// Starts to record a step over this batch; `None` while another thread records. Waiting for it could last for ever:
+    /// its step may wait for this thread's, if both are ranks.
+    pub(crate) fn start(batch: &[Tensor]) -> Result<Option<Self>, CompileError> {
         // Handles of their own, so that each tensor of the batch is an input of its own even if two are the same.
         let own = |tensor: &Tensor| match tensor.requires_grad() {
             true => Ok(tensor.shallow_clone()),
             false => tensor.f_detach(),
         };
         let batch = batch.iter().map(own).collect::<Result<Vec<_>, _>>()?;
-        let recording = Recording::start()?;
+        let Some(recording) = Recording::start()? else { return Ok(None) };
         for tensor in &batch {
             recording.add_input(tensor)?;
         }
-        Ok(Self { recording, batch })
+        Ok(Some(Self { recording, batch }))
     }
 
     /// What the step has to use as its batch.

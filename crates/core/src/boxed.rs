@@ -34,6 +34,14 @@ macro_rules! pass_on {
                 (**self).num_groups()
             }
 
+            fn group_lens(&self) -> Option<Vec<usize>> {
+                (**self).group_lens()
+            }
+
+            fn revision(&self) -> Option<u64> {
+                (**self).revision()
+            }
+
             fn lr(&self, group: usize) -> Option<f64> {
                 (**self).lr(group)
             }

@@ -175,6 +175,19 @@ pub trait Optimizer {
     /// How many parameter groups there are.
     fn num_groups(&self) -> usize;
 
+    /// How many parameters each group has, in the order of [`params`](Self::params); `None` where the implementation
+    /// cannot tell (tch's).
+    fn group_lens(&self) -> Option<Vec<usize>> {
+        None
+    }
+
+    /// A number that grows when groups, options or tensors of the state may have been replaced. Steps, learning rates
+    /// and [`momentum`](Self::momentum) do not count. `None` where the implementation cannot tell: then nothing may be
+    /// kept that relies on them.
+    fn revision(&self) -> Option<u64> {
+        None
+    }
+
     /// A group's learning rate; `None` where the implementation cannot read it (tch's).
     fn lr(&self, group: usize) -> Option<f64>;
 

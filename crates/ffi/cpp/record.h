@@ -11,7 +11,7 @@ typedef struct od_package od_package;
 // record.cpp. The calling thread records until od_record_stop, which has to be called on the same thread; one thread of a
 // process at a time. `on_operator` is called with `owner` before each operator, and `on_refusal` with a reason after that
 // for one that cannot be compiled, while the operator's caller is on the stack. `owner` is dropped with the recorder, or
-// when this fails.
+// when there is none. `*out` is null if another thread is recording.
 od_status od_record_start(void* owner, void (*on_operator)(void*), void (*on_refusal)(void*, const char*),
                           void (*drop)(void*), od_recorder** out, od_error* err) noexcept;
 void od_record_stop(od_recorder* recorder) noexcept;

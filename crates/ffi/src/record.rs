@@ -60,18 +60,18 @@ pub struct Record {
 }
 
 impl Recording {
-    /// Starts to record. Casts of weights that autocast keeps are freed before.
+    /// Starts to record; `None` if another thread of the process is recording. Casts of weights that autocast keeps are
+    /// freed before.
     ///
     /// # Errors
-    /// When another thread of the process is recording.
-    pub fn start() -> Result<Self, Error> {
+    /// When memory runs out.
+    pub fn start() -> Result<Option<Self>, Error> {
         let notes = Arc::new(Mutex::new(Notes::default()));
         let owner = Arc::into_raw(notes.clone()).cast_mut().cast::<c_void>();
         let mut out = ptr::null_mut();
         // SAFETY: `owner` is a counted reference that the C++ side gives to `on_drop` once, on success and on failure.
         check(|err| unsafe { raw::od_record_start(owner, on_operator, on_refusal, on_drop, &mut out, err) })?;
-        let recorder = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no recorder"))?;
-        Ok(Self { recorder, notes, _not_send: PhantomData })
+        Ok(NonNull::new(out).map(|recorder| Self { recorder, notes, _not_send: PhantomData }))
     }
 
     /// The number of a tensor. One that nothing recorded has made counts as one from outside.

@@ -55,6 +55,8 @@ pub struct GroupOptimizer<A: Algorithm> {
     pub(crate) packing: Packing,
     /// How often `zero_grad` has freed the gradients.
     freed: u64,
+    /// See [`Optimizer::revision`].
+    pub(crate) revision: u64,
 }
 
 impl<A: Algorithm> Group<A> {
@@ -110,7 +112,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
     ) -> Result<Self, OptimizerError> {
         let params = TensorList::new::<Tensor>(&[])?;
         let mut optimizer =
-            Self { id: OptimizerId::new(), defaults, groups: Vec::new(), params, names: None, packing, freed: 0 };
+            Self { id: OptimizerId::new(), defaults, groups: Vec::new(), params, names: None, packing, freed: 0, revision: 0 };
         for (values, params) in given {
             optimizer.push(values, &params)?;
         }
@@ -129,6 +131,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
             self.names.get_or_insert_default().extend(names);
         }
         self.groups.push(group);
+        self.revision += 1;
         Ok(())
     }
 
@@ -182,6 +185,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
     /// `optimizer.param_groups[group]`
     #[doc(alias = "param_groups")]
     pub fn group_mut(&mut self, group: usize) -> Result<GroupMut<'_, A>, OptimizerError> {
+        self.revision += 1;
         let group = self.group_at(group)?;
         Ok(GroupMut::over_group(group))
     }
@@ -303,6 +307,14 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
 
     fn num_groups(&self) -> usize {
         self.groups.len()
+    }
+
+    fn group_lens(&self) -> Option<Vec<usize>> {
+        Some(self.groups.iter().map(|group| group.len).collect())
+    }
+
+    fn revision(&self) -> Option<u64> {
+        Some(self.revision)
     }
 
     fn lr(&self, group: usize) -> Option<f64> {

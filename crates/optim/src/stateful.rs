@@ -62,6 +62,7 @@ impl<A: Algorithm> Stateful for GroupOptimizer<A> {
             buckets.push(self.load_buckets((group, &values.options), &keys, state, &mut known)?);
         }
         state.refuse_unknown(&known.iter().map(String::as_str).collect::<Vec<_>>())?;
+        self.revision += 1;
         // Everything has been checked and allocated: the copies below go into existing tensors, and should not fail.
         for (group, (values, (buckets, keeps_momentum))) in self.groups.iter_mut().zip(loaded.into_iter().zip(buckets))
         {

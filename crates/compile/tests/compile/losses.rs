@@ -5,18 +5,19 @@ use overdrive_nn::{self as nn, sequential};
 use overdrive_optim::AdamW;
 use tch::{Device, Kind, Tensor};
 
-fn mlp() -> nn::Sequential {
+pub fn mlp() -> nn::Sequential {
     tch::manual_seed(1);
     sequential![nn::Linear::new(20, 32).unwrap(), nn::Relu, nn::Dropout::new(0.1).unwrap(), nn::Linear::new(32, 5).unwrap()]
 }
 
-fn batch(step: i64) -> [Tensor; 2] {
+pub fn batch(step: i64) -> [Tensor; 2] {
     tch::manual_seed(100 + step);
     [Tensor::randn([16, 20], (Kind::Float, Device::Cpu)), Tensor::randint(5, [16], (Kind::Int64, Device::Cpu))]
 }
 
 #[test]
 fn losses_follow_plain_ones() {
+    let _alone = crate::alone();
     let (plain, compiled) = (mlp(), mlp());
     let mut plain_opt = AdamW::builder(&plain).build().unwrap();
     let mut opt = AdamW::builder(&compiled).build().unwrap();

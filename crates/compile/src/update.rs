@@ -1,0 +1,89 @@
+//! The update of an optimizer in a recorded step: which operators it may have, and which of their numbers change from
+//! step to step.
+
+use overdrive_core::Optimizer;
+use overdrive_ffi::TensorId;
+use serde_json::Value;
+
+use crate::error::CompileError;
+use crate::graph::Scalar;
+use crate::trace::{Trace, name};
+
+/// A number of an optimizer that is given anew at each step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Number {
+    /// The learning rate of a group.
+    Lr(usize),
+    /// The momentum of a group: SGD's `momentum`, the first of Adam's `betas`.
+    Momentum(usize),
+}
+
+impl Number {
+    /// Its value now.
+    pub(crate) fn of(self, opt: &impl Optimizer) -> f64 {
+        match self {
+            Self::Lr(group) => opt.lr(group).unwrap_or(0.0),
+            Self::Momentum(group) => opt.momentum(group).unwrap_or(0.0),
+        }
+    }
+}
+
+/// Where a fused operator takes learning rate and momentum; compile.py has its formula.
+fn places(operator: &Value) -> Option<(usize, usize)> {
+    match operator["op"].as_str()? {
+        "aten::_fused_adam_" | "aten::_fused_adamw_" => Some((6, 7)),
+        "aten::_fused_sgd_" => Some((5, 4)),
+        _ => None,
+    }
+}
+
+/// Whether an argument is given anew at each step.
+pub(crate) fn varies(operator: &Value, index: usize) -> bool {
+    places(operator).is_some_and(|(lr, momentum)| index == lr || index == momentum)
+}
+
+/// The numbers that the update takes at each step.
+///
+/// # Errors
+/// When the update has other operators than fused ones and the counting of steps: numbers in them could follow from the
+/// learning rate or the count, and would stay what they were.
+pub(crate) fn numbers(trace: &Trace, opt: &impl Optimizer) -> Result<(Vec<Scalar>, Vec<Number>), CompileError> {
+    let refused = |reason: String| CompileError::NotRecordable { reason, caller: None };
+    let lens = opt.group_lens().ok_or_else(|| refused("the optimizer does not tell its groups".to_owned()))?;
+    let params = opt.params();
+    let mut found: Vec<(Number, Scalar)> = Vec::new();
+    let mut add = |number: Number, place: (usize, usize)| match found.iter_mut().find(|(known, _)| *known == number) {
+        Some((_, scalar)) => scalar.uses.push(place),
+        None => found.push((number, Scalar { uses: vec![place] })),
+    };
+    for (at, operator) in trace.operators.iter().enumerate().skip(trace.update) {
+        let Some((lr, momentum)) = places(operator) else {
+            match name(operator).as_str() {
+                "aten::add_.Scalar" | "aten::_foreach_add_.Scalar" | "aten::detach" => continue,
+                other => {
+                    let reason = format!("the optimizer's update runs {other}, and only fused updates are compiled");
+                    return Err(refused(reason));
+                }
+            }
+        };
+        let group = group_of(trace, operator, &params, &lens)
+            .ok_or_else(|| refused("a fused update of parameters that the optimizer does not list".to_owned()))?;
+        add(Number::Lr(group), (at, lr));
+        if opt.momentum(group).is_some() {
+            add(Number::Momentum(group), (at, momentum));
+        }
+    }
+    Ok(found.into_iter().map(|(number, scalar)| (scalar, number)).unzip())
+}
+
+/// The group of the first parameter that an operator updates.
+fn group_of(trace: &Trace, operator: &Value, params: &[tch::Tensor], lens: &[usize]) -> Option<usize> {
+    let number = operator["args"][0][0]["tensor"].as_i64()?;
+    let (_, tensor) = trace.externals().iter().find(|(other, _)| *other == number)?;
+    let place = params.iter().position(|param| TensorId::of(param) == TensorId::of(tensor))?;
+    let mut end = 0;
+    lens.iter().position(|len| {
+        end += len;
+        place < end
+    })
+}
