@@ -89,7 +89,10 @@ class Step(torch.nn.Module):
             for node, arg in scalar["uses"]:
                 scalars[node, arg] = tensor
         for at, node in enumerate(self.request["operators"]):
-            self.call(at, node, tensors, scalars)
+            try:
+                self.call(at, node, tensors, scalars)
+            except Exception as error:
+                raise RuntimeError(f"operator {at}, {node['op']}.{node['overload']}: {error}; {node['args']}") from error
         return tuple(tensors[number] for number in self.request["outputs"])
 
     def call(self, at, node, tensors, scalars):
@@ -101,10 +104,7 @@ class Step(torch.nn.Module):
             return formula(*args)
         op = operator(node["op"], node["overload"])
         results = op(*positional(op, args), **by_name(op, args))
-        numbers = node["out"]
-        if isinstance(results, torch.Tensor):
-            results = [results]
-        bind(numbers, results, tensors)
+        bind(node["out"], [results] if len(op._schema.returns) == 1 else results, tensors)
 
 
 def positional(op, args):
@@ -117,7 +117,7 @@ def by_name(op, args):
 
 def bind(number, result, tensors):
     if isinstance(number, list):
-        for one, of in zip(number, result or []):
+        for one, of in zip(number, result if result is not None else []):
             bind(one, of, tensors)
     elif number is not None:
         tensors[number] = result

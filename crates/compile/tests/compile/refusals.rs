@@ -1,0 +1,112 @@
+//! What cannot be compiled: named with the operator and the caller's line, while the step still runs.
+
+use overdrive_compile as compile;
+use overdrive_compile::{CompileError, LossResult, Options};
+use overdrive_nn::{self as nn, sequential};
+use tch::{Device, Kind, Tensor};
+
+/// Runs a loss twice, and returns why it is not compiled.
+fn why(mut f: impl FnMut(&nn::Sequential, &[Tensor]) -> LossResult) -> CompileError {
+    let _alone = crate::alone();
+    let model = sequential![nn::Linear::new(4, 1).unwrap()];
+    let mut loss_of = compile::loss(&model, |batch| f(&model, batch));
+    loss_of = loss_of.options(Options { strict: true, verbose: false, ..Options::default() });
+    let batch = || [Tensor::ones([3, 4], (Kind::Float, Device::Cpu))];
+    let found = (0..2).find_map(|_| loss_of.run(&batch()).err());
+    found.expect("the step should be refused")
+}
+
+/// Checks that the error names this file and a line near the operator.
+fn is_named(error: &CompileError, operator: &str) {
+    let text = error.to_string();
+    assert!(text.contains(operator), "{text} does not name {operator}");
+    assert!(text.contains("refusals.rs:"), "{text} does not name the line");
+}
+
+#[test]
+fn a_number_that_is_read() {
+    let error = why(|model, batch| {
+        let loss = model.forward(&batch[0])?.mean(Kind::Float);
+        if loss.double_value(&[]) > 1e9 {
+            return Err("too large".into());
+        }
+        Ok(loss)
+    });
+    assert!(matches!(error, CompileError::NotRecordable { .. }), "{error:?}");
+    is_named(&error, "aten::_local_scalar_dense");
+}
+
+#[test]
+fn a_shape_that_depends_on_values() {
+    let error = why(|model, batch| {
+        let y = model.forward(&batch[0])?;
+        Ok(y.masked_select(&y.gt(-1e9)).mean(Kind::Float))
+    });
+    is_named(&error, "aten::masked_select");
+}
+
+#[test]
+fn a_tensor_made_of_host_data() {
+    let error = why(|model, batch| Ok((model.forward(&batch[0])? * Tensor::from_slice(&[2.0f32])).mean(Kind::Float)));
+    is_named(&error, "filled within the step");
+}
+
+#[test]
+fn a_number_that_changes() {
+    let mut count = 0.0;
+    let error = why(move |model, batch| {
+        count += 1.0;
+        Ok((model.forward(&batch[0])? * count).mean(Kind::Float))
+    });
+    assert!(matches!(error, CompileError::Changes { .. }), "{error:?}");
+    is_named(&error, "aten::mul");
+}
+
+#[test]
+fn a_branch_that_changes() {
+    let mut count = 0;
+    let error = why(move |model, batch| {
+        count += 1;
+        let y = model.forward(&batch[0])?;
+        Ok(if count == 1 { y.relu() } else { y.sigmoid() }.mean(Kind::Float))
+    });
+    is_named(&error, "aten::sigmoid ran where aten::relu had run");
+}
+
+#[test]
+fn a_tensor_from_outside_that_is_another_each_time() {
+    let error = why(|model, batch| {
+        let x = crate::outside();
+        Ok((model.forward(&batch[0])? * x).mean(Kind::Float))
+    });
+    assert!(error.to_string().contains("neither in the batch nor the same object"), "{error}");
+}
+
+#[test]
+fn two_views_of_one_memory_that_is_written() {
+    let memory = Tensor::ones([8], (Kind::Float, Device::Cpu));
+    let (mut left, all) = (memory.narrow(0, 0, 4), memory.narrow(0, 0, 8));
+    let error = why(move |model, batch| {
+        let _ = left.f_add_scalar_(1.0).unwrap();
+        Ok(model.forward(&batch[0])?.mean(Kind::Float) + all.sum(Kind::Float))
+    });
+    assert!(error.to_string().contains("share memory"), "{error}");
+}
+
+#[test]
+fn a_refused_step_still_runs_and_says_why_once() {
+    let _alone = crate::alone();
+    let model = sequential![nn::Linear::new(4, 1).unwrap()];
+    let mut loss_of = compile::loss(&model, |batch| {
+        let loss = model.forward(&batch[0])?.mean(Kind::Float);
+        let _ = loss.double_value(&[]);
+        Ok(loss)
+    });
+    loss_of = loss_of.options(Options { verbose: false, ..Options::default() });
+    let x = [Tensor::ones([3, 4], (Kind::Float, Device::Cpu))];
+    let expected = model.forward(&x[0]).unwrap().mean(Kind::Float);
+    for _ in 0..4 {
+        assert_eq!(loss_of.run(&x).unwrap(), expected);
+    }
+    assert!(loss_of.why_eager().unwrap().contains("_local_scalar_dense"));
+}
