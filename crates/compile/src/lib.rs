@@ -22,6 +22,7 @@
 mod cache;
 mod error;
 mod fingerprint;
+mod forward;
 mod graph;
 mod inputs;
 mod loss;
@@ -32,6 +33,7 @@ mod trace;
 mod update;
 
 pub use error::{BoxError, CompileError};
+pub use forward::{CompiledForward, forward};
 pub use loss::{CompiledLoss, LossResult, loss};
 pub use options::Options;
 pub use step::{CompiledStep, step};

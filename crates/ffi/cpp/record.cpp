@@ -13,6 +13,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include <unwind.h>
+
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -22,6 +24,9 @@
 #include "guarded.h"
 #include "owned.h"
 #include "record.h"
+
+// torch-sys: makes a tensor of zeros, and copies the host's numbers over them.
+extern "C" void* at_tensor_of_data(void* numbers, int64_t* dims, size_t ndims, size_t element_bytes, int type);
 
 namespace {
 
@@ -61,7 +66,7 @@ struct View {
 // Holding on to an address without its memory, so that no later object can have the same.
 struct Storage {
   StorageRef held;
-  std::string made_by;  // the operator that allocated it without writing to it; empty once something was written
+  std::string made_by;  // the operator that allocated it for the host to fill; empty once an operator has written to it
   bool written = false;
   std::vector<View> views;
 };
@@ -74,6 +79,20 @@ bool is_one_of(const std::string& name, std::initializer_list<const char*> names
 bool leaves_uninitialised(const std::string& name) {
   return is_one_of(name, {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
                           "aten::new_empty_strided", "aten::empty_permuted"});
+}
+
+_Unwind_Reason_Code is_frame_of_host_data(_Unwind_Context* frame, void* found) {
+  auto* at = reinterpret_cast<void*>(_Unwind_GetIP(frame));
+  if (_Unwind_FindEnclosingFunction(at) != reinterpret_cast<void*>(&at_tensor_of_data)) return _URC_NO_REASON;
+  *static_cast<bool*>(found) = true;
+  return _URC_END_OF_STACK;
+}
+
+// Whether the operator is called to make a tensor of the host's numbers.
+bool makes_host_data() {
+  bool found = false;
+  _Unwind_Backtrace(is_frame_of_host_data, &found);
+  return found;
 }
 
 // Writes every element without reading any.
@@ -247,7 +266,7 @@ struct od_recorder {
 
   void after(const OperatorHandle& op, const Stack& stack, std::string& text) {
     const auto& name = op.schema().name();
-    bool uninitialised = leaves_uninitialised(name);
+    bool uninitialised = leaves_uninitialised(name) || (name == "aten::zeros" && makes_host_data());
     size_t count = op.schema().returns().size();
     text += ",\"out\":[";
     const auto* results = stack.data() + (stack.size() - count);

@@ -1,5 +1,6 @@
 //! Compiled steps beside plain ones.
 
+mod inference;
 mod losses;
 mod models;
 mod refusals;
