@@ -90,6 +90,7 @@ impl Cache {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(CompileError::cache("cannot read the package", path)(error)),
         };
+        check_owner(&self.folder)?;
         check_owner(&path)?;
         let refused = |reason: &str| CompileError::Refused { path: path.clone(), reason: reason.to_owned() };
         let wanted = fs::read_to_string(path.with_extension("sha256"))
@@ -179,5 +180,106 @@ fn digest(file: &mut File) -> std::io::Result<String> {
             0 => return Ok(hex(&hasher.finalize())),
             count => hasher.update(&buffer[..count]),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// A cache in a new folder, with a package of this text.
+    fn with_package(text: &str) -> (tempfile::TempDir, Cache, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().join("cache"), LIMIT).unwrap();
+        let path = cache.get_or_make("key", |_, package| write(package, text)).unwrap();
+        (folder, cache, path)
+    }
+
+    fn write(path: &Path, text: &str) -> Result<(), CompileError> {
+        fs::write(path, text).map_err(CompileError::cache("cannot write", path))
+    }
+
+    fn never(_: &Path, _: &Path) -> Result<(), CompileError> {
+        panic!("the package is there")
+    }
+
+    #[test]
+    fn a_package_is_made_once_and_found_again() {
+        let (_folder, cache, path) = with_package("code");
+        assert_eq!(cache.get_or_make("key", never).unwrap(), path);
+        assert_eq!(fs::read_to_string(path).unwrap(), "code");
+    }
+
+    #[test]
+    fn damaged_foreign_and_unfinished_packages_are_refused() {
+        let refused = |spoil: &dyn Fn(&Path)| {
+            let (_folder, cache, path) = with_package("code");
+            spoil(&path);
+            cache.get_or_make("key", never).expect_err("it should be refused").to_string()
+        };
+        let text = refused(&|path| fs::write(path, "cone").unwrap());
+        assert!(text.contains("its bytes are not those that were compiled") && text.contains("delete it"), "{text}");
+        let text = refused(&|path| fs::remove_file(path.with_extension("sha256")).unwrap());
+        assert!(text.contains("checksum is missing"), "{text}");
+        let text = refused(&|path| fs::set_permissions(path, fs::Permissions::from_mode(0o666)).unwrap());
+        assert!(text.contains("others may write to it"), "{text}");
+        let text = refused(&|path| {
+            fs::set_permissions(path.parent().unwrap(), fs::Permissions::from_mode(0o777)).unwrap();
+        });
+        assert!(text.contains("others may write to it"), "{text}");
+    }
+
+    #[test]
+    fn a_failed_compilation_leaves_nothing_and_is_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().to_owned(), LIMIT).unwrap();
+        let failed = cache.get_or_make("key", |request, package| {
+            write(request, "operators")?;
+            write(package, "half")?;
+            Err(CompileError::NoCompiler { compiler: "c++".to_owned() })
+        });
+        assert!(matches!(failed, Err(CompileError::NoCompiler { .. })));
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["key.lock"]);
+        cache.get_or_make("key", |_, package| write(package, "whole")).unwrap();
+    }
+
+    #[test]
+    fn of_several_that_need_a_package_one_makes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().to_owned(), LIMIT).unwrap();
+        let made = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let package = cache.get_or_make("key", |_, package| {
+                        made.fetch_add(1, Ordering::SeqCst);
+                        write(package, "code")
+                    });
+                    assert_eq!(fs::read_to_string(package.unwrap()).unwrap(), "code");
+                });
+            }
+        });
+        assert_eq!(made.into_inner(), 1);
+    }
+
+    #[test]
+    fn the_least_recently_used_packages_make_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().to_owned(), 20).unwrap();
+        let make = |key: &str| drop(cache.get_or_make(key, |_, package| write(package, "10 letters")).unwrap());
+        for (key, at) in [("a", 1), ("b", 2), ("c", 3)] {
+            make(key);
+            let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(at);
+            File::options().write(true).open(cache.path(key)).unwrap().set_modified(time).unwrap();
+        }
+        // "a" is used again, and "b" is then the oldest.
+        let _ = cache.get("a").unwrap();
+        make("d");
+        assert!(cache.get("b").unwrap().is_none());
+        assert!(["a", "c", "d"].iter().all(|key| cache.get(key).unwrap().is_some()));
     }
 }

@@ -42,6 +42,12 @@ pub enum CompileError {
         /// What was tried.
         tried: String,
     },
+    /// There is no C++ compiler, which Inductor needs.
+    #[error("the C++ compiler {compiler} was not found: install g++, or set CXX to one")]
+    NoCompiler {
+        /// What was tried.
+        compiler: String,
+    },
     /// Python could not compile the step.
     #[error("{python} could not compile the step ({status}); the end of what it said:\n{output}")]
     Failed {

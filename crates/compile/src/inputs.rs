@@ -16,7 +16,11 @@ pub(crate) fn take(form: &Form, tensor: &Tensor, place: usize) -> Result<Tensor,
     }
     if tensor.kind() != form.kind || tensor.device() != form.device || tensor.size() != form.shape {
         let what = format!("tensor {place} of the batch");
-        return Err(CompileError::OtherTensor { what, expected: form.to_string(), found: Form::of(tensor).to_string() });
+        return Err(CompileError::OtherTensor {
+            what,
+            expected: form.to_string(),
+            found: Form::of(tensor).to_string(),
+        });
     }
     let mut own = Tensor::f_empty_strided(&form.shape, &form.stride, (form.kind, form.device))?;
     own.f_copy_(tensor)?;

@@ -36,4 +36,5 @@ pub use error::{BoxError, CompileError};
 pub use forward::{CompiledForward, forward};
 pub use loss::{CompiledLoss, LossResult, loss};
 pub use options::Options;
+pub use python::check_compiler;
 pub use step::{CompiledStep, step};

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use overdrive_core::Module;
-use overdrive_ffi::{Form, TensorId};
 use overdrive_ffi::autograd::{self, Backward, BoxError as PassError, Call, GradOptions, Pass};
 use overdrive_ffi::context::grad_enabled;
+use overdrive_ffi::{Form, TensorId};
 use tch::Tensor;
 
 use crate::error::{BoxError, CompileError};
@@ -59,7 +59,10 @@ struct Key {
 enum State {
     /// Recorded once.
     Recorded(Box<Trace>),
-    Compiled { graph: Box<Graph>, wanted: Vec<Wanted> },
+    Compiled {
+        graph: Box<Graph>,
+        wanted: Vec<Wanted>,
+    },
     /// Cannot be compiled.
     Eager,
 }
@@ -175,10 +178,14 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
         };
         let next = match before {
             None => trace.check().map(|()| State::Recorded(Box::new(trace))),
-            Some(before) => before
-                .check_same(&trace, |_, _| false)
-                .and_then(|()| self.compile(&trace, &[]))
-                .map(|graph| State::Compiled { graph: Box::new(graph), wanted: wanted.iter().map(|tensor| Wanted::new(tensor, batch)).collect() }),
+            Some(before) => {
+                before.check_same(&trace, |_, _| false).and_then(|()| self.compile(&trace, &[])).map(|graph| {
+                    State::Compiled {
+                        graph: Box::new(graph),
+                        wanted: wanted.iter().map(|tensor| Wanted::new(tensor, batch)).collect(),
+                    }
+                })
+            }
         };
         match next {
             Ok(next) => drop(self.steps.insert(key, next)),

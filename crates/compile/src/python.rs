@@ -29,11 +29,26 @@ pub(crate) fn find() -> Result<PathBuf, CompileError> {
     Err(CompileError::NoPython { torch: TORCH, tried: tried.join("; ") })
 }
 
+/// Whether steps can be compiled here: a Python with torch, and a C++ compiler.
+///
+/// # Errors
+/// [`CompileError::NoPython`] and [`CompileError::NoCompiler`].
+pub fn check_compiler() -> Result<(), CompileError> {
+    find()?;
+    let compiler = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
+    let started = Command::new(&compiler).arg("--version").stdin(Stdio::null()).output();
+    match started {
+        Ok(output) if output.status.success() => Ok(()),
+        _ => Err(CompileError::NoCompiler { compiler: compiler.to_string_lossy().into_owned() }),
+    }
+}
+
 fn candidates() -> Vec<PathBuf> {
     if let Some(given) = std::env::var_os("OVERDRIVE_PYTHON") {
         return vec![given.into()];
     }
-    let mut found: Vec<PathBuf> = std::env::var_os("LIBTORCH").and_then(|torch| owner(Path::new(&torch))).into_iter().collect();
+    let mut found: Vec<PathBuf> =
+        std::env::var_os("LIBTORCH").and_then(|torch| owner(Path::new(&torch))).into_iter().collect();
     found.extend(loaded_torch().as_deref().and_then(owner));
     found.push("python3".into());
     found.dedup();
@@ -53,7 +68,9 @@ fn owner(torch: &Path) -> Option<PathBuf> {
 /// The folder of the torch whose libtorch this process has loaded.
 fn loaded_torch() -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let library = maps.lines().find_map(|line| line.split_whitespace().nth(5).filter(|path| path.ends_with("/libtorch_cpu.so")))?;
+    let library = maps
+        .lines()
+        .find_map(|line| line.split_whitespace().nth(5).filter(|path| path.ends_with("/libtorch_cpu.so")))?;
     Path::new(library).ancestors().nth(2).map(Path::to_path_buf)
 }
 
@@ -95,7 +112,8 @@ pub(crate) fn compile(
         String::from_utf8_lossy(&text).into_owned()
     });
     let mut done = false;
-    for line in child.stdout.take().into_iter().flat_map(|stdout| BufReader::new(stdout).lines()).map_while(Result::ok) {
+    for line in child.stdout.take().into_iter().flat_map(|stdout| BufReader::new(stdout).lines()).map_while(Result::ok)
+    {
         match line.split_once(' ') {
             Some(("stage", stage)) => progress(stage),
             _ if line == "done" => done = true,

@@ -53,7 +53,10 @@ enum State {
     /// The optimizer has made a step, and with it its state.
     Started,
     Recorded(Box<Trace>),
-    Compiled { graph: Box<Graph>, numbers: Vec<Number> },
+    Compiled {
+        graph: Box<Graph>,
+        numbers: Vec<Number>,
+    },
     /// The update cannot be compiled.
     LossOnly,
 }
@@ -68,10 +71,7 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
 
     /// Runs something between the gradients and the update, such as clipping. It is recorded with the step.
     #[must_use]
-    pub fn before_update(
-        mut self,
-        work: impl FnMut(&mut dyn Optimizer) -> Result<(), BoxError> + 'm,
-    ) -> Self {
+    pub fn before_update(mut self, work: impl FnMut(&mut dyn Optimizer) -> Result<(), BoxError> + 'm) -> Self {
         self.before_update = Some(Box::new(work));
         self
     }

@@ -1,7 +1,7 @@
 //! A recorded step, and what makes two of them the same.
 
-use overdrive_ffi::{Form, TensorId};
 use overdrive_ffi::record::{Record, Recording};
+use overdrive_ffi::{Form, TensorId};
 use serde_json::Value;
 use tch::Tensor;
 
@@ -87,12 +87,9 @@ impl Trace {
 
     /// An error unless the other record is of the same step: the same operators with the same numbers, over the same
     /// tensors apart from the batch. `varies` says which arguments are given anew at each run.
-    pub(crate) fn check_same(
-        &self,
-        other: &Self,
-        varies: impl Fn(&Value, usize) -> bool,
-    ) -> Result<(), CompileError> {
-        let changes = |difference: String, at: usize| CompileError::Changes { difference, caller: other.record.caller(at) };
+    pub(crate) fn check_same(&self, other: &Self, varies: impl Fn(&Value, usize) -> bool) -> Result<(), CompileError> {
+        let changes =
+            |difference: String, at: usize| CompileError::Changes { difference, caller: other.record.caller(at) };
         for (at, (one, two)) in self.operators.iter().zip(&other.operators).enumerate() {
             if one["op"] != two["op"] || one["overload"] != two["overload"] || one["out"] != two["out"] {
                 return Err(changes(format!("{} ran where {} had run", name(two), name(one)), at));
@@ -120,7 +117,9 @@ impl Trace {
         };
         let (before, now) = (outside(self), outside(other));
         if let Some((_, (_, _, form))) = before.iter().zip(&now).find(|(one, two)| one != two) {
-            return changes(format!("it used {form} that is neither in the batch nor the same object as the step before"));
+            return changes(format!(
+                "it used {form} that is neither in the batch nor the same object as the step before"
+            ));
         }
         if before.len() != now.len() || self.results() != other.results() {
             return changes("it used more tensors in one run than in the other".to_owned());

@@ -99,7 +99,8 @@ impl Package {
         }
         if let Some(place) = self.inputs.iter().zip(inputs).position(|(form, input)| !form.fits(input)) {
             let form = &self.inputs[place];
-            let found = if inputs[place].defined() { Form::of(&inputs[place]).to_string() } else { "undefined".to_owned() };
+            let found =
+                if inputs[place].defined() { Form::of(&inputs[place]).to_string() } else { "undefined".to_owned() };
             return Err(Error::refused(format!("input {place} of a compiled step is {found}, but should be {form}")));
         }
         let inputs = TensorList::new(inputs)?;

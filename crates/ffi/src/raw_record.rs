@@ -26,22 +26,13 @@ unsafe extern "C" {
     ) -> Status;
     pub fn od_record_stop(recorder: *mut Recorder);
     pub fn od_record_free(recorder: *mut Recorder);
-    pub fn od_record_number(
-        recorder: *mut Recorder,
-        tensor: *const C_tensor,
-        out: *mut i64,
-        err: *mut Error,
-    ) -> Status;
+    pub fn od_record_number(recorder: *mut Recorder, tensor: *const C_tensor, out: *mut i64, err: *mut Error)
+    -> Status;
     pub fn od_record_add_input(recorder: *mut Recorder, tensor: *const C_tensor, err: *mut Error) -> Status;
     pub fn od_record_externals(recorder: *mut Recorder, out: *mut *mut TensorList, err: *mut Error) -> Status;
     pub fn od_record_operators(recorder: *mut Recorder, out: *mut *mut c_char, err: *mut Error) -> Status;
 
-    pub fn od_package_load(
-        path: *const c_char,
-        device_index: i32,
-        out: *mut *mut Package,
-        err: *mut Error,
-    ) -> Status;
+    pub fn od_package_load(path: *const c_char, device_index: i32, out: *mut *mut Package, err: *mut Error) -> Status;
     pub fn od_package_run(
         package: *mut Package,
         inputs: *const TensorList,

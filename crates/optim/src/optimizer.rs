@@ -111,8 +111,16 @@ impl<A: Algorithm> GroupOptimizer<A> {
         packing: Packing,
     ) -> Result<Self, OptimizerError> {
         let params = TensorList::new::<Tensor>(&[])?;
-        let mut optimizer =
-            Self { id: OptimizerId::new(), defaults, groups: Vec::new(), params, names: None, packing, freed: 0, revision: 0 };
+        let mut optimizer = Self {
+            id: OptimizerId::new(),
+            defaults,
+            groups: Vec::new(),
+            params,
+            names: None,
+            packing,
+            freed: 0,
+            revision: 0,
+        };
         for (values, params) in given {
             optimizer.push(values, &params)?;
         }

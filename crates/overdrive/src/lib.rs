@@ -8,6 +8,7 @@
 //! | `amp` | `overdrive-amp` | autocast, GradScaler |
 //! | `accum` | `overdrive-accum` | gradient accumulation, exact under uneven micro-batches |
 //! | `checkpoint` | `overdrive-checkpoint` | checkpoints that survive crashes, written in the background |
+//! | `compile` | `overdrive-compile` | steps compiled by PyTorch's Inductor, run without Python; not a default feature |
 //! | `dataload` | `overdrive-dataload` | datasets, streams, decoding, caches, a parallel loader with exact resume |
 //! | `ddp` | `overdrive-ddp` | process groups, collectives, data-parallel training; not a default feature |
 //! | `nn` | `overdrive-nn` | modules with PyTorch's names, options and initial values |
@@ -23,6 +24,8 @@ pub use overdrive_accum as accum;
 pub use overdrive_amp as amp;
 #[cfg(feature = "checkpoint")]
 pub use overdrive_checkpoint as checkpoint;
+#[cfg(feature = "compile")]
+pub use overdrive_compile as compile;
 pub use overdrive_core as core;
 #[cfg(feature = "dataload")]
 pub use overdrive_dataload as dataload;

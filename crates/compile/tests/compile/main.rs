@@ -1,6 +1,7 @@
 //! Compiled steps beside plain ones.
 
 mod inference;
+mod life;
 mod losses;
 mod models;
 mod refusals;
@@ -12,6 +13,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same for tests that compile; `None` where nothing can be compiled.
+fn compiling() -> Option<MutexGuard<'static, ()>> {
+    match overdrive_compile::check_compiler() {
+        Ok(()) => Some(alone()),
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
 }
 
 /// A tensor that is a new object each time, made where no recorder sees it.
