@@ -30,7 +30,7 @@ pub enum Contender {
     ChannelsLast,
     /// The fused AdamW kernel.
     Fused,
-    /// A cache of freed host memory, so that steps touch no new pages.
+    /// A cache of freed host memory, which avoids page faults.
     HostCache,
     /// Mixed precision in bfloat16.
     Bf16,
@@ -88,7 +88,7 @@ impl Contender {
         !self.is_python() && !matches!(self, Self::Tch | Self::Combined)
     }
 
-    /// Whether it only helps where the processor trains.
+    /// Whether it only helps training on a CPU.
     pub const fn needs_cpu(self) -> bool {
         matches!(self, Self::HostCache)
     }

@@ -27,6 +27,11 @@ const SUMS: u32 = 300;
 const MODELS: [(&str, &str, u32); 2] =
     [("cnn", "MNIST CNN, 105,866 parameters", 40), ("mlp", "MLP of 10.0 million parameters", 8)];
 
+/// Names of PyTorch DDP in the rows of hidden communication and of overlap. They differ only in trailing blanks:
+/// recorded reports have these names.
+const HIDDEN: &str = "PyTorch DDP ";
+const OVERLAP: &str = "PyTorch DDP  ";
+
 /// Options of `ddp`.
 #[derive(Args, Debug)]
 pub struct Parts {
@@ -96,9 +101,9 @@ fn training(options: &Options, ours: &RefCell<Peer>, findings: &mut Findings) ->
         turns.ours("step", move || milliseconds(&mut ours.borrow_mut(), "step"));
         turns.peer("PyTorch DDP, AdamW(fused=True)", &theirs, move |peer| milliseconds(peer, "fused"));
         turns.ours("hidden", move || ours.borrow_mut().measure(&format!("{model}_hidden"), steps));
-        turns.peer("PyTorch DDP ", &theirs, move |peer| peer.measure(&format!("{model}_hidden"), steps));
+        turns.peer(HIDDEN, &theirs, move |peer| peer.measure(&format!("{model}_hidden"), steps));
         turns.ours("overlap", move || Ok(ours.borrow_mut().measure(&format!("{model}_overlap"), steps)? * 1e3));
-        turns.peer("PyTorch DDP  ", &theirs, move |peer| Ok(peer.measure(&format!("{model}_overlap"), steps)? * 1e3));
+        turns.peer(OVERLAP, &theirs, move |peer| Ok(peer.measure(&format!("{model}_overlap"), steps)? * 1e3));
         turns.take(&format!("ddp, {model}"), options.pairs.unwrap_or(PAIRS))?;
 
         let text = format!("training step with AdamW, {name}, {STEPS}");
@@ -107,10 +112,10 @@ fn training(options: &Options, ours: &RefCell<Peer>, findings: &mut Findings) ->
         turns.compare(findings, case, ("step", "PyTorch DDP, AdamW(fused=True)"), target)?;
         let text = format!("share of the all-reduce hidden behind backward, {name}, {STEPS}");
         let case = Case { text: &text, unit: "of 1", ratio: Ratio::ShareOfCost };
-        turns.compare(findings, case, ("hidden", "PyTorch DDP "), Some(Target::AtLeast(1.0)))?;
+        turns.compare(findings, case, ("hidden", HIDDEN), Some(Target::AtLeast(1.0)))?;
         let text = format!("time in which gradients travel behind backward, {name}, {STEPS}");
         let case = Case { text: &text, unit: "ms", ratio: Ratio::ShareOfCost };
-        turns.compare(findings, case, ("overlap", "PyTorch DDP  "), None)?;
+        turns.compare(findings, case, ("overlap", OVERLAP), None)?;
     }
     let mut turns = Turns::default();
     let microseconds = |peer: &mut Peer| Ok(peer.measure("mlp_sum", SUMS)? * 1e6 / f64::from(SUMS));
