@@ -11,8 +11,8 @@ use std::cell::RefCell;
 use std::process::Command;
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
 use overdrive_bench_report::versus::SCHEMA;
+use overdrive_bench_report::versus_cli::DdpPart as Part;
 use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
 
 use super::Options;
@@ -31,41 +31,6 @@ const MODELS: [(&str, &str, u32); 2] =
 /// recorded reports have these names.
 const HIDDEN: &str = "PyTorch DDP ";
 const OVERLAP: &str = "PyTorch DDP  ";
-
-/// Options of `ddp`.
-#[derive(Args, Debug)]
-pub struct Parts {
-    /// The parts of `ddp` to measure, separated by commas [default: all]
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
-    part: Vec<Part>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Part {
-    /// A launch of four ranks up to their first all-reduce, against torchrun
-    Launch,
-    /// Whole steps, and how much of the all-reduce overlaps with backward
-    Training,
-    /// Each communication hook over a link of 200 Mbit/s
-    Link,
-    /// The hooks that send the fewest bytes, with 16 times as many samples per rank
-    #[value(name = "link-16x")]
-    Link16x,
-    /// The same with 32 times as many samples per rank
-    #[value(name = "link-32x")]
-    Link32x,
-}
-
-impl Parts {
-    /// Whether any were chosen.
-    pub fn are_chosen(&self) -> bool {
-        !self.part.is_empty()
-    }
-
-    fn has(&self, part: Part) -> bool {
-        self.part.is_empty() || self.part.contains(&part)
-    }
-}
 
 pub fn measure(options: &Options) -> Result<VersusReport> {
     let ours = [("overdrive", env!("CARGO_PKG_VERSION")), ("tch", "0.24.0"), ("libtorch", "2.11.0")];
