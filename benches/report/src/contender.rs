@@ -42,7 +42,7 @@ pub enum Contender {
     DeviceData,
     /// Two micro-batches per step, to save memory.
     Accumulate,
-    /// The techniques that made steps faster here, together.
+    /// Overdrive: several techniques together, without --quick those that make steps faster in a trial.
     Combined,
 }
 
@@ -70,6 +70,18 @@ impl Contender {
     /// The name on the command line and in the JSON.
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// The name for readers, the same as in README's table. Techniques have that of the command line.
+    pub fn title(self) -> String {
+        match self {
+            Self::Pytorch => "PyTorch as written".to_owned(),
+            Self::PytorchTuned => "PyTorch tuned by hand".to_owned(),
+            Self::PytorchCompiled => "PyTorch compiled".to_owned(),
+            Self::Tch => "plain tch".to_owned(),
+            Self::Combined => "Overdrive".to_owned(),
+            technique => technique.name(),
+        }
     }
 
     /// What it does, in one line.

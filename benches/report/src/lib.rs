@@ -23,6 +23,7 @@ pub mod html;
 pub mod machine;
 pub mod readme;
 pub mod records;
+mod remarks;
 pub mod report;
 pub mod run;
 pub mod sample;

@@ -313,11 +313,14 @@ fn method() -> Vec<String> {
             .to_owned(),
         format!(
             "All use AdamW with a learning rate of {LEARNING_RATE}. Each technique is plain tch with one change. At its \
-             start, combined tries the techniques one after the other and keeps those that make steps faster by 2%; \
-             tuned Python tries precision, fused, channels_last, decoder, threads and workers. A trial compares by three \
+             start, Overdrive tries the techniques one after the other and keeps those that make steps faster by 2%; \
+             PyTorch tuned by hand tries precision, fused, channels_last, decoder, threads and workers. A trial compares by three \
              short turns each, taken in turns. Contenders with a loader then try how many threads libtorch computes \
              fastest with. A first look tries nothing."
         ),
+        "On the command line (--only), PyTorch as written is pytorch, PyTorch tuned by hand pytorch_tuned, PyTorch tuned and \
+         compiled pytorch_compiled, plain tch tch, and Overdrive combined."
+            .to_owned(),
         "All test in float32. Initial weights differ: those of tch's default layers are larger than PyTorch's.".to_owned(),
         "Other processes on a GPU are not watched.".to_owned(),
         "Memory is that of the process and its workers at the end of a turn; shared pages count once. It includes what \

@@ -48,7 +48,7 @@ fn without_python_its_columns_are_absent_and_ours_are_measured() {
         assert!(parts.contains(&Contender::Fused) && parts.iter().all(|part| all.contains(part)), "{parts:?}");
     }
     let (table, page) = (text(&ended.stdout), folder.path().join("out/report.html"));
-    assert!(table.contains("pytorch is absent") && table.contains("combined uses"), "{table}");
+    assert!(table.contains("PyTorch as written is absent") && table.contains("Overdrive uses"), "{table}");
     assert!(std::fs::read_to_string(page).unwrap().contains("</html>"));
 }
 
