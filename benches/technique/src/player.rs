@@ -105,13 +105,11 @@ impl Player {
         command.env("OMP_NUM_THREADS", job.threads.to_string()).env_remove("MKL_NUM_THREADS");
         // Without a GPU, libtorch and its profiler print warnings that the user can do nothing about.
         command.env("KINETO_LOG_LEVEL", "99").env("TORCH_CPP_LOG_LEVEL", "ERROR");
-        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = match spawned {
+        let mut child = match spawn(&mut command, job.contender) {
             Err(error) if job.contender.is_python() => {
-                let reason = format!("{} cannot be run: {error}", python.display());
-                return Ok(Starting(Started::Missing(job.contender, reason)));
+                return Ok(Starting(Started::Missing(job.contender, format!("{error:#}"))));
             }
-            spawned => spawned.context("cannot start a contender")?,
+            spawned => spawned?,
         };
         let (asks, stdout) = (child.stdin.take(), child.stdout.take().context("no standard output")?);
         let measured = Measured {
@@ -254,11 +252,29 @@ impl Player {
     }
 }
 
+fn spawn(command: &mut Command, contender: Contender) -> Result<Child> {
+    let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let program = Path::new(command.get_program()).display();
+    spawned.with_context(|| format!("cannot start {}: {program} cannot be run", contender.title()))
+}
+
 impl Drop for Player {
     fn drop(&mut self) {
         // The process normally ends with its input; one that hangs is killed.
         drop(self.asks.take());
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_cannot_be_started_is_named() {
+        let error = spawn(&mut Command::new("/no/such/program"), Contender::Tch).unwrap_err();
+        let said = format!("{error:#}");
+        assert!(said.starts_with("cannot start plain tch: /no/such/program cannot be run: No such file"), "{said}");
     }
 }
