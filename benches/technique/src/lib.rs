@@ -127,7 +127,8 @@ impl<'a> Bench<'a> {
     /// Measures all contenders of a workload.
     fn measure(&mut self, workload: Workload, bar: &ProgressBar) -> Result<Measurements> {
         note(bar, format!("{workload}: data"));
-        let Data { mut job, facts } = data::of_workload(workload, self.options, self.device, self.threads)?;
+        let made = data::of_workload(workload, self.options, self.device, self.threads);
+        let Data { mut job, facts } = made.map_err(data::with_remedy)?;
         let mut team = Team::default();
         let contenders = self.options.contenders(workload, self.device == DeviceKind::Cuda);
         let mut started = Vec::new();
@@ -323,8 +324,9 @@ fn method() -> Vec<String> {
             .to_owned(),
         "All test in float32. Initial weights differ: those of tch's default layers are larger than PyTorch's.".to_owned(),
         "Other processes on a GPU are not watched.".to_owned(),
-        "Memory is that of the process and its workers at the end of a turn; shared pages count once. It includes what \
-         allocators keep from trials at the start.".to_owned(),
+        "Peak memory is the most that the process and its workers held in a turn: what they hold at its end, with shared pages \
+         counted once, and how much more each had at its peak. It includes what allocators keep from trials at the start."
+            .to_owned(),
     ]
     .to_vec()
 }
