@@ -51,7 +51,8 @@ pub struct BenchOptions {
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
 
-    /// Folder of JPEG photographs, in one folder a class [default: made by a seed]
+    /// Folder of JPEG photographs, in one folder a class [default: made by a seed, and those of Debian's packages
+    /// mate-backgrounds, lomiri-wallpapers-16.04 and lomiri-wallpapers-20.04 that are installed]
     #[arg(long, value_name = "DIR")]
     pub photos: Option<PathBuf>,
 
