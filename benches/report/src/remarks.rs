@@ -42,7 +42,7 @@ fn disturbed(report: &WorkloadReport) -> Option<String> {
         _ if disturbed == all => "every timing was".to_owned(),
         _ => format!("{disturbed} of {} {were}", count(all, "timing")),
     };
-    let by = "disturbed by other use of the machine, even after repetitions";
+    let by = "disturbed by other use of the machine";
     Some(match says_nothing(report) {
         true => format!("{name}: {how_many} {by}; its numbers are no basis for a comparison."),
         false => format!("{name}: {how_many} {by}: nothing is concluded from those."),

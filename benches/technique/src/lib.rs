@@ -308,9 +308,9 @@ fn method() -> Vec<String> {
          the next. It is not repeated; if it was disturbed on the whole, it is marked."
             .to_owned(),
         "During each timing, the CPU time of other processes and the time stolen by the hypervisor are measured, and the \
-         pace of fixed work before and after. A disturbed timing is repeated, at most twice. If it is still disturbed, it \
-         is marked, and nothing is concluded from it. A contender whose start, in which it chooses its options, was \
-         disturbed is started again, at most twice; after that its choices say so."
+         pace of fixed work before and after. A disturbed timing is repeated, at most twice, and with --quick one of each \
+         contender. If it is still disturbed, it is marked, and nothing is concluded from it. A contender whose start, in \
+         which it chooses its options, was disturbed is started again, at most twice; after that its choices say so."
             .to_owned(),
         format!(
             "All use AdamW with a learning rate of {LEARNING_RATE}. Each technique is plain tch with one change. At its \
