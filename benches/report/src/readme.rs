@@ -111,7 +111,8 @@ fn said(report: &Report, record: &str) -> String {
     };
     format!(
         "Medians of ratios over {} interleaved rounds, with the lowest and the highest; {machine}, libtorch \
-         {libtorch}, {day} ([the record]({record}); `cargo xtask bench --{}`).{beside} What Overdrive uses, chosen by trying: {}.",
+         {libtorch}, {day} ([the record]({record}); `cargo xtask bench --{}`).{beside} What Overdrive uses, chosen by \
+         trying: {}.",
         setting.rounds,
         setting.size,
         parts.join("; ")

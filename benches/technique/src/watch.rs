@@ -128,8 +128,8 @@ fn cpu_seconds(root: i32) -> f64 {
     tree(root).iter().map(|stat| seconds(stat.utime + stat.stime + ended(stat))).sum()
 }
 
-/// Sets the peaks of a process and its descendants back to what they hold now. Where that is not allowed, they are those
-/// since the processes began.
+/// Sets the peaks of a process and its descendants back to what they hold now. Where that is not allowed, they stay
+/// those since the processes began.
 fn reset_peaks(root: i32) {
     for stat in tree(root) {
         let _ = std::fs::write(format!("/proc/{}/clear_refs", stat.pid), "5");
