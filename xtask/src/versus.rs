@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use anyhow::Result;
-use clap::Args;
-use overdrive_bench_report::{records, write_atomically};
+use anyhow::{Result, bail};
+use clap::{Args, Parser};
+use overdrive_bench_report::{VersusCase, VersusOptions, records, write_atomically};
 
 use crate::workspace::{self, Workspace};
 use crate::{python, setup};
@@ -18,6 +18,7 @@ const DATALOADER_RS_NEEDS: (u32, u32) = (1, 95);
 /// Prints medians of ratios, and writes them with `--json PATH`. A peer that is not installed is reported as missing. A
 /// missed target is reported, but is not a failure.
 #[derive(Args)]
+#[command(after_help = after_help())]
 pub struct Options {
     /// Build the benches with this feature, such as `libjpeg-turbo`; goes before the case
     #[arg(long, value_name = "FEATURE")]
@@ -25,8 +26,8 @@ pub struct Options {
     /// Measure nothing: make one page of all comparisons in `benches/record`, `target/versus.html`
     #[arg(long, exclusive = true)]
     all: bool,
-    /// The case (`step`, `loader`, ..), then options; `CASE --help` lists them
-    #[arg(value_name = "CASE", required_unless_present = "all", trailing_var_arg = true, allow_hyphen_values = true)]
+    /// The case, one of those below, then its options: `CASE --help` lists them
+    #[arg(value_name = "CASE", trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }
 
@@ -37,6 +38,7 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
         println!("{}", page.display());
         return Ok(ExitCode::SUCCESS);
     }
+    parse_case(&options.args)?;
     let libtorch = setup::quietly(ws)?;
     if options.args.first().is_some_and(|case| case == "ddp") {
         // This case measures the launcher, which has to be built next to it.
@@ -59,6 +61,19 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     Ok(workspace::exit_code(workspace::status(&mut command)?))
 }
 
+fn after_help() -> String {
+    format!("Cases:\n{}", VersusCase::list())
+}
+
+/// Parsed here too, so that help and wrong options are reported before minutes of building.
+fn parse_case(args: &[OsString]) -> Result<()> {
+    if args.is_empty() {
+        bail!("give a case, or --all for a page of what is recorded\n\n{}", after_help());
+    }
+    let name = OsString::from("cargo xtask versus");
+    Ok(VersusOptions::parse_from([name].iter().chain(args)).check()?)
+}
+
 /// The version in `rustc 1.95.0 (59807616e 2026-04-14)`, without the patch.
 fn parse(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.strip_prefix("rustc ")?.split('.');
@@ -68,6 +83,18 @@ fn parse(version: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wrong_case_or_none_is_answered_before_anything_is_built() {
+        let parsed = |args: &[&str]| {
+            let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+            parse_case(&args).map_err(|error| error.to_string())
+        };
+        let said = parsed(&[]).unwrap_err();
+        assert!(said.starts_with("give a case") && said.contains("\n  loader "), "{said}");
+        assert_eq!(parsed(&["step", "--part", "link"]).unwrap_err(), "--part is only for `ddp`, not for `step`");
+        assert_eq!(parsed(&["step", "--pairs", "5"]), Ok(()));
+    }
 
     #[test]
     fn the_compiler_s_version_decides_which_peers_are_built() {

@@ -30,7 +30,7 @@ pub enum Contender {
     ChannelsLast,
     /// The fused AdamW kernel.
     Fused,
-    /// A cache of freed host memory, so that steps touch no new pages.
+    /// A cache of freed host memory, which avoids page faults.
     HostCache,
     /// Mixed precision in bfloat16.
     Bf16,
@@ -42,7 +42,7 @@ pub enum Contender {
     DeviceData,
     /// Two micro-batches per step, to save memory.
     Accumulate,
-    /// The techniques that made steps faster here, together.
+    /// Overdrive: several techniques together, without --quick those that make steps faster in a trial.
     Combined,
 }
 
@@ -72,6 +72,18 @@ impl Contender {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
+    /// The name for readers, the same as in README's table. Techniques have that of the command line.
+    pub fn title(self) -> String {
+        match self {
+            Self::Pytorch => "PyTorch as written".to_owned(),
+            Self::PytorchTuned => "PyTorch tuned by hand".to_owned(),
+            Self::PytorchCompiled => "PyTorch compiled".to_owned(),
+            Self::Tch => "plain tch".to_owned(),
+            Self::Combined => "Overdrive".to_owned(),
+            technique => technique.name(),
+        }
+    }
+
     /// What it does, in one line.
     pub fn description(self) -> String {
         let value = self.to_possible_value();
@@ -88,7 +100,7 @@ impl Contender {
         !self.is_python() && !matches!(self, Self::Tch | Self::Combined)
     }
 
-    /// Whether it only helps where the processor trains.
+    /// Whether it only helps training on a CPU.
     pub const fn needs_cpu(self) -> bool {
         matches!(self, Self::HostCache)
     }

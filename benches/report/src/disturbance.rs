@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// From so many stolen CPUs, or CPUs used by other processes, a timing counts as disturbed.
+/// With at least this many CPUs stolen, or used by other processes, a timing counts as disturbed.
 const TOO_MUCH: f64 = 0.1;
 /// Below this pace, relative to the best one, a timing counts as disturbed.
 const SLOWEST_PACE: f64 = 0.8;

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! BenchOptions ──▶ (the bench measures) ──▶ [Measurements] ──▶ Report::new ──▶ table::render, html::render, JSON
-//! (a case measures) ──▶ VersusRow::of_pairs ──▶ VersusReport ──▶ table, JSON ──▶ records::page
+//! VersusOptions ──▶ (a case measures) ──▶ VersusRow::of_pairs ──▶ VersusReport ──▶ table, JSON ──▶ records::page
 //! ```
 //!
 //! A [`Turn`] is a few seconds of steady training, a [`Whole`] is one training from start to end, a [`Mark`] is one
@@ -23,6 +23,7 @@ pub mod html;
 pub mod machine;
 pub mod readme;
 pub mod records;
+mod remarks;
 pub mod report;
 pub mod run;
 pub mod sample;
@@ -31,6 +32,7 @@ pub mod table;
 mod text;
 pub mod verdict;
 pub mod versus;
+pub mod versus_cli;
 pub mod workload;
 pub mod write;
 
@@ -42,5 +44,6 @@ pub use report::{Measurements, Report, Row, Setting, Versions, WorkloadReport};
 pub use run::{DeviceKind, Mark, Measured, Span, Turn, Whole};
 pub use stats::Spread;
 pub use versus::{MissingPeer, Ratio, Target, VersusReport, VersusRow};
+pub use versus_cli::{VersusCase, VersusOptions};
 pub use workload::Workload;
 pub use write::{WriteError, write_atomically};

@@ -5,13 +5,8 @@ use crate::{Contender, Report, Row, WorkloadReport};
 
 /// The marks around the table in README.md.
 const MARKS: [&str; 2] = ["<!-- bench-table -->", "<!-- /bench-table -->"];
-const COLUMNS: [(Contender, &str); 4] = [
-    // First, so that a phone shows it.
-    (Contender::Combined, "**Overdrive**"),
-    (Contender::Pytorch, "PyTorch as written"),
-    (Contender::PytorchTuned, "PyTorch tuned by hand"),
-    (Contender::Tch, "plain tch"),
-];
+/// Ours is first, so that a phone shows it.
+const COLUMNS: [Contender; 4] = [Contender::Combined, Contender::Pytorch, Contender::PytorchTuned, Contender::Tch];
 const WIDTH: usize = 120;
 
 /// `readme` with the table of this report between its marks; `record` is the report's path from README.md. None if the
@@ -31,9 +26,10 @@ pub fn record_of(readme: &str) -> Option<&str> {
 }
 
 fn table(report: &Report, record: &str) -> String {
-    let head = format!("| | {} |\n|---|---|---|---|---|\n", COLUMNS.map(|(_, name)| name).join(" | "));
+    let titles = COLUMNS.map(|it| if it == Contender::Combined { format!("**{}**", it.title()) } else { it.title() });
+    let head = format!("| | {} |\n|---|---|---|---|---|\n", titles.join(" | "));
     let line = |workload: &WorkloadReport, name: String, cell: &dyn Fn(&Row) -> String| {
-        let cells = COLUMNS.map(|(contender, _)| match workload.row(contender) {
+        let cells = COLUMNS.map(|contender| match workload.row(contender) {
             Some(row) if contender == Contender::Combined => format!("**{}**", cell(row)),
             Some(row) => cell(row),
             None => "-".to_owned(),
@@ -114,8 +110,9 @@ fn said(report: &Report, record: &str) -> String {
         false => format!(" Beside PyTorch tuned by hand: {}.", beside.join(", ")),
     };
     format!(
-        "Medians of ratios over {} interleaved rounds, with the lowest and the highest; {machine}, libtorch {libtorch}, \
-         {day} ([the record]({record}); `cargo xtask bench --{}`).{beside} What Overdrive uses, chosen by trying: {}.",
+        "Medians of ratios over {} interleaved rounds, with the lowest and the highest; {machine}, libtorch \
+         {libtorch}, {day} ([the record]({record}); `cargo xtask bench --{}`).{beside} What Overdrive uses, chosen by \
+         trying: {}.",
         setting.rounds,
         setting.size,
         parts.join("; ")

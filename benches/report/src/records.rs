@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::html::{escape, fill};
-use crate::versus::brief;
+use crate::versus::{Bound, brief, ratio};
 use crate::{MissingPeer, VersusReport, VersusRow};
 
 /// A recorded report, and when it was measured.
@@ -73,6 +73,29 @@ pub fn read(folder: &Path) -> Result<Vec<Record>, RecordError> {
     Ok(records)
 }
 
+/// Peers that are limits: constants, bounds and plain loops of ours; a name that ends with a blank is the beginning of
+/// several. Records from before 23 November 2026 do not say so.
+const LIMITS: [&str; 12] = [
+    "1 worker",
+    "a bare loop on ",
+    "a limit of ",
+    "copy",
+    "itself, before them",
+    "plain",
+    "the 50 ms allowed",
+    "the best of a grid: ",
+    "the diagnosis' bound",
+    "the first batch of an epoch",
+    "the same steps, nothing written",
+    "the same without",
+];
+
+/// Cases that older records have by another name: that name, and the one of today.
+const RENAMED: [(&str, &str); 1] = [(
+    "loading, checksums compared, 1.02 GB, 576 tensors (times faster than the peer)",
+    "loading 1.02 GB from memory that holds the file, checksums compared (times faster than the peer)",
+)];
+
 /// One result of a comparison.
 struct Entry<'a> {
     day: &'a str,
@@ -95,7 +118,9 @@ impl<'a> Recorded<'a> {
     fn add(&mut self, day: &'a str, report: &'a VersusReport) {
         for row in &report.rows {
             let entry = Entry { day, asked: report.pairs_asked, row };
-            self.rows.entry((&row.case, &row.peer_name)).or_default().push(entry);
+            let renamed = RENAMED.iter().find(|(old, _)| *old == row.case);
+            let case = renamed.map_or(row.case.as_str(), |(_, new)| new);
+            self.rows.entry((case, &row.peer_name)).or_default().push(entry);
         }
         for peer in &report.missing {
             if !self.knows(peer) {
@@ -133,7 +158,7 @@ fn section(machine: &str, recorded: &Recorded<'_>) -> String {
     let mut out = format!(
         "<section><h2>{}</h2><div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table><thead><tr>\
          <th>Peer</th><th>Ratio (low\u{2013}high)</th><th>Goal</th><th>Ours</th><th>Peer\u{2019}s</th><th>Pairs</th>\
-         <th>Day</th><th>Before</th></tr></thead>",
+         <th>Measured</th><th>Before</th></tr></thead>",
         escape(machine)
     );
     let mut shown = None;
@@ -146,7 +171,9 @@ fn section(machine: &str, recorded: &Recorded<'_>) -> String {
                 escape(case)
             );
         }
-        out += &format!("<tr><th scope=\"row\">{}</th>", escape(peer));
+        let says_so = peer.starts_with("a limit of ");
+        let limit = if is_limit(newest.row) && !says_so { "limit: " } else { "" };
+        out += &format!("<tr><th scope=\"row\">{limit}{}</th>", escape(peer));
         out.extend(cells(newest, before).iter().map(|cell| format!("<td>{}</td>", escape(cell))));
         out += "</tr>";
     }
@@ -162,31 +189,59 @@ fn missing(peers: &[(&str, &MissingPeer)]) -> String {
     if items.is_empty() { items } else { format!("<h3>Not measured</h3><ul class=\"missing\">{items}</ul>") }
 }
 
+fn is_limit(row: &VersusRow) -> bool {
+    let is_it = |limit: &&str| match limit.ends_with(' ') {
+        true => row.peer_name.starts_with(*limit),
+        false => row.peer_name == **limit,
+    };
+    row.is_limit || LIMITS.iter().any(is_it)
+}
+
 fn cells(newest: &Entry<'_>, before: &[Entry<'_>]) -> [String; 7] {
     let row = newest.row;
-    let before = before.iter().map(|Entry { day, asked, row }| {
-        let asked = asked.map_or_else(String::new, |asked| format!(", {asked} pairs asked"));
-        format!("{:.2} ({day}{asked})", row.ratio_median)
-    });
-    let goal = match (row.decided(), row.target) {
-        (Some(true), _) => "met",
-        (Some(false), _) => "missed",
-        (None, Some(_)) => "undecided",
-        (None, None) if row.is_limit => "limit",
-        (None, None) => "\u{2013}",
-    };
+    let earlier =
+        before.iter().map(|it| format!("{} ({}, {} pairs)", ratio(it.row.ratio_median), it.day, it.row.pairs));
     [
-        format!("{:.2} ({:.2}\u{2013}{:.2})", row.ratio_median, row.ratio_low, row.ratio_high),
-        goal.to_owned(),
+        format!("{} ({}\u{2013}{})", ratio(row.ratio_median), ratio(row.ratio_low), ratio(row.ratio_high)),
+        goal(row),
         format!("{} {}", brief(row.ours), row.unit),
         format!("{} {}", brief(row.peer), row.unit),
-        match newest.asked {
-            Some(asked) => format!("{} pairs, {asked} asked", row.pairs),
-            None => row.pairs.to_string(),
-        },
+        pairs(newest, before),
         newest.day.to_owned(),
-        before.collect::<Vec<_>>().join(", "),
+        earlier.collect::<Vec<_>>().join(", "),
     ]
+}
+
+/// The goal of a ratio, and whether it is met: `at least 2: met`.
+fn goal(row: &VersusRow) -> String {
+    let Some((bound, value)) = row.target_is.zip(row.target) else { return "no goal".to_owned() };
+    let wanted = match bound {
+        Bound::AtLeast => format!("at least {value}"),
+        Bound::AtMost => format!("at most {value}"),
+        Bound::Within => format!("1 \u{b1} {value}"),
+    };
+    format!("{wanted}: {}", outcome(row))
+}
+
+fn outcome(row: &VersusRow) -> &'static str {
+    match row.decided() {
+        Some(true) => "met",
+        Some(false) => "missed",
+        None => "undecided",
+    }
+}
+
+/// The number of pairs, and why it is not the usual one.
+fn pairs(newest: &Entry<'_>, before: &[Entry<'_>]) -> String {
+    let number = newest.row.pairs;
+    let fewer = before.iter().find(|it| it.row.pairs < number && it.row.target.is_some());
+    match (newest.asked, fewer) {
+        (None, _) => number.to_string(),
+        (Some(_), Some(it)) if it.row.decided() != Some(true) => {
+            format!("{number}, because {} on {}: {}", it.row.pairs, it.day, outcome(it.row))
+        }
+        (Some(_), _) => format!("{number}, asked for"),
+    }
 }
 
 #[cfg(test)]
@@ -205,7 +260,7 @@ mod tests {
     fn the_newest_result_of_each_machine_is_shown_with_the_earlier_ratios() {
         let records = [record("2026-01-01", 8.0, "A"), record("2026-02-01", 6.0, "A"), record("2026-01-15", 9.0, "B")];
         let page = page(&records);
-        assert!(page.contains("0.60 (0.60\u{2013}0.60)") && page.contains("0.80 (2026-01-01)"), "{page}");
+        assert!(page.contains("0.60 (0.60\u{2013}0.60)") && page.contains("0.80 (2026-01-01, 3 pairs)"), "{page}");
         assert!(
             page.contains("A, 2 cores") && page.contains("B, 2 cores") && page.contains("a &lt;step&gt;"),
             "{page}"
@@ -222,18 +277,45 @@ mod tests {
         // The median alone meets the bound.
         old.report.rows = vec![VersusRow { met: Some(true), ..row }];
         let page = page(&[old]);
-        assert!(page.contains("<td>undecided</td>") && !page.contains("<td>met</td>"), "{page}");
+        assert!(page.contains("<td>at most 0.85: undecided</td>"), "{page}");
     }
 
     #[test]
-    fn the_number_of_pairs_that_was_asked_for_is_shown() {
+    fn more_pairs_than_usual_are_shown_with_the_reason() {
         let mut records = [record("2026-01-01", 8.0, "A"), record("2026-02-01", 6.0, "A")];
         assert!(page(&records).contains("<td>3</td>"));
-        records[0].report.pairs_asked = Some(15);
+        records[1].report.pairs_asked = Some(3);
+        let text = page(&records);
+        assert!(text.contains("<td>3, asked for</td>") && text.contains("0.80 (2026-01-01, 3 pairs)"), "{text}");
+        // Measured again, because fewer pairs had missed the goal.
         records[1].report.pairs_asked = Some(31);
+        records[1].report.rows[0].pairs = 31;
+        for (target, reason) in [(0.7, "because 3 on 2026-01-01: missed"), (0.9, "asked for")] {
+            let before = &mut records[0].report.rows[0];
+            (before.target, before.target_is) = (Some(target), Some(Bound::AtMost));
+            let text = page(&records);
+            assert!(text.contains(&format!("<td>31, {reason}</td>")), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_older_record_of_a_limit_or_a_renamed_case_is_shown_as_today() {
+        let mut records =
+            [record("2026-01-01", 8.0, "A"), record("2026-02-01", 6.0, "A"), record("2026-01-01", 8.0, "A")];
+        let (old, new) = RENAMED[0];
+        records[0].report.rows[0].case = old.to_owned();
+        records[1].report.rows[0].case = new.to_owned();
+        records[2].report.rows[0].peer_name = "the 50 ms allowed".to_owned();
+        let of_tch = VersusRow { peer_name: "plain tch".to_owned(), ..records[2].report.rows[0].clone() };
+        records[2].report.rows.push(of_tch);
         let page = page(&records);
-        assert!(page.contains("<td>3 pairs, 31 asked</td>"), "{page}");
-        assert!(page.contains("0.80 (2026-01-01, 15 pairs asked)"), "{page}");
+        assert!(!page.contains(old) && page.contains("0.80 (2026-01-01, 3 pairs)"), "{page}");
+        assert!(page.contains("<th scope=\"row\">limit: the 50 ms allowed</th>"), "{page}");
+        // Another tool is no limit, though `plain` alone is one.
+        assert!(
+            page.contains("<th scope=\"row\">peer</th>") && page.contains("<th scope=\"row\">plain tch</th>"),
+            "{page}"
+        );
     }
 
     #[test]

@@ -96,7 +96,8 @@ pub struct Measured {
     pub turns: Vec<Turn>,
     /// One per seed.
     pub wholes: Vec<Whole>,
-    /// The largest memory of the process and its workers at the end of a turn; shared pages count once.
+    /// The most memory that the process and its workers held in a turn; shared pages count once. In records from before
+    /// 24 November 2026, what they held at the end of a turn.
     pub peak_bytes: Option<u64>,
     /// The largest memory allocated on the device.
     pub peak_device_bytes: Option<u64>,

@@ -1,4 +1,4 @@
-//! Plain tables for a terminal, at most a hundred columns wide.
+//! Plain tables for a terminal, at most 110 columns wide.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use crate::verdict::Comparison;
 use crate::{Contender, Report, Row, Spread};
 
 /// The widest line that [`render`] writes.
-pub const WIDTH: usize = 100;
+pub const WIDTH: usize = 110;
 
 /// One table per workload, then the conclusion.
 pub fn render(report: &Report) -> String {
@@ -17,7 +17,7 @@ pub fn render(report: &Report) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(out, "{}\n\n{}", title(workload), of_rows(workload));
         let absent = workload.measurements.absent.iter();
-        out += &paragraphs(absent.map(|(contender, reason)| format!("{contender} is absent: {reason}")));
+        out += &paragraphs(absent.map(|(contender, reason)| format!("{} is absent: {reason}", contender.title())));
         out += "\n";
     }
     out + &paragraphs(report.conclusion.iter().cloned())
@@ -34,8 +34,8 @@ fn paragraphs(lines: impl Iterator<Item = String>) -> String {
     lines.map(|line| wrap(&line, WIDTH - 2).replace('\n', "\n  ") + "\n").collect()
 }
 
-/// The header and cells of a workload's table, without columns of what was not measured. A wide table also has the spreads
-/// of speeds and times, the time to the target, and both kinds of memory on a GPU box.
+/// The header and cells of a workload's table, without columns of what was not measured. A wide table also has the
+/// spreads of speeds and times, the time to the target, and both kinds of memory on a GPU box.
 pub(crate) fn cells(workload: &WorkloadReport, wide: bool) -> (Vec<String>, Vec<Vec<String>>) {
     let all = &workload.measurements;
     let has = |value: &dyn Fn(&Row) -> bool| workload.rows.iter().any(value);
@@ -56,10 +56,10 @@ pub(crate) fn cells(workload: &WorkloadReport, wide: bool) -> (Vec<String>, Vec<
     type Cell<'a> = &'a dyn Fn(&Row) -> String;
     let columns: [(bool, &str, Cell<'_>); 10] = [
         (true, &format!("{}/s", all.workload.samples()), &|row| spread(row.rate, &rate)),
-        (all.of(Contender::Pytorch).is_some(), "of pytorch", &of_pytorch),
+        (all.of(Contender::Pytorch).is_some(), "of PyTorch", &of_pytorch),
         (true, "of tch", &of_tch),
         (true, "waits", &|row| or_dash(row.wait_share.map(percent))),
-        (wide || !on_device, "memory", &|row| bytes(host(row))),
+        (wide || !on_device, if wide { "peak memory" } else { "memory" }, &|row| bytes(host(row))),
         (on_device, "on GPU", &|row| bytes(device(row))),
         (has(&|row| row.seconds.is_some()), "time, s", &|row| spread(row.seconds, &seconds)),
         (wide && has(&|row| row.seconds_to_target.is_some()), "s to target", &|row| {
@@ -78,7 +78,7 @@ fn of_rows(workload: &WorkloadReport) -> String {
     let head: Vec<&str> = std::iter::once("").chain(head.iter().map(String::as_str)).collect();
     let named = workload.rows.iter().zip(cells).map(|(row, cells)| {
         let disturbed = if row.disturbed > 0 { "*" } else { "" };
-        [vec![format!("{}{disturbed}", row.contender)], cells].concat()
+        [vec![format!("{}{disturbed}", row.contender.title())], cells].concat()
     });
     let mut out = align(&head, &named.collect::<Vec<_>>());
     if workload.rows.iter().any(|row| row.disturbed > 0) {
@@ -127,8 +127,8 @@ mod tests {
     fn the_table_names_who_is_absent_and_ends_with_the_conclusion() {
         let report = sample::quick();
         let text = render(&report);
-        assert!(text.contains("pytorch is absent: no torch in python3"), "{text}");
-        assert!(!text.contains("of pytorch") && text.contains("of tch"), "{text}");
+        assert!(text.contains("PyTorch as written is absent: no torch in python3"), "{text}");
+        assert!(!text.contains("of PyTorch") && text.contains("of tch"), "{text}");
         assert!(text.ends_with(&paragraphs(report.conclusion.iter().cloned())));
     }
 }

@@ -45,6 +45,12 @@ pub fn bytes(value: Option<u64>) -> String {
     }
 }
 
+/// Begins with a capital letter.
+pub fn upper(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().collect::<String>() + letters.as_str())
+}
+
 /// `a, b and c`.
 pub fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     let mut items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
@@ -83,6 +89,7 @@ mod tests {
 
     #[test]
     fn lists_and_lines() {
+        assert_eq!([upper(""), upper("every time")], ["", "Every time"]);
         assert_eq!(list(["a"; 0]), "");
         assert_eq!(list(["a", "b", "c"]), "a, b and c");
         assert_eq!(wrap("one two three", 7), "one two\nthree");

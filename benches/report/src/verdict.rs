@@ -6,11 +6,11 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::report::{Measurements, Setting, WorkloadReport, kept};
-use crate::text::{accuracy, list, seconds, times};
-use crate::{Contender, DeviceKind, Measured, Spread};
+use crate::text::{list, times};
+use crate::{Contender, DeviceKind, Measured, Spread, remarks};
 
 /// With fewer pairs, everything is undecided.
-const LEAST_PAIRS: usize = 3;
+pub(crate) const LEAST_PAIRS: usize = 3;
 
 /// The speed of one contender relative to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -112,11 +112,24 @@ impl Comparison {
         }
     }
 
-    /// `2.41x (2.30-2.52)`; with a single pair, `2.41x`.
+    /// `2.41x (2.30-2.52)`; with two pairs, which have no median, `2.30x and 2.52x`; with one, `2.41x`.
     pub fn text(&self) -> String {
         let Spread { median, low, high } = self.ratio;
         let bare = |ratio: f64| times(ratio).trim_end_matches('x').to_owned();
-        if self.pairs == 1 { times(median) } else { format!("{} ({}-{})", times(median), bare(low), bare(high)) }
+        match self.pairs {
+            1 => times(median),
+            2 => format!("{} and {}", times(low), times(high)),
+            _ => format!("{} ({}-{})", times(median), bare(low), bare(high)),
+        }
+    }
+
+    /// The ratio that a headline may claim: the median of enough pairs, else the one that is nearest to 1.
+    fn claim(&self) -> f64 {
+        match Side::of(self.ratio) {
+            Side::Faster if self.pairs < LEAST_PAIRS => self.ratio.low,
+            Side::Slower if self.pairs < LEAST_PAIRS => self.ratio.high,
+            _ => self.ratio.median,
+        }
     }
 }
 
@@ -127,6 +140,17 @@ impl Side {
             _ if ratio.high < 1.0 => Self::Slower,
             _ => Self::Undecided,
         }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Met => "met",
+            Self::Missed => "missed",
+            Self::Undecided => "undecided",
+            Self::Disturbed => "disturbed",
+        })
     }
 }
 
@@ -168,7 +192,7 @@ pub(crate) fn goals(all: &Measurements, setting: &Setting) -> Vec<GoalResult> {
 pub(crate) fn conclusion(workloads: &[WorkloadReport], setting: &Setting) -> Vec<String> {
     let mut lines = vec![headline(workloads)];
     for workload in workloads {
-        lines.extend(of_workload(workload));
+        lines.extend(remarks::compared(workload).into_iter().chain(remarks::of(workload, setting)));
     }
     lines.extend(setting.failures.iter().map(|failure| format!("{failure}. Nothing was measured of it.")));
     if setting.rounds < LEAST_PAIRS as u32 {
@@ -232,7 +256,7 @@ impl Standing {
             let Some(row) = workload.row(Contender::Combined) else { continue };
             let Some(goal) = workload.goals.iter().find(|goal| goal.comparison.with == with) else { continue };
             let it = goal.comparison;
-            let text = format!("{name} {}", times(it.ratio.median));
+            let text = format!("{name} {}", times(it.claim()));
             match Side::of(it.ratio) {
                 _ if it.disturbed > 0 => standing.disturbed.push(name.to_string()),
                 _ if (it.pairs < LEAST_PAIRS) != is_first_look => standing.undecided.push(name.to_string()),
@@ -286,85 +310,9 @@ fn missing(all: &Measurements, with: Contender) -> Option<String> {
         return None;
     }
     both.into_iter().find_map(|who| match all.of(who) {
-        Some(one) => one.failure.as_ref().map(|_| format!("{who} failed")),
-        None => Some(format!("{who} is absent")),
+        Some(one) => one.failure.as_ref().map(|_| format!("{} failed", who.title())),
+        None => Some(format!("{} is absent", who.title())),
     })
-}
-
-fn of_workload(report: &WorkloadReport) -> Vec<String> {
-    let all = &report.measurements;
-    let name = all.workload;
-    let mut lines = Vec::new();
-    let disturbed: usize = report.rows.iter().map(|row| row.disturbed).sum();
-    if disturbed > 0 {
-        lines.push(format!(
-            "{name}: {disturbed} timings were disturbed by other use of the machine, even after repetitions: nothing \
-             is concluded from those."
-        ));
-    }
-    for one in &all.measured {
-        if let Some(failure) = &one.failure {
-            lines.push(format!("{name}: {} failed after {} turns: {failure}", one.contender, one.turns.len()));
-        }
-    }
-    if let Some(row) = report.row(Contender::Combined) {
-        let against = report.goals.iter().map(|goal| {
-            let outcome = match goal.outcome {
-                Outcome::Met => "met",
-                Outcome::Missed => "missed",
-                Outcome::Undecided => "undecided",
-                Outcome::Disturbed => "disturbed",
-            };
-            let (comparison, by) = (goal.comparison, if goal.of_wholes { "whole trainings" } else { "steady steps" });
-            format!(
-                "{} the speed of {} by {by}: {}, goal {} {outcome}",
-                comparison.text(),
-                comparison.with,
-                comparison.side(),
-                times(goal.at_least)
-            )
-        });
-        lines.push(format!("{name}: combined has {}.", against.collect::<Vec<_>>().join("; ")));
-        lines.extend(learned(report, row.kept));
-    }
-    let parts = list(all.parts.iter());
-    if all.of(Contender::Combined).is_some() {
-        let made = if parts.is_empty() { "plain tch".to_owned() } else { parts };
-        let rest = match all.left_out.is_empty() {
-            true => String::new(),
-            false => format!("; left out, because a short trial showed no gain here: {}", list(&all.left_out)),
-        };
-        lines.push(format!("{name}: combined uses {made}{rest}."));
-    }
-    lines
-}
-
-/// Accuracy or loss of the whole trainings.
-fn learned(report: &WorkloadReport, kept: Option<bool>) -> Option<String> {
-    let said = |contender: Contender| {
-        let row = report.row(contender)?;
-        let result = match (row.accuracy, row.loss) {
-            (Some(share), _) => accuracy(share),
-            (None, Some(loss)) => format!("a loss of {loss:.3}"),
-            (None, None) => return None,
-        };
-        let wholes = &report.measurements.of(contender)?.wholes;
-        let is_disturbed = wholes.iter().any(|whole| whole.disturbance.is_too_much());
-        let time = if is_disturbed { "a disturbed time".to_owned() } else { seconds(row.seconds?.median) + " s" };
-        Some(format!("{contender} {time} to {result}"))
-    };
-    let columns = [Contender::Combined, Contender::Pytorch, Contender::PytorchTuned, Contender::Tch];
-    let each: Vec<String> = columns.into_iter().filter_map(said).collect();
-    let seeds = report.measurements.of(Contender::Combined).map_or(0, |it| it.wholes.len());
-    let lost = match kept {
-        Some(false) if seeds < LEAST_PAIRS => {
-            " combined learned less than plain tch with this seed; --full tries three."
-        }
-        Some(false) => " combined learned less than plain tch: do not use it like this.",
-        _ => "",
-    };
-    (!each.is_empty())
-        .then(|| format!("{}, trained as a whole: {}.{lost}", report.measurements.workload, each.join(", ")))
 }
 
 #[cfg(test)]

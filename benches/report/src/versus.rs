@@ -267,11 +267,19 @@ fn cells(row: &VersusRow) -> Vec<String> {
         format!("  {}{}", if row.is_limit { "limit: " } else { "" }, row.peer_name),
         format!("{} {}", brief(row.ours), row.unit),
         format!("{} {}", brief(row.peer), row.unit),
-        format!("{:.2} ({:.2}-{:.2})", row.ratio_median, row.ratio_low, row.ratio_high),
+        format!("{} ({}-{})", ratio(row.ratio_median), ratio(row.ratio_low), ratio(row.ratio_high)),
         row.pairs.to_string(),
         target.unwrap_or_else(|| "-".to_owned()),
         met.to_owned(),
     ]
+}
+
+/// A ratio with two decimals, or with two significant digits where it is small.
+pub(crate) fn ratio(value: f64) -> String {
+    if value >= 0.095 || value <= 0.0 {
+        return format!("{value:.2}");
+    }
+    format!("{value:.*}", (1.0 - value.log10().floor()).min(9.0) as usize)
 }
 
 /// A value with four significant digits, without an exponent.
@@ -357,6 +365,14 @@ mod tests {
         assert!(table.contains("\nstep (share of the peer's)\n  peer 1.0 "), "{table}");
         assert!(table.contains("MISSED") && table.contains("<= 0.3"), "{table}");
         assert!(table.contains("missing: spdl for loader: pip install spdl"), "{table}");
+    }
+
+    #[test]
+    fn a_small_ratio_is_not_rounded_to_nothing() {
+        assert_eq!(
+            [1.234, 0.1, 0.0951, 0.0234, 0.0023, 0.0].map(ratio),
+            ["1.23", "0.10", "0.10", "0.023", "0.0023", "0.00"]
+        );
     }
 
     #[test]

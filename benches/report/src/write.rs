@@ -33,7 +33,7 @@ pub enum WriteError {
         path: PathBuf,
     },
     /// Anything else.
-    #[error("{}: cannot be written ({source}); name another path", .path.display())]
+    #[error("{}: cannot be written; name another path", .path.display())]
     Other {
         /// The file that was to be written.
         path: PathBuf,

@@ -34,6 +34,17 @@ fn a_path_that_cannot_hold_a_file_is_named_in_the_error() {
     assert_eq!(names(folder.path()), ["file"]);
 }
 
+#[test]
+fn the_system_s_reason_is_said_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "whole").unwrap();
+    let error = check_writable(&file.join("report.json")).unwrap_err();
+    let reason = std::error::Error::source(&error).unwrap().to_string();
+    // Programs print an error with its sources.
+    assert!(!error.to_string().contains(&reason), "{error}: {reason}");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_link_stays_a_link_and_a_new_file_has_usual_permissions() {

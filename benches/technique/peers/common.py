@@ -154,8 +154,33 @@ def tuned(options, tries, build):
         # What was chosen so far goes on, beside the other values.
         begun = [] if chosen is None else [(options[name], *chosen)]
         options[name], *chosen = fastest(values, lambda value: build(**{**options, name: value}), begun)
-    text = lambda name, value: (name if value else f"not {name}") if isinstance(value, bool) else str(value)
-    return options, ", ".join(text(name, value) for name, value in options.items())
+    return options, in_words(options)
+
+
+def in_words(options):
+    """Chosen options, as the page shows them."""
+
+    def words(name, value):
+        if isinstance(value, bool):
+            return name if value else f"not {name}"
+        if name == "workers":
+            return plural(value, "worker")
+        if name == "threads":
+            return f"{value} of {plural(JOB['threads'], 'thread')} compute"
+        return f"decoded with {value}" if name == "reader" else str(value)
+
+    return ", ".join(words(name, value) for name, value in options.items())
+
+
+def best_in_words(chosen, tried, what):
+    """The best number of something, and which others were tried."""
+    *others, last = map(str, tried)
+    of = f", the fastest of {', '.join(others)} and {last}" if others else ""
+    return plural(chosen, what) + of
+
+
+def plural(number, what):
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def fastest(options, build, begun=()):

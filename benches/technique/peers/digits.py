@@ -5,7 +5,7 @@ import pathlib
 import types
 
 from common import COMPILED, DEVICE, FUSED, JOB, LEARNING_RATE, PRECISIONS, TUNED
-from common import Precision, best, serve, torch, tuned, usual_workers
+from common import Precision, best, best_in_words, serve, torch, tuned, usual_workers
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
@@ -107,5 +107,5 @@ if __name__ == "__main__":
     else:
         tried = usual_workers()
         options["workers"] = best(tried, build)
-        text = f"{options['workers']} workers, of {tried}"
+        text = best_in_words(options["workers"], tried, "worker")
     serve(lambda: build(**options), [text], options)

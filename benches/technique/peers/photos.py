@@ -3,7 +3,7 @@
 import types
 
 from common import COMPILED, DEVICE, FUSED, JOB, LEARNING_RATE, PRECISIONS, TUNED
-from common import Precision, best, nice_worker, serve, torch, tuned, usual_workers
+from common import Precision, best, best_in_words, nice_worker, serve, torch, tuned, usual_workers
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
@@ -105,5 +105,5 @@ if __name__ == "__main__":
     else:
         tried = usual_workers()
         options["workers"] = best(tried, build)
-        text = f"{options['workers']} workers, of {tried}"
+        text = best_in_words(options["workers"], tried, "worker")
     serve(lambda: build(**options), [text], options)

@@ -1,5 +1,6 @@
 //! The data of each workload, and how it is trained.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -113,6 +114,19 @@ pub fn of_workload(workload: Workload, options: &BenchOptions, device: DeviceKin
     })
 }
 
+/// With what can be done about a full disk, which no other message says.
+pub fn with_remedy(error: anyhow::Error) -> anyhow::Error {
+    let kinds = error.chain().filter_map(|it| it.downcast_ref::<std::io::Error>().map(std::io::Error::kind));
+    let is_full = kinds.into_iter().any(|it| matches!(it, ErrorKind::StorageFull | ErrorKind::QuotaExceeded));
+    match is_full {
+        true => error.context(format!(
+            "no space left for generated data in {}: free some, or run this in another folder",
+            work_folder().display()
+        )),
+        false => error,
+    }
+}
+
 /// Where generated data is kept for the next run: in `target/`, if that exists.
 fn work_folder() -> PathBuf {
     match Path::new("target").is_dir() {
@@ -135,4 +149,20 @@ fn data_file(name: &str) -> Result<PathBuf> {
     found.with_context(|| {
         format!("data/{name} is neither in this folder nor next to the program: run it in the workspace or the bundle")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_answered_with_what_to_do() {
+        let said = |kind: ErrorKind| {
+            let error = anyhow::Error::from(std::io::Error::from(kind)).context("cannot write photographs");
+            format!("{:#}", with_remedy(error))
+        };
+        let full = said(ErrorKind::StorageFull);
+        assert!(full.starts_with("no space left for generated data in ") && full.contains("another folder"), "{full}");
+        assert!(said(ErrorKind::NotFound).starts_with("cannot write photographs: "));
+    }
 }

@@ -127,7 +127,8 @@ impl<'a> Bench<'a> {
     /// Measures all contenders of a workload.
     fn measure(&mut self, workload: Workload, bar: &ProgressBar) -> Result<Measurements> {
         note(bar, format!("{workload}: data"));
-        let Data { mut job, facts } = data::of_workload(workload, self.options, self.device, self.threads)?;
+        let made = data::of_workload(workload, self.options, self.device, self.threads);
+        let Data { mut job, facts } = made.map_err(data::with_remedy)?;
         let mut team = Team::default();
         let contenders = self.options.contenders(workload, self.device == DeviceKind::Cuda);
         let mut started = Vec::new();
@@ -297,31 +298,39 @@ fn note(bar: &ProgressBar, what: String) {
 
 fn method() -> Vec<String> {
     [
-        "Each contender runs in its own process and waits while another one trains. They take turns, so a slow spell of \
-         the machine affects all of them, and the order changes from round to round; a ratio compares two turns of \
-         the same round. A turn is steady training: batches that workers read while the contender waited are thrown away \
-         first."
+        "Each contender runs in its own process and waits while another one trains. They take turns, so a \
+         slow spell of the machine affects all of them, and the order changes from round to round; a ratio \
+         compares two turns of the same round. A turn is steady training: batches that workers read while the \
+         contender waited are thrown away first."
             .to_owned(),
-        "A whole training is timed from opening the data to the last step, without the start of the process, imports \
-         and testing. The contenders take turns here too: all train one epoch, or a twentieth of the text's steps, then \
-         the next. It is not repeated; if it was disturbed on the whole, it is marked."
+        "A whole training is timed from opening the data to the last step, without the start of the process, \
+         imports and testing. The contenders take turns here too: all train one epoch, or a twentieth of the \
+         text's steps, then the next. It is not repeated; if it was disturbed on the whole, it is marked."
             .to_owned(),
-        "During each timing, the CPU time of other processes and the time stolen by the hypervisor are measured, and the \
-         pace of fixed work before and after. A disturbed timing is repeated, at most twice. If it is still disturbed, it \
-         is marked, and nothing is concluded from it. A contender whose start, in which it chooses its options, was \
-         disturbed is started again, at most twice; after that its choices say so."
+        "During each timing, the CPU time of other processes and the time stolen by the hypervisor are \
+         measured, and the pace of fixed work before and after. A disturbed timing is repeated, at most \
+         twice, and with --quick one of each contender. If it is still disturbed, it is marked, and nothing \
+         is concluded from it. A contender whose start, in which it chooses its options, was disturbed is \
+         started again, at most twice; after that its choices say so."
             .to_owned(),
         format!(
-            "All use AdamW with a learning rate of {LEARNING_RATE}. Each technique is plain tch with one change. At its \
-             start, combined tries the techniques one after the other and keeps those that make steps faster by 2%; \
-             tuned Python tries precision, fused, channels_last, decoder, threads and workers. A trial compares by three \
-             short turns each, taken in turns. Contenders with a loader then try how many threads libtorch computes \
-             fastest with. A first look tries nothing."
+            "All use AdamW with a learning rate of {LEARNING_RATE}. Each technique is plain tch with one \
+             change. At its start, Overdrive tries the techniques one after the other and keeps those that \
+             make steps faster by 2%; PyTorch tuned by hand tries precision, fused, channels_last, decoder, \
+             threads and workers. A trial compares by three short turns each, taken in turns. Contenders with \
+             a loader then try how many threads libtorch computes fastest with. A first look tries nothing."
         ),
-        "All test in float32. Initial weights differ: those of tch's default layers are larger than PyTorch's.".to_owned(),
+        "On the command line (--only), PyTorch as written is pytorch, PyTorch tuned by hand pytorch_tuned, \
+         PyTorch tuned and compiled pytorch_compiled, plain tch tch, and Overdrive combined."
+            .to_owned(),
+        "All test in float32. Initial weights differ: those of tch's default layers are larger than \
+         PyTorch's."
+            .to_owned(),
         "Other processes on a GPU are not watched.".to_owned(),
-        "Memory is that of the process and its workers at the end of a turn; shared pages count once. It includes what \
-         allocators keep from trials at the start.".to_owned(),
+        "Peak memory is the most that the process and its workers held in a turn: what they hold at its end, \
+         with shared pages counted once, and how much more each had at its peak. It includes what allocators \
+         keep from trials at the start."
+            .to_owned(),
     ]
     .to_vec()
 }

@@ -17,6 +17,8 @@ use super::watch::Watch;
 pub const JOB_ARGUMENT: &str = "--job";
 /// How often a disturbed timing, or a disturbed choice of options, is repeated.
 pub const MOST_REPETITIONS: usize = 2;
+/// In a first look, all turns of a contender together are repeated so often: it is to end soon on a busy machine too.
+const FIRST_LOOK_REPETITIONS: usize = 1;
 /// A contender that has not answered for so long hangs.
 const TIMEOUT: Duration = Duration::from_secs(20 * 60);
 /// Up to a mark of a whole training it may take longer.
@@ -38,6 +40,7 @@ pub struct Player {
     pub options: serde_json::Value,
     /// Its software.
     pub versions: Versions,
+    repetitions: Repetitions,
     /// Of the whole training that has begun: seconds up to each mark, and what else used the machine.
     parts_of_whole: Vec<(f64, Disturbance)>,
 }
@@ -105,13 +108,11 @@ impl Player {
         command.env("OMP_NUM_THREADS", job.threads.to_string()).env_remove("MKL_NUM_THREADS");
         // Without a GPU, libtorch and its profiler print warnings that the user can do nothing about.
         command.env("KINETO_LOG_LEVEL", "99").env("TORCH_CPP_LOG_LEVEL", "ERROR");
-        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = match spawned {
+        let mut child = match spawn(&mut command, job.contender) {
             Err(error) if job.contender.is_python() => {
-                let reason = format!("{} cannot be run: {error}", python.display());
-                return Ok(Starting(Started::Missing(job.contender, reason)));
+                return Ok(Starting(Started::Missing(job.contender, format!("{error:#}"))));
             }
-            spawned => spawned.context("cannot start a contender")?,
+            spawned => spawned?,
         };
         let (asks, stdout) = (child.stdin.take(), child.stdout.take().context("no standard output")?);
         let measured = Measured {
@@ -132,7 +133,9 @@ impl Player {
         });
         let (parts, left_out, options) = (Vec::new(), Vec::new(), serde_json::Value::Null);
         let (versions, parts_of_whole) = (Versions::new(), Vec::new());
-        let player = Self { child, asks, answers, measured, parts, left_out, options, versions, parts_of_whole };
+        let repetitions = Repetitions::new(!job.tries);
+        let player =
+            Self { child, asks, answers, measured, parts, left_out, options, versions, repetitions, parts_of_whole };
         Ok(Starting(Started::Player(Box::new(player))))
     }
 
@@ -153,15 +156,14 @@ impl Player {
     /// # Errors
     /// When the process has ended.
     pub fn turn(&mut self) -> Result<()> {
-        let mut repetitions = 0;
+        self.repetitions.begin_turn();
         loop {
             let watch = Watch::start(self.child.id());
             self.ask(Ask::Turn)?;
             let said = self.answer(TIMEOUT)?;
             let (disturbance, memory) = watch.stop();
             self.measured.peak_bytes = self.measured.peak_bytes.max(memory);
-            if disturbance.is_too_much() && repetitions < MOST_REPETITIONS {
-                repetitions += 1;
+            if disturbance.is_too_much() && self.repetitions.take_one() {
                 continue;
             }
             let Said::Turn(turn) = said else { bail!("{}: unexpected answer {said:?}", self.measured.contender) };
@@ -254,11 +256,67 @@ impl Player {
     }
 }
 
+/// How often a contender may still repeat a disturbed turn.
+struct Repetitions {
+    is_first_look: bool,
+    left: usize,
+}
+
+impl Repetitions {
+    fn new(is_first_look: bool) -> Self {
+        Self { is_first_look, left: if is_first_look { FIRST_LOOK_REPETITIONS } else { MOST_REPETITIONS } }
+    }
+
+    fn begin_turn(&mut self) {
+        if !self.is_first_look {
+            self.left = MOST_REPETITIONS;
+        }
+    }
+
+    /// Whether there is one.
+    fn take_one(&mut self) -> bool {
+        let is_left = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        is_left
+    }
+}
+
+fn spawn(command: &mut Command, contender: Contender) -> Result<Child> {
+    let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let program = Path::new(command.get_program()).display();
+    spawned.with_context(|| format!("cannot start {}: {program} cannot be run", contender.title()))
+}
+
 impl Drop for Player {
     fn drop(&mut self) {
         // The process normally ends with its input; one that hangs is killed.
         drop(self.asks.take());
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_look_repeats_less() {
+        let repeated = |is_first_look| {
+            let mut repetitions = Repetitions::new(is_first_look);
+            let turns = (0..3).map(|_| {
+                repetitions.begin_turn();
+                (0..9).take_while(|_| repetitions.take_one()).count()
+            });
+            turns.collect::<Vec<_>>()
+        };
+        assert_eq!((repeated(false), repeated(true)), (vec![2, 2, 2], vec![1, 0, 0]));
+    }
+
+    #[test]
+    fn a_program_that_cannot_be_started_is_named() {
+        let error = spawn(&mut Command::new("/no/such/program"), Contender::Tch).unwrap_err();
+        let said = format!("{error:#}");
+        assert!(said.starts_with("cannot start plain tch: /no/such/program cannot be run: No such file"), "{said}");
     }
 }

@@ -46,6 +46,7 @@ impl Watch {
     pub fn start(root: u32) -> Self {
         wait_until_idle();
         let (pace, root) = (pace(), i32::try_from(root).unwrap_or_default());
+        reset_peaks(root);
         Self { begun: Instant::now(), machine: machine(), own: cpu_seconds(root), root, pace }
     }
 
@@ -54,10 +55,10 @@ impl Watch {
         (self.root, self.own) = (i32::try_from(root).unwrap_or_default(), 0.0);
     }
 
-    /// Stops. Returns what else used the machine, and the memory that the processes hold.
+    /// Stops. Returns what else used the machine, and the most memory that the processes have held.
     pub fn stop(self) -> (Disturbance, Option<u64>) {
         let (seconds, own, now) = (self.begun.elapsed().as_secs_f64(), cpu_seconds(self.root) - self.own, machine());
-        let memory = memory(self.root);
+        let memory = peak_memory(self.root);
         // Workers of the contender still read ahead, which would slow the fixed work down.
         wait_until_idle();
         let pace = self.pace.min(pace());
@@ -127,14 +128,25 @@ fn cpu_seconds(root: i32) -> f64 {
     tree(root).iter().map(|stat| seconds(stat.utime + stat.stime + ended(stat))).sum()
 }
 
-/// Memory of a process and its descendants. Shared pages count once (proportional set size).
-fn memory(root: i32) -> Option<u64> {
-    let held = |stat: &Stat| {
-        let rollup = Process::new(stat.pid).ok()?.smaps_rollup().ok()?;
-        let mapping = rollup.memory_map_rollup.0.into_iter().next()?;
-        mapping.extension.map.get("Pss").copied()
+/// Sets the peaks of a process and its descendants back to what they hold now. Where that is not allowed, they stay
+/// those since the processes began.
+fn reset_peaks(root: i32) {
+    for stat in tree(root) {
+        let _ = std::fs::write(format!("/proc/{}/clear_refs", stat.pid), "5");
+    }
+}
+
+/// The most memory that a process and its descendants have held: what they hold now, with shared pages counted once
+/// (proportional set size), and how much more each had resident at its peak.
+fn peak_memory(root: i32) -> Option<u64> {
+    let peak = |stat: &Stat| {
+        let process = Process::new(stat.pid).ok()?;
+        let mapping = process.smaps_rollup().ok()?.memory_map_rollup.0.into_iter().next()?;
+        let (held, status) = (mapping.extension.map.get("Pss").copied()?, process.status().ok()?);
+        let above = status.vmhwm.zip(status.vmrss).map_or(0, |(peak, now)| peak.saturating_sub(now));
+        Some(held + 1024 * above)
     };
-    tree(root).iter().filter_map(held).reduce(|sum, bytes| sum + bytes)
+    tree(root).iter().filter_map(peak).reduce(|sum, bytes| sum + bytes)
 }
 
 /// How fast fixed work runs on all cores at once, relative to the best time that this process has seen.
@@ -189,11 +201,27 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(pids.contains(&root) && below.len() == 2 && below.iter().all(|pid| pids.contains(pid)), "{below:?}");
-        assert!(memory(root).unwrap() > 1 << 20);
+        assert!(peak_memory(root).unwrap() > 1 << 20);
         // Its CPU time is its own.
         let begun = cpu_seconds(root);
         while cpu_seconds(root) < begun + 0.05 {
             work();
+        }
+    }
+
+    #[test]
+    fn memory_that_is_freed_before_the_end_counts() {
+        const SIZE: u64 = 256 << 20; // large enough that other tests of this process do not matter
+        let root = i32::try_from(std::process::id()).unwrap();
+        let before = peak_memory(root).unwrap();
+        drop(std::hint::black_box(vec![1_u8; SIZE as usize]));
+        let after = peak_memory(root).unwrap();
+        assert!(after >= before + SIZE / 2, "{before} to {after}");
+        // Where the peak cannot be reset, it stays.
+        if std::fs::write("/proc/self/clear_refs", "5").is_ok() {
+            reset_peaks(root);
+            let reset = peak_memory(root).unwrap();
+            assert!(reset <= after - SIZE / 2, "{after} to {reset}");
         }
     }
 

@@ -48,7 +48,7 @@ fn without_python_its_columns_are_absent_and_ours_are_measured() {
         assert!(parts.contains(&Contender::Fused) && parts.iter().all(|part| all.contains(part)), "{parts:?}");
     }
     let (table, page) = (text(&ended.stdout), folder.path().join("out/report.html"));
-    assert!(table.contains("pytorch is absent") && table.contains("combined uses"), "{table}");
+    assert!(table.contains("PyTorch as written is absent") && table.contains("Overdrive uses"), "{table}");
     assert!(std::fs::read_to_string(page).unwrap().contains("</html>"));
 }
 
@@ -167,19 +167,45 @@ fn what_a_late_failure_leaves_is_reported() {
     assert!(report.workloads[0].row(Contender::Tch).unwrap().against.len() == 1);
 }
 
-#[test]
-fn a_python_with_another_torch_is_absent() {
+/// What a Python program prints that imports the peers' common file, beside packages that are not what they are called.
+fn with_common(version: &str, program: &str) -> String {
     let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
     let folder = tempfile::tempdir().unwrap();
     for package in ["PIL", "torch", "torchvision"] {
-        std::fs::write(folder.path().join(format!("{package}.py")), "__version__ = '2.4.0+cpu'\n").unwrap();
+        let text =
+            format!("import types\n__version__ = '{version}'\ndevice = lambda it: types.SimpleNamespace(type=it)\n");
+        std::fs::write(folder.path().join(format!("{package}.py")), text).unwrap();
     }
     let mut python = Command::new("python3");
     python
-        .args(["-c", "import common", "{}"])
+        .args(["-c", program, r#"{"contender": "pytorch_tuned", "device": "cpu", "threads": 2}"#])
         .env("PYTHONPATH", std::env::join_paths([folder.path(), &peers]).unwrap());
-    let said = text(&python.output().unwrap().stdout);
+    text(&python.output().unwrap().stdout)
+}
+
+#[test]
+fn a_python_with_another_torch_is_absent() {
+    let said = with_common("2.4.0+cpu", "import common");
     assert!(said.starts_with(r#"{"Missing": "it has torch 2.4.0+cpu: give a Python with torch 2.11.0"#), "{said}");
+}
+
+#[test]
+fn what_python_has_chosen_is_said_in_words() {
+    let said = with_common(
+        "2.11.0",
+        "import common\n\
+         print(common.in_words(dict(reader='draft', workers=2, threads=1, fused=True, precision='bfloat16')))\n\
+         print(common.in_words(dict(workers=1, channels_last=False)))\n\
+         print(common.best_in_words(2, [0, 1, 2], 'worker'))\n\
+         print(common.best_in_words(1, [1], 'worker'))",
+    );
+    let expected = [
+        "decoded with draft, 2 workers, 1 of 2 threads compute, fused, bfloat16",
+        "1 worker, not channels_last",
+        "2 workers, the fastest of 0, 1 and 2",
+        "1 worker",
+    ];
+    assert_eq!(said.lines().collect::<Vec<_>>(), expected);
 }
 
 #[test]

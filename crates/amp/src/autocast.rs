@@ -60,7 +60,8 @@ pub struct Autocast {
 }
 
 impl Autocast {
-    /// An enabled region for the device's type, with libtorch's dtype for it (bfloat16 on a CPU, float16 on CUDA).
+    /// An enabled region for the device's type. Its dtype is that of the enclosing region, or libtorch's default
+    /// (bfloat16 on a CPU, float16 on CUDA).
     pub fn new(device: Device) -> Self {
         Self { device, kind: None, enabled: true, cache_enabled: None }
     }

@@ -32,7 +32,7 @@ pub struct GradScaler {
     init_growth_tracker: i64,
 }
 
-/// The scale and the number of good steps in a row, where the loss is.
+/// The scale and the number of good steps in a row, on the loss's device.
 #[derive(Debug)]
 struct OnDevice {
     scale: Tensor,
@@ -170,8 +170,8 @@ impl GradScaler {
     ///
     /// # Errors
     /// When called before `scale` or twice between updates, when the optimizer's steps cannot be skipped (`behavior`),
-    /// and when the optimizer fails. When there are no gradients and the optimizer does not take the scale on the
-    /// device; one that does then has nothing to do, as in PyTorch.
+    /// and when the optimizer fails. Also when there are no gradients, except for an optimizer that takes the scale on
+    /// the device: its step then does nothing, as in PyTorch.
     ///
     /// # Syncs
     /// With an optimizer that takes the scale and the flag on the device (`takes_grad_scale`), no. With any other,

@@ -152,7 +152,7 @@ fn autocast_regions_nest_and_restore_after_a_panic() {
 fn regions_that_end_out_of_order_leave_nothing_behind() {
     let off = autocast::state(Device::Cpu).unwrap();
     let on = |kind, cache_enabled| State { enabled: true, kind, cache_enabled };
-    // A Vec drops its first element first.
+    // They end in the order in which they began, not from the innermost outwards.
     let regions = vec![
         Region::enter(Device::Cpu, on(Kind::BFloat16, false)).unwrap(),
         Region::enter(Device::Cuda(0), on(Kind::BFloat16, true)).unwrap(),
@@ -289,7 +289,7 @@ fn a_hooks_panic_is_kept_until_it_is_resumed() {
     x.sum(Kind::Float).backward();
     let resumed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hook.resume_panic()));
     assert_eq!(resumed.unwrap_err().downcast_ref::<&str>(), Some(&"in a hook"));
-    hook.resume_panic(); // once
+    hook.resume_panic(); // does nothing: there is no panic left
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn freed_memory_is_kept_up_to_the_limit_and_taken_again() {
     std::thread::spawn(move || drop(tensor(2 * MIB))).join().unwrap();
     assert_eq!(cached_host_memory().unwrap(), 14 * MIB);
     drop((onednn(100), onednn(1 << 18)));
-    assert_eq!(cached_host_memory().unwrap(), 16 * MIB, "oneDNN's memory is kept, and that of its sources");
+    assert_eq!(cached_host_memory().unwrap(), 16 * MIB, "the memory of oneDNN tensors and of their sources is kept");
     cache_host_memory(0).unwrap();
     assert_eq!(cached_host_memory().unwrap(), 0);
     drop(tensor(8 * MIB));

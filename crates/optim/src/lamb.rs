@@ -32,15 +32,15 @@ options! {
         eps: f64 = 1e-6, NOT_NEGATIVE;
         /// The weight decay: this times the parameter is added to the update before it is rescaled; default 0.01.
         weight_decay: f64 = 0.01, NOT_NEGATIVE;
-        /// Whether an update is rescaled to the norm of its parameter; default true. Often false for groups of biases
-        /// and gains.
+        /// Whether an update is rescaled to the norm of its parameter; default true. Often false for biases and
+        /// the weights of norm layers.
         adaptive: bool = true;
         /// Whether a group without weight decay is rescaled too; default true.
         always_adapt: bool = true;
         /// Whether the trust ratio, the factor that rescales, is at most 1 (LAMBC); default false.
         trust_clip: bool = false;
         /// The maximum of the global gradient norm: if the 2-norm over the gradients of all groups exceeds it, this
-        /// group's gradients are scaled down by the same ratio before the step; default none.
+        /// group's gradients are multiplied by maximum / norm before the step; default none.
         max_grad_norm: Option<f64> = None, (f64::MIN_POSITIVE..f64::INFINITY, "finite and above 0");
         /// Maximizes the objective instead of minimizing it; default false.
         maximize: bool = false;
@@ -94,8 +94,8 @@ impl Algorithm for LambOptions {
             foreach::add_(&updates, step.params, self.weight_decay)?;
         }
         if self.adaptive && (self.always_adapt || self.weight_decay != 0.0) {
-            let (params, lengths) = (norms(step.params)?, norms(&updates)?);
-            let ratios = or_one(&params.f_div(&lengths)?, &params, &lengths)?;
+            let (param_norms, update_norms) = (norms(step.params)?, norms(&updates)?);
+            let ratios = or_one(&param_norms.f_div(&update_norms)?, &param_norms, &update_norms)?;
             let ratios = if self.trust_clip { at_most_one(&ratios)? } else { ratios };
             foreach::mul_(&updates, &as_list(&ratios)?)?;
         }

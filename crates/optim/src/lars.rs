@@ -62,8 +62,8 @@ options! {
         /// A factor of the trust ratio: about how far a step moves a parameter, relative to its norm, at a learning
         /// rate of 1; default 1e-3.
         trust_coefficient: f64 = 1e-3, NOT_NEGATIVE;
-        /// Whether the learning rate is scaled for each parameter; default true. Often false for groups of biases and
-        /// gains.
+        /// Whether the learning rate is scaled for each parameter; default true. Often false for biases and the
+        /// weights of norm layers.
         adaptive: bool = true;
         /// Whether the trust ratio is at most 1 / lr, so that the scaled learning rate is at most 1 (LARC); default
         /// false. Only with [`LarsForm::Timm`].

@@ -42,6 +42,11 @@ pub use overdrive_profile as profile;
 pub use overdrive_sched as sched;
 pub use tch;
 
+/// Compiles README's recipe.
+#[cfg(all(doctest, feature = "accum", feature = "amp", feature = "dataload", feature = "nn", feature = "optim"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 /// Runs the program in the book.
 #[cfg(all(doctest, feature = "dataload", feature = "nn", feature = "optim", feature = "sched"))]
 #[doc = include_str!("../../../docs/coming-from-pytorch.md")]

@@ -16,7 +16,7 @@ struct Growth {
 impl Growth {
     fn new(check: Check, from: u64, to: u64, steps: u64) -> Result<Self, ScheduleError> {
         check.at_least_1("from", from)?;
-        check.that(to >= from, "to", format_args!("at least from ({from})"), to)?;
+        check.that(to >= from, "to", format_args!("at least `from` ({from})"), to)?;
         check.at_least_1("steps", steps)?;
         Ok(Self { from, to, begin: 0, steps, multiple_of: 1 })
     }

@@ -55,7 +55,7 @@ pub enum Sweep {
 ///
 /// # Source
 /// Smith, "Cyclical Learning Rates for Training Neural Networks" (2015); fastai's `lr_find`; Lightning's `lr_find`,
-/// whose smoothing divides by the next step's correction
+/// whose bias correction is one step ahead
 #[doc(alias = "lr_find")]
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it does nothing until `run`"]
@@ -246,7 +246,7 @@ impl Snapshot {
     fn restore<O: Optimizer + ?Sized>(self, opt: &mut O) -> Result<(), ScheduleError> {
         tch::no_grad(|| self.tensors.into_iter().try_for_each(|(mut tensor, copy)| tensor.f_copy_(&copy).map(drop)))
             .map_err(TorchError::from)?;
-        // Otherwise SAM would take back an ascent that a failed step has left.
+        // Otherwise SAM would undo the ascent of a failed step, although the parameters are already restored.
         opt.params_changed()?;
         let reason = "the optimizer had a state before the steps, and has none now";
         opt.as_stateful_mut().ok_or(StateError::NotSaved { reason })?.load_state_dict(&self.state)?;

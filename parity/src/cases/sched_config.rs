@@ -1,4 +1,4 @@
-//! A schedule as Python describes it: PyTorch's name and its arguments.
+//! A schedule as Python describes it: a name and its arguments.
 
 use std::sync::Arc;
 
@@ -27,8 +27,9 @@ impl From<&OneOrEach<f64>> for PerGroup {
     }
 }
 
+/// A factor as a function of the step or the cycle: a formula with the parameter `a`.
 #[derive(Deserialize)]
-pub struct Function {
+pub struct Factor {
     kind: Kind,
     a: f64,
 }
@@ -41,7 +42,7 @@ enum Kind {
     Wave,
 }
 
-impl Function {
+impl Factor {
     fn at(&self, x: f64) -> f64 {
         match self.kind {
             Kind::Power => self.a.powf(x),
@@ -51,8 +52,8 @@ impl Function {
     }
 
     fn boxed(&self) -> FactorFn {
-        let function = Self { ..*self };
-        Arc::new(move |step| function.at(step as f64))
+        let factor = Self { ..*self };
+        Arc::new(move |step| factor.at(step as f64))
     }
 }
 
@@ -73,7 +74,7 @@ pub struct Cyclic {
     step_size_down: Option<u64>,
     mode: CyclicModeName,
     gamma: f64,
-    scale_fn: Option<Function>,
+    scale_fn: Option<Factor>,
     scale_mode: Option<String>,
     cycle_momentum: bool,
     base_momentum: OneOrEach<f64>,
@@ -111,11 +112,11 @@ pub struct Plateau {
 pub enum Spec {
     #[serde(rename = "LambdaLR")]
     Lambda {
-        lr_lambda: OneOrEach<Function>,
+        lr_lambda: OneOrEach<Factor>,
     },
     #[serde(rename = "MultiplicativeLR")]
     Multiplicative {
-        lr_lambda: OneOrEach<Function>,
+        lr_lambda: OneOrEach<Factor>,
     },
     #[serde(rename = "StepLR")]
     Step {
@@ -230,14 +231,14 @@ impl Spec {
                 LambdaLr::new(move |step| one(step)).into()
             }
             Self::Lambda { lr_lambda: OneOrEach::Each(each) } => {
-                LambdaLr::per_group(each.iter().map(Function::boxed)).into()
+                LambdaLr::per_group(each.iter().map(Factor::boxed)).into()
             }
             Self::Multiplicative { lr_lambda: OneOrEach::One(one) } => {
                 let one = one.boxed();
                 MultiplicativeLr::new(move |step| one(step)).into()
             }
             Self::Multiplicative { lr_lambda: OneOrEach::Each(each) } => {
-                MultiplicativeLr::per_group(each.iter().map(Function::boxed)).into()
+                MultiplicativeLr::per_group(each.iter().map(Factor::boxed)).into()
             }
             Self::Step { step_size, gamma } => StepLr::new(*step_size).gamma(*gamma).into(),
             Self::MultiStep { milestones, gamma } => MultiStepLr::new(milestones.clone()).gamma(*gamma).into(),

@@ -84,7 +84,7 @@ macro_rules! set {
         match $config.adjust_lr_fn.take().as_deref() {
             Some("match_rms_adamw") => $opt.adjust_lr(AdjustLr::MatchRmsAdamW),
             Some("original") => $opt.adjust_lr(AdjustLr::Original),
-            Some(other) => bail!("no adjustment: {other}"),
+            Some(other) => bail!("adjust_lr_fn {other}"),
             None => $opt,
         }
     };

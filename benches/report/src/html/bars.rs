@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::{class, escape, ticks};
 use crate::report::WorkloadReport;
-use crate::text::{bytes, rate};
+use crate::text::{bytes, list, rate, times};
 use crate::{Contender, Row};
 
 /// Percentage of the box's width at which the longest bar or whisker ends, so that its end is not clipped.
@@ -27,11 +27,14 @@ pub fn speed(report: &WorkloadReport) -> String {
     let bar = |row: &Row| {
         let spread = row.rate?;
         let against = row.against.iter().find(|it| it.with == Contender::Pytorch).or(row.against.last());
-        let choices = report.measurements.of(row.contender).map(|it| it.choices.join("; ")).unwrap_or_default();
-        let more = against.map_or(String::new(), |it| format!("{:.2}\u{d7} the speed of {}", it.ratio.median, it.with));
+        let more = against.map_or(String::new(), |it| match it.disturbed {
+            0 if it.pairs == 2 => format!("{} of {}", it.text(), it.with.title()),
+            0 => format!("{} of {}", times(it.ratio.median), it.with.title()),
+            _ => "disturbed".to_owned(),
+        });
         Some(Bar {
             contender: row.contender,
-            note: if choices.is_empty() { row.contender.description() } else { choices },
+            note: note(report, row.contender),
             parts: (spread.median * (1.0 - row.wait_share.unwrap_or(0.0).clamp(0.0, 1.0)), spread.median),
             whisker: Some((spread.low, spread.high)),
             value: rate(spread.median),
@@ -39,6 +42,17 @@ pub fn speed(report: &WorkloadReport) -> String {
         })
     };
     chart(&report.rows.iter().filter_map(bar).collect::<Vec<_>>(), &|tick| tick.to_string())
+}
+
+/// What it is: the techniques of ours, the options that were chosen, or else its description.
+fn note(report: &WorkloadReport, contender: Contender) -> String {
+    let parts = match contender {
+        Contender::Combined => list(&report.measurements.parts),
+        _ => String::new(),
+    };
+    let choices = report.measurements.of(contender).map(|it| it.choices.clone()).unwrap_or_default();
+    let said: Vec<String> = std::iter::once(parts).chain(choices).filter(|part| !part.is_empty()).collect();
+    if said.is_empty() { contender.description().replace('`', "") } else { said.join("; ") }
 }
 
 /// The chart of peak memory: the GPU's where it was measured, else the process's.
@@ -79,13 +93,13 @@ fn chart(bars: &[Bar], label: &dyn Fn(f64) -> String) -> String {
 }
 
 fn draw(out: &mut String, bar: &Bar, ticks: &[f64], at: &impl Fn(f64) -> f64) {
-    let label = format!("{}: {}", bar.contender, bar.value);
+    let label = format!("{}: {}", bar.contender.title(), bar.value);
     // Writing to a string cannot fail.
     let _ = write!(
         out,
         "<div class=\"bar\"><div class=\"name\"><b>{}</b><span>{}</span></div>\
          <svg{} width=\"100%\" height=\"22\" role=\"img\" aria-label=\"{}\">",
-        bar.contender,
+        escape(&bar.contender.title()),
         escape(&bar.note),
         class(bar.contender),
         escape(&label),
@@ -102,8 +116,11 @@ fn draw(out: &mut String, bar: &Bar, ticks: &[f64], at: &impl Fn(f64) -> f64) {
         whole - compute,
     );
     if let Some((low, high)) = bar.whisker {
-        let _ =
-            write!(out, "<line class=\"whisker\" x1=\"{:.2}%\" x2=\"{:.2}%\" y1=\"11\" y2=\"11\"/>", at(low), at(high));
+        // The halo, in the colour of the page, sets the line off from bars of a similar colour.
+        for class in ["halo", "whisker"] {
+            let (low, high) = (at(low), at(high));
+            let _ = write!(out, "<line class=\"{class}\" x1=\"{low:.2}%\" x2=\"{high:.2}%\" y1=\"11\" y2=\"11\"/>");
+        }
     }
     let _ = write!(
         out,

@@ -73,11 +73,11 @@ fn chart(row: &Row, rows: &[&Row], scale: &Scale) -> String {
     let mut out = format!(
         "<figure><figcaption><b>{}</b><span>{}</span></figcaption>\
          <svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">",
-        row.contender,
+        row.contender.title(),
         escape(&summary),
         SIZE.0,
         SIZE.1,
-        escape(&format!("{}: {summary}", row.contender)),
+        escape(&format!("{}: {summary}", row.contender.title())),
     );
     axes(&mut out, scale);
     for other in rows.iter().filter(|other| other.contender != row.contender) {

@@ -11,40 +11,62 @@ mod timeline;
 
 use crate::report::WorkloadReport;
 use crate::table::cells;
+use crate::text::upper;
 use crate::verdict::Outcome;
-use crate::{Contender, Report};
+use crate::{Contender, Report, Setting, remarks};
 
 /// The page of a report.
 pub fn render(report: &Report) -> String {
     let mut conclusion = report.conclusion.iter().map(String::as_str);
     let headline = conclusion.next().unwrap_or("Nothing was compared.");
-    let sections: String = report.workloads.iter().map(section).collect();
+    // What is said of a workload stands in its section.
+    let sections: String = report.workloads.iter().map(|workload| section(workload, &report.setting)).collect();
+    let is_shown_below = |line: &&str| {
+        report.workloads.iter().any(|it| {
+            let rest = line.strip_prefix(&it.measurements.workload.name());
+            rest.is_some_and(|rest| rest.starts_with([':', ',']))
+        })
+    };
+    let advice = conclusion.filter(|line| !is_shown_below(line));
+    let failed: String = report.setting.failures.iter().map(|failure| not_measured(failure)).collect();
     fill(
         include_str!("page.html"),
         &[
             ("style", include_str!("page.css")),
             ("summary", &escape(&facts::summary(report))),
             ("headline", &escape(headline)),
-            ("advice", &paragraphs(conclusion)),
-            ("sections", &sections),
+            ("advice", &paragraphs(advice)),
+            ("sections", &(sections + &failed)),
             ("method", &paragraphs(report.setting.method.iter().map(String::as_str))),
             ("facts", &facts::list(report)),
         ],
     )
 }
 
+/// The section of a workload that failed as a whole: `text: the reason`.
+fn not_measured(failure: &str) -> String {
+    let (workload, reason) = failure.split_once(": ").unwrap_or(("", failure));
+    format!("<section><h2>{}</h2><p>Not measured: {}</p></section>\n", escape(workload), escape(reason))
+}
+
 /// The charts and the table of one workload.
-fn section(report: &WorkloadReport) -> String {
+fn section(report: &WorkloadReport, setting: &Setting) -> String {
     let all = &report.measurements;
     let absent: Vec<String> =
-        all.absent.iter().map(|(contender, reason)| format!("{contender} is absent: {reason}")).collect();
+        all.absent.iter().map(|(contender, reason)| format!("{} is absent: {reason}", contender.title())).collect();
     let facts = all.facts.iter().chain(&absent).map(String::as_str);
+    let name = all.workload.name();
+    let remarks: Vec<String> = remarks::of(report, setting)
+        .iter()
+        .map(|line| upper(line.strip_prefix(&name).unwrap_or(line).trim_start_matches([':', ',', ' '])))
+        .collect();
     fill(
         include_str!("section.html"),
         &[
-            ("name", &escape(&all.workload.name())),
+            ("name", &escape(&name)),
             ("samples", all.workload.samples()),
             ("facts", &paragraphs(facts)),
+            ("remarks", &paragraphs(remarks.iter().map(String::as_str))),
             ("goals", &goals(report)),
             ("speed", &bars::speed(report)),
             ("memory", &bars::memory(report)),
@@ -55,25 +77,33 @@ fn section(report: &WorkloadReport) -> String {
     )
 }
 
-/// The goals and their results.
+/// The goals and their results; nothing if all are disturbed, because the remarks say so.
 fn goals(report: &WorkloadReport) -> String {
     let goal = |goal: &crate::verdict::GoalResult| {
-        let (class, result) = match goal.outcome {
-            Outcome::Met => ("met", "met"),
-            Outcome::Missed => ("missed", "missed"),
-            Outcome::Undecided => ("open", "undecided"),
-            Outcome::Disturbed => ("open", "disturbed"),
+        let with = goal.comparison.with.title();
+        let class = match goal.outcome {
+            Outcome::Met => "met",
+            Outcome::Missed => "missed",
+            Outcome::Undecided => "open",
+            Outcome::Disturbed => return format!("<li>not comparable with {with}: timings were disturbed</li>"),
         };
         format!(
-            "<li><b>{}</b> the speed of {}: {} <span class=\"{class}\">goal {}: {result}</span></li>",
+            "<li><b>{}</b> as fast as {with}: {} <span class=\"{class}\">goal {}: {}</span></li>",
             escape(&goal.comparison.text()),
-            goal.comparison.with,
             goal.comparison.side(),
             crate::text::times(goal.at_least),
+            goal.outcome,
         )
     };
-    let goals: String = report.goals.iter().map(goal).collect();
-    if goals.is_empty() { String::new() } else { format!("<ul class=\"goals\">{goals}</ul>") }
+    let list = |of_wholes: bool| {
+        let goals: String = report.goals.iter().filter(|it| it.of_wholes == of_wholes).map(goal).collect();
+        let basis = remarks::basis(of_wholes);
+        match goals.is_empty() {
+            true => goals,
+            false => format!("<p class=\"basis\">In {basis}, Overdrive is</p><ul class=\"goals\">{goals}</ul>"),
+        }
+    };
+    if remarks::says_nothing(report) { String::new() } else { list(true) + &list(false) }
 }
 
 fn table(report: &WorkloadReport) -> String {
@@ -82,7 +112,8 @@ fn table(report: &WorkloadReport) -> String {
     let row = |(row, cells): (&crate::Row, Vec<String>)| {
         let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
         let disturbed = if row.disturbed > 0 { " *" } else { "" };
-        format!("<tr{}><th scope=\"row\">{}{disturbed}</th>{cells}</tr>", class(row.contender), row.contender)
+        let class = if row.disturbed > 0 { " class=\"disturbed\"" } else { class(row.contender) };
+        format!("<tr{class}><th scope=\"row\">{}{disturbed}</th>{cells}</tr>", row.contender.title())
     };
     let rows: String = report.rows.iter().zip(rows).map(row).collect();
     let note = match report.rows.iter().any(|row| row.disturbed > 0) {

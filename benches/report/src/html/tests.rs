@@ -32,8 +32,41 @@ fn what_was_not_measured_is_not_shown() {
     for shown in ["Loss over time", "3 steps by phase", "What would speed up"] {
         assert!(whole.contains(shown) && !quick.contains(shown), "{shown}");
     }
-    assert!(quick.contains("pytorch is absent: no torch in python3"));
+    assert!(quick.contains("PyTorch as written is absent: no torch in python3"));
     assert!(quick.contains("disturbed by other use of the machine"));
+}
+
+#[test]
+fn readers_see_the_names_of_readme_and_what_overdrive_is_made_of() {
+    let page = render(&sample::report());
+    for name in ["PyTorch as written", "PyTorch tuned by hand", "plain tch", "Overdrive"] {
+        assert!(page.contains(&format!("<div class=\"name\"><b>{name}</b>")), "{name}");
+    }
+    assert!(page.contains("<b>Overdrive</b><span>cache_prefetch and fused</span>"), "{page}");
+    let shown = page.split("</style>").nth(1).unwrap();
+    assert!(!shown.contains(">combined") && !shown.contains("pytorch_tuned"), "{shown}");
+}
+
+#[test]
+fn numbers_that_say_nothing_are_not_set_in_bold() {
+    let mut all = sample::report().workloads.remove(0).measurements;
+    for one in &mut all.measured {
+        one.turns.iter_mut().for_each(|turn| turn.disturbance.other_cpus = 1.0);
+        one.wholes.iter_mut().for_each(|whole| whole.disturbance.other_cpus = 1.0);
+    }
+    let page = render(&Report::new(sample::report().setting, vec![all]));
+    assert!(page.contains("<p>Every timing was disturbed by other use of the machine"), "{page}");
+    assert!(!page.contains("class=\"goals\"") && !page.contains("as fast as"), "{page}");
+    assert!(!page.contains("<tr class=\"combined\">"), "its cells are bold");
+}
+
+#[test]
+fn a_workload_that_failed_has_a_section_with_the_reason() {
+    let mut report = sample::report();
+    report.workloads.pop();
+    report.setting.failures = vec!["text: cannot start plain tch: <no file>".to_owned()];
+    let page = render(&report);
+    assert!(page.contains("<h2>text</h2><p>Not measured: cannot start plain tch: &lt;no file&gt;</p>"), "{page}");
 }
 
 #[test]

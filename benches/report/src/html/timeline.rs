@@ -34,7 +34,7 @@ pub fn section(report: &WorkloadReport) -> String {
         false => {
             let lines = paragraphs(all.next.iter().map(String::as_str));
             format!(
-                "<h3>What would speed up combined further, according to its diagnosis</h3>\
+                "<h3>What would speed up Overdrive further, according to its diagnosis</h3>\
                  <div class=\"next\">{lines}</div>"
             )
         }
@@ -47,10 +47,11 @@ pub fn section(report: &WorkloadReport) -> String {
 
 fn line(contender: Contender, spans: &[Span], whole: f64) -> String {
     let end = spans.last().map_or(0.0, |span| span.start + span.seconds);
+    let title = contender.title();
     let mut out = format!(
-        "<div class=\"bar\"><div class=\"name\"><b>{contender}</b></div>\
+        "<div class=\"bar\"><div class=\"name\"><b>{title}</b></div>\
          <svg width=\"100%\" height=\"22\" role=\"img\" aria-label=\"{}\">",
-        escape(&format!("{contender}: {STEPS} steps in {} s", seconds(end))),
+        escape(&format!("{title}: {STEPS} steps in {} s", seconds(end))),
     );
     for span in spans {
         // Writing to a string cannot fail.

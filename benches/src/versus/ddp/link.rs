@@ -23,25 +23,25 @@ const HOOKS: [(&str, &str); 5] = [
 ];
 const MEGABITS: f64 = 200.0;
 
-/// A length of steps, and what is measured with it.
-struct Length {
+/// A batch size, and what is measured with it.
+struct Load {
     part: Part,
-    /// A rank has this many times the samples of the other cases.
+    /// A rank's batch size, as a multiple of `rank::BATCH`.
     times: u32,
-    /// How many of the hooks are measured. Those that send the fewest bytes come first: their own work matters most.
+    /// How many of `HOOKS` are measured. The first ones send the fewest bytes, so their compute time counts most.
     hooks: usize,
     pairs: u32,
     /// Steps per sample.
     steps: u32,
 }
 
-const LENGTHS: [Length; 3] = [
-    Length { part: Part::Link, times: 1, hooks: 5, pairs: 7, steps: 3 },
-    Length { part: Part::Link16x, times: 16, hooks: 3, pairs: 5, steps: 2 },
-    Length { part: Part::Link32x, times: 32, hooks: 3, pairs: 5, steps: 2 },
+const LOADS: [Load; 3] = [
+    Load { part: Part::Link, times: 1, hooks: 5, pairs: 7, steps: 3 },
+    Load { part: Part::Link16x, times: 16, hooks: 3, pairs: 5, steps: 2 },
+    Load { part: Part::Link32x, times: 32, hooks: 3, pairs: 5, steps: 2 },
 ];
 
-/// Measurements of one hook, or of none, with one sample per round.
+/// Measurements with one hook, or without any: one sample per round.
 #[derive(Default)]
 struct Samples {
     /// Seconds per step over the link.
@@ -53,7 +53,7 @@ struct Samples {
 }
 
 impl Samples {
-    /// The predicted seconds per step over the link: those to send its bytes, plus `other`.
+    /// The predicted seconds per step over the link: the time to send the bytes, plus `other`.
     fn predicted(&self, round: usize, other: f64) -> f64 {
         other + self.bytes[round] * 8.0 / (MEGABITS * 1e6)
     }
@@ -61,8 +61,8 @@ impl Samples {
 
 /// `unlinked` are two ranks on this host, without the link.
 pub fn compare(options: &Options, unlinked: &RefCell<Peer>, findings: &mut Findings) -> Result<()> {
-    let lengths: Vec<&Length> = LENGTHS.iter().filter(|length| options.ddp.has(length.part)).collect();
-    if lengths.is_empty() {
+    let loads: Vec<&Load> = LOADS.iter().filter(|load| options.ddp.has(load.part)).collect();
+    if loads.is_empty() {
         return Ok(());
     }
     let link = match Link::new() {
@@ -70,23 +70,23 @@ pub fn compare(options: &Options, unlinked: &RefCell<Peer>, findings: &mut Findi
         Err(error) => {
             let case = format!("hooks over a link of {MEGABITS} Mbit/s");
             let reason = format!("{error:#}; needs root, `ip` and `tc`");
-            findings.missing.push(MissingPeer { case, peer_name: "what bytes predict".to_owned(), reason });
+            findings.missing.push(MissingPeer { case, peer_name: "the prediction by bytes".to_owned(), reason });
             return Ok(());
         }
     };
     let linked = RefCell::new(rank::start(|rank, port| link.command(rank, port))?);
-    lengths.into_iter().try_for_each(|length| compare_at(length, options, (&linked, &link), unlinked, findings))
+    loads.into_iter().try_for_each(|load| compare_at(load, options, (&linked, &link), unlinked, findings))
 }
 
 fn compare_at(
-    length: &Length,
+    load: &Load,
     options: &Options,
     (linked, link): (&RefCell<Peer>, &Link),
     unlinked: &RefCell<Peer>,
     findings: &mut Findings,
 ) -> Result<()> {
-    let hooks = &HOOKS[..length.hooks];
-    let (model, steps) = (format!("mlp*{}", length.times), length.steps);
+    let hooks = &HOOKS[..load.hooks];
+    let (model, steps) = (format!("mlp*{}", load.times), load.steps);
     let step = |ranks: &RefCell<Peer>, way: &str| -> Result<f64> {
         let mut ranks = ranks.borrow_mut();
         Ok(ranks.measure(&format!("{model}_{way}"), steps)? / f64::from(steps))
@@ -117,7 +117,7 @@ fn compare_at(
         local.borrow_mut().push(seconds);
         Ok(seconds)
     });
-    turns.take(&format!("ddp, link, {} times the samples", length.times), options.pairs.unwrap_or(length.pairs))?;
+    turns.take(&format!("ddp, link, {} times the samples", load.times), options.pairs.unwrap_or(load.pairs))?;
     drop(turns);
 
     let (samples, local) = (samples.into_iter().map(RefCell::into_inner).collect::<Vec<_>>(), local.borrow());
@@ -132,8 +132,8 @@ fn compare_at(
              {MEGABITS} Mbit/s",
             share * 100.0
         );
-        if length.times > 1 {
-            let samples = rank::BATCH * i64::from(length.times);
+        if load.times > 1 {
+            let samples = rank::BATCH * i64::from(load.times);
             case += &format!(", {samples} samples a rank: {:.0} ms a step without communication", millis(&local));
         }
         let measured: Vec<f64> = rounds.clone().map(|round| none.linked[round] / samples.linked[round]).collect();

@@ -11,8 +11,8 @@ use std::cell::RefCell;
 use std::process::Command;
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
 use overdrive_bench_report::versus::SCHEMA;
+use overdrive_bench_report::versus_cli::DdpPart as Part;
 use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
 
 use super::Options;
@@ -27,40 +27,10 @@ const SUMS: u32 = 300;
 const MODELS: [(&str, &str, u32); 2] =
     [("cnn", "MNIST CNN, 105,866 parameters", 40), ("mlp", "MLP of 10.0 million parameters", 8)];
 
-/// Options of `ddp`.
-#[derive(Args, Debug)]
-pub struct Parts {
-    /// The parts of `ddp` to measure, separated by commas [default: all]
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
-    part: Vec<Part>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Part {
-    /// A launch of four ranks up to their first all-reduce, against torchrun
-    Launch,
-    /// Whole steps, and how much of the all-reduce overlaps with backward
-    Training,
-    /// Each communication hook over a link of 200 Mbit/s
-    Link,
-    /// The hooks that send the fewest bytes, with 16 times as many samples per rank
-    #[value(name = "link-16x")]
-    Link16x,
-    /// The same with 32 times as many samples per rank
-    #[value(name = "link-32x")]
-    Link32x,
-}
-
-impl Parts {
-    /// Whether any were chosen.
-    pub fn are_chosen(&self) -> bool {
-        !self.part.is_empty()
-    }
-
-    fn has(&self, part: Part) -> bool {
-        self.part.is_empty() || self.part.contains(&part)
-    }
-}
+/// Names of PyTorch DDP in the rows of hidden communication and of overlap. They differ only in trailing blanks:
+/// recorded reports have these names.
+const HIDDEN: &str = "PyTorch DDP ";
+const OVERLAP: &str = "PyTorch DDP  ";
 
 pub fn measure(options: &Options) -> Result<VersusReport> {
     let ours = [("overdrive", env!("CARGO_PKG_VERSION")), ("tch", "0.24.0"), ("libtorch", "2.11.0")];
@@ -96,9 +66,9 @@ fn training(options: &Options, ours: &RefCell<Peer>, findings: &mut Findings) ->
         turns.ours("step", move || milliseconds(&mut ours.borrow_mut(), "step"));
         turns.peer("PyTorch DDP, AdamW(fused=True)", &theirs, move |peer| milliseconds(peer, "fused"));
         turns.ours("hidden", move || ours.borrow_mut().measure(&format!("{model}_hidden"), steps));
-        turns.peer("PyTorch DDP ", &theirs, move |peer| peer.measure(&format!("{model}_hidden"), steps));
+        turns.peer(HIDDEN, &theirs, move |peer| peer.measure(&format!("{model}_hidden"), steps));
         turns.ours("overlap", move || Ok(ours.borrow_mut().measure(&format!("{model}_overlap"), steps)? * 1e3));
-        turns.peer("PyTorch DDP  ", &theirs, move |peer| Ok(peer.measure(&format!("{model}_overlap"), steps)? * 1e3));
+        turns.peer(OVERLAP, &theirs, move |peer| Ok(peer.measure(&format!("{model}_overlap"), steps)? * 1e3));
         turns.take(&format!("ddp, {model}"), options.pairs.unwrap_or(PAIRS))?;
 
         let text = format!("training step with AdamW, {name}, {STEPS}");
@@ -107,10 +77,10 @@ fn training(options: &Options, ours: &RefCell<Peer>, findings: &mut Findings) ->
         turns.compare(findings, case, ("step", "PyTorch DDP, AdamW(fused=True)"), target)?;
         let text = format!("share of the all-reduce hidden behind backward, {name}, {STEPS}");
         let case = Case { text: &text, unit: "of 1", ratio: Ratio::ShareOfCost };
-        turns.compare(findings, case, ("hidden", "PyTorch DDP "), Some(Target::AtLeast(1.0)))?;
+        turns.compare(findings, case, ("hidden", HIDDEN), Some(Target::AtLeast(1.0)))?;
         let text = format!("time in which gradients travel behind backward, {name}, {STEPS}");
         let case = Case { text: &text, unit: "ms", ratio: Ratio::ShareOfCost };
-        turns.compare(findings, case, ("overlap", "PyTorch DDP  "), None)?;
+        turns.compare(findings, case, ("overlap", OVERLAP), None)?;
     }
     let mut turns = Turns::default();
     let microseconds = |peer: &mut Peer| Ok(peer.measure("mlp_sum", SUMS)? * 1e6 / f64::from(SUMS));

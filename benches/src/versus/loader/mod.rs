@@ -33,8 +33,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use overdrive_bench_report::versus::SCHEMA;
+use overdrive_bench_report::versus_cli::LoaderTopic;
 use overdrive_bench_report::{Machine, MissingPeer, VersusReport};
 
 use super::turns::{Findings, Program};
@@ -42,55 +43,6 @@ use super::turns::{Findings, Program};
 /// Worker threads or processes. The comparisons are meant for two cores.
 const WORKERS: usize = 2;
 const PAIRS: u32 = 7;
-
-/// Options of `loader`.
-#[derive(Debug, Args)]
-#[group(skip)] // Otherwise clap gives this group the same name as the one of all options.
-pub struct Options {
-    /// The topics of `loader` to measure, separated by commas [default: all]
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "TOPIC")]
-    only: Vec<Topic>,
-    /// Photographs for `loader`: a folder with a subfolder of JPEG files for each class [default: made from
-    /// photographs in Debian packages]
-    #[arg(long, value_name = "DIR")]
-    photos: Option<PathBuf>,
-}
-
-impl Options {
-    /// Whether any were given.
-    pub fn are_given(&self) -> bool {
-        !self.only.is_empty() || self.photos.is_some()
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Topic {
-    /// Memory, threads and file descriptors that remain after epochs that stop early
-    Resident,
-    /// Photographs: decoding, random crops and flips, against DataLoader, spdl, a bare loop and one worker
-    Images,
-    /// The time from making a loader to its first batch, against DataLoader
-    Startup,
-    /// Small samples in memory, against DataLoader and one index_select per batch
-    Memory,
-    /// Undecoded samples of tar shards, against webdataset
-    #[value(alias = "tar")]
-    Shards,
-    /// Values of an LMDB database, against lmdb-rkv
-    Lmdb,
-    /// Columns of a Parquet file, against pyarrow
-    Parquet,
-    /// Raw samples in memory, against dataloader-rs
-    Overhead,
-    /// 1.2 million entries: the time to scan them, and to get the first batch after that
-    Index,
-    /// The time to load a state in the middle of an epoch, and to get the first batch after that
-    Resume,
-    /// Automatic workers and prefetching, against the best setting of a grid
-    Autotune,
-    /// Numbers of libtorch's threads and of workers, and the workers' nice value, in a loop that computes
-    Threads,
-}
 
 /// Shared by the topics.
 struct Bench {
@@ -118,36 +70,34 @@ pub fn measure(options: &super::Options) -> Result<VersusReport> {
         findings: Findings::default(),
     };
     let only = &options.loader.only;
-    for &topic in Topic::value_variants().iter().filter(|topic| only.is_empty() || only.contains(topic)) {
-        topic.measure(&mut bench)?;
+    for &topic in LoaderTopic::value_variants().iter().filter(|topic| only.is_empty() || only.contains(topic)) {
+        measure_topic(topic, &mut bench)?;
     }
     let Bench { versions, findings: Findings { rows, missing }, .. } = bench;
     Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
 }
 
-impl Topic {
-    fn measure(self, bench: &mut Bench) -> Result<()> {
-        match self {
-            Self::Resident => resident::measure(bench),
-            Self::Images => images::measure(bench),
-            Self::Startup => startup::measure(bench),
-            Self::Memory => memory::measure(bench),
-            Self::Shards => shards::measure(bench),
-            Self::Lmdb => lmdb::measure(bench),
-            Self::Parquet => parquet::measure(bench),
-            #[cfg(feature = "dataloader-rs")]
-            Self::Overhead => overhead::measure(bench),
-            #[cfg(not(feature = "dataloader-rs"))]
-            Self::Overhead => {
-                let reason = "it is not built in: this needs the feature dataloader-rs and Rust 1.95";
-                bench.missing("150 kB raw samples", "dataloader-rs", reason);
-                Ok(())
-            }
-            Self::Index => index::measure(bench),
-            Self::Resume => resume::measure(bench),
-            Self::Autotune => autotune::measure(bench),
-            Self::Threads => threads::measure(bench),
+fn measure_topic(topic: LoaderTopic, bench: &mut Bench) -> Result<()> {
+    match topic {
+        LoaderTopic::Resident => resident::measure(bench),
+        LoaderTopic::Images => images::measure(bench),
+        LoaderTopic::Startup => startup::measure(bench),
+        LoaderTopic::Memory => memory::measure(bench),
+        LoaderTopic::Shards => shards::measure(bench),
+        LoaderTopic::Lmdb => lmdb::measure(bench),
+        LoaderTopic::Parquet => parquet::measure(bench),
+        #[cfg(feature = "dataloader-rs")]
+        LoaderTopic::Overhead => overhead::measure(bench),
+        #[cfg(not(feature = "dataloader-rs"))]
+        LoaderTopic::Overhead => {
+            let reason = "it is not built in: this needs the feature dataloader-rs and Rust 1.95";
+            bench.missing("150 kB raw samples", "dataloader-rs", reason);
+            Ok(())
         }
+        LoaderTopic::Index => index::measure(bench),
+        LoaderTopic::Resume => resume::measure(bench),
+        LoaderTopic::Autotune => autotune::measure(bench),
+        LoaderTopic::Threads => threads::measure(bench),
     }
 }
 

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_survive_their_text() {
+    fn ranges_round_trip_as_text() {
         for (numbers, text) in [(vec![], ""), (vec![5], "5"), (vec![5, 6, 7, 9, 11, 12], "5-7 9 11-12")] {
             let set: BTreeSet<usize> = numbers.into_iter().collect();
             assert_eq!(Ranges(set.clone()).to_string(), text);

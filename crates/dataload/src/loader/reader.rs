@@ -45,7 +45,7 @@ pub(super) struct Reader<'a, D, C, B> {
     pub(super) drawn: Vec<usize>,
     /// Whether the sample drawn last can still be rejected: each can be rejected once.
     rejectable: bool,
-    /// Samples that did not fit when the batch was made before.
+    /// Samples that earlier attempts at this batch could not use.
     unfit: &'a BTreeSet<usize>,
     pub(super) faults: Vec<Fault>,
 }

@@ -22,8 +22,8 @@ const MAX_SAMPLE_BYTES: u64 = 1 << 30;
 /// Tar shards, plain or compressed with gzip or zstd (recognised by their content), as a stream of [`WebSample`]s.
 ///
 /// Neighbouring files whose names agree up to the first dot after the last slash make one sample. Folders, links, files
-/// without a dot, hidden files, and names that begin with a component like `__meta__`, are ignored. A shard without an
-/// end mark, or with data after it, is an error: a truncated or concatenated shard would silently lose samples.
+/// without a dot, hidden files, and files whose first folder is named like `__meta__` are ignored. A shard without
+/// tar's end mark, or with data after it, is an error: a truncated or concatenated shard would silently lose samples.
 ///
 /// ```no_run
 /// use overdrive_dataload::{IterableDataset, WebDataset};
@@ -114,7 +114,7 @@ impl IterableDataset for WebDataset {
         self.files.len()
     }
 
-    /// Skips the first samples, without reading them where the shard is not compressed.
+    /// Skips the first `position` samples, without reading them unless the shard is compressed.
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<WebSample>, DataError> {
         Ok(Box::new(self.samples(shard, position, &Cancellation::default())?))
     }

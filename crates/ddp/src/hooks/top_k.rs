@@ -16,10 +16,11 @@ static INDEX_FILL: LazyOp = LazyOp::new("aten::index_fill_", "int_Scalar");
 static MASKED_FILL: LazyOp = LazyOp::new("aten::masked_fill_", "Scalar");
 static INDEX_ADD: LazyOp = LazyOp::new("aten::index_add_", "");
 
-/// Sends each bucket's `share` of gradients with the largest absolute values, and adds what it left out to the next step's
-/// gradients (error feedback).
+/// Sends the `share` of each bucket's gradients with the largest absolute values, and adds the others to the next
+/// step's gradients (error feedback).
 ///
-/// Each rank sends `share * n` values and as many 4-byte indices, and receives those of every other rank.
+/// Of a bucket's n gradients, a rank sends `share * n` values and as many 4-byte indices, and receives those of every
+/// other rank.
 ///
 /// # Source
 /// Aji and Heafield 2017, arXiv:1704.05021; error feedback: Stich et al. 2018, arXiv:1809.07599
@@ -43,8 +44,8 @@ pub enum TopKInFlight {
 }
 
 impl TopK {
-    /// Sends a share of the gradients, after `warm_up_steps` steps that send all. The first step always does, because
-    /// DDP rebuilds the buckets after it.
+    /// Sends a share of the gradients, after `warm_up_steps` steps (at least one) that send all. The first step must
+    /// send all, because DDP rebuilds the buckets after it.
     ///
     /// # Errors
     /// When the share is not above 0 and at most 1.
@@ -85,9 +86,9 @@ impl CommHook for TopK {
             TopKInFlight::Mean(mean) => mean.wait()?,
             TopKInFlight::Sparse(values, places) => {
                 let mean = bucket.buffer.f_detach()?.f_zero_()?;
-                let share = Arg::Double(1.0 / self.group.size() as f64);
+                let scale = Arg::Double(1.0 / self.group.size() as f64);
                 for (values, places) in values.wait()?.iter().zip(&places.wait()?) {
-                    let args = [Arg::Tensor(&mean), Arg::Int(0), Arg::Tensor(places), Arg::Tensor(values), share];
+                    let args = [Arg::Tensor(&mean), Arg::Int(0), Arg::Tensor(places), Arg::Tensor(values), scale];
                     INDEX_ADD.call(&args)?;
                 }
                 mean

@@ -54,13 +54,13 @@ struct Way {
     broadcast: bool,
     micro_batches: usize,
     /// Hold back by `no_sync`; otherwise as the accumulator does, between forward and backward.
-    by_guard: bool,
+    no_sync: bool,
     /// Zero the gradients in place instead of freeing them.
     in_place: bool,
 }
 
-const PLAIN: Way = Way { options: |ddp| ddp, broadcast: true, micro_batches: 1, by_guard: false, in_place: false };
-/// Several buckets, in another order after the first step.
+const PLAIN: Way = Way { options: |ddp| ddp, broadcast: true, micro_batches: 1, no_sync: false, in_place: false };
+/// Several buckets, which DDP reorders after the first step.
 const SMALL_MIB: f64 = 1.0 / 1024.0;
 
 const GRAPHS: [(&str, Options, Unused); 5] = [
@@ -76,7 +76,7 @@ const WAYS: [(&str, Way); 7] = [
     ("small buckets", Way { options: |ddp| ddp.bucket_cap_mb(SMALL_MIB), ..PLAIN }),
     ("views, zeroed", Way { options: |ddp| ddp.gradient_as_bucket_view(true), in_place: true, ..PLAIN }),
     ("buffers of their own", Way { options: |ddp| ddp.broadcast_buffers(false), broadcast: false, ..PLAIN }),
-    ("no_sync", Way { micro_batches: 2, by_guard: true, ..PLAIN }),
+    ("no_sync", Way { micro_batches: 2, no_sync: true, ..PLAIN }),
     ("accumulation", Way { micro_batches: 2, ..PLAIN }),
     (
         "small buckets, views, buffers of their own, no_sync",
@@ -84,7 +84,7 @@ const WAYS: [(&str, Way); 7] = [
             options: |ddp| ddp.bucket_cap_mb(SMALL_MIB).gradient_as_bucket_view(true).broadcast_buffers(false),
             broadcast: false,
             micro_batches: 2,
-            by_guard: true,
+            no_sync: true,
             in_place: false,
         },
     ),
@@ -129,10 +129,10 @@ fn trains(group: &ProcessGroup, told: Options, unused: Unused, way: Way) -> Resu
     for number in 0..STEPS {
         for micro in 0..micro_batches {
             let last = micro + 1 == micro_batches;
-            let _guard = (way.by_guard && !last).then(|| ddp.no_sync());
+            let _guard = (way.no_sync && !last).then(|| ddp.no_sync());
             let (inputs, targets) = data(number, micro, rank);
             let outputs = ddp.forward(|| model.forward(&inputs, unused.paths(number, rank), &model.seen))?;
-            if !way.by_guard && micro_batches > 1 && (micro == 0 || last) {
+            if !way.no_sync && micro_batches > 1 && (micro == 0 || last) {
                 ddp.hold_back(!last).map_err(|error| anyhow::anyhow!("{error}"))?;
             }
             ddp.backward(&((outputs - targets).square().mean(Kind::Double) / micro_batches as f64))?;

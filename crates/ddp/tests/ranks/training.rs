@@ -92,13 +92,14 @@ pub fn close(found: &Tensor, expected: &Tensor) -> Result<()> {
 #[derive(Clone, Copy, Default)]
 struct Way {
     micro_batches: usize,
-    by_guard: bool,
+    /// Hold back by `no_sync`; otherwise as the accumulator does, between forward and backward.
+    no_sync: bool,
     unused: Unused,
     in_place: bool,
 }
 
 /// Which of the model's paths are left out.
-#[derive(Clone, Copy, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Unused {
     #[default]
     Nothing,
@@ -135,12 +136,12 @@ fn trains(group: &ProcessGroup, options: impl Fn(DdpBuilder) -> DdpBuilder, way:
     for step in 0..STEPS {
         for micro in 0..micro_batches {
             let last = micro + 1 == micro_batches;
-            let _guard = (way.by_guard && !last).then(|| ddp.no_sync());
+            let _guard = (way.no_sync && !last).then(|| ddp.no_sync());
             let batch = data(step, micro, rank);
             let paths = way.unused.paths(step, rank);
             let outputs = ddp.forward(|| model.forward(&batch.0, paths))?;
             let loss = (outputs - &batch.1).square().mean(Kind::Double);
-            if !way.by_guard && micro_batches > 1 && (micro == 0 || last) {
+            if !way.no_sync && micro_batches > 1 && (micro == 0 || last) {
                 // As the accumulator does: between forward and backward, when it knows whether the window closes.
                 ddp.hold_back(!last).map_err(|error| anyhow::anyhow!("{error}"))?;
             }
@@ -165,13 +166,13 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let twice = Way { micro_batches: 2, ..plain };
     let unused = |unused| Way { unused, ..plain };
     trains(&group, |ddp| ddp, plain).context("plain")?;
-    // 1 KiB: several buckets, in another order after the first step.
+    // 1 KiB: several buckets, which DDP reorders after the first step.
     trains(&group, |ddp| ddp.bucket_cap_mb(1.0 / 1024.0), plain).context("small buckets")?;
     let in_place = Way { in_place: true, ..plain };
     trains(&group, |ddp| ddp.gradient_as_bucket_view(true), in_place).context("views, zeroed")?;
     trains(&group, |ddp| ddp.gradient_as_bucket_view(true).bucket_cap_mb(1.0 / 1024.0), plain).context("views")?;
     trains(&group, |ddp| ddp, twice).context("accumulation")?;
-    trains(&group, |ddp| ddp, Way { micro_batches: 3, by_guard: true, ..plain }).context("no_sync")?;
+    trains(&group, |ddp| ddp, Way { micro_batches: 3, no_sync: true, ..plain }).context("no_sync")?;
     trains(&group, |ddp| ddp.static_graph(true), plain).context("static graph")?;
     trains(&group, |ddp| ddp.static_graph(true), Way { micro_batches: 3, ..plain })
         .context("static graph, accumulation")?;
@@ -179,7 +180,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     for way in [unused(Unused::Alternating), unused(Unused::ByRank), twice] {
         let unused = way.unused;
         trains(&group, |ddp| ddp.find_unused_parameters(true), way)
-            .with_context(|| format!("unused parameters {}", unused as u8))?;
+            .with_context(|| format!("unused parameters {unused:?}"))?;
     }
     let accumulated = Way { micro_batches: 2, unused: Unused::ByRank, ..plain };
     trains(&group, |ddp| ddp.find_unused_parameters(true), accumulated).context("unused parameters, accumulation")?;

@@ -15,7 +15,7 @@ use crate::training::{Model, assert_equal, data};
 const STEPS: usize = 8;
 const MICRO_BATCHES: usize = 3;
 
-/// The model's paths that a rank uses, by step, micro-batch and rank; `None` where the micro-batch counts nothing.
+/// The model's paths that a rank uses, by step, micro-batch and rank; `None` where the rank skips backward.
 type Plan = fn(usize, usize, usize) -> Option<&'static [usize]>;
 
 const BOTH: Option<&[usize]> = Some(&[0, 1]);
@@ -50,21 +50,21 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let finds_small = |builder: DdpBuilder| builder.find_unused_parameters(true).bucket_cap_mb(1.0 / 4096.0);
     let is_static = |builder: DdpBuilder| builder.static_graph(true);
     let views = |builder: DdpBuilder| builder.gradient_as_bucket_view(true);
-    trains("plain, closes with nothing", |builder| builder, CLOSES_WITH_NOTHING)?;
-    trains("small buckets, closes with nothing", small, ANOTHER_RANK_EACH_TIME)?;
-    trains("plain, nothing at all", |builder| builder, NOTHING_AT_ALL)?;
-    trains("views, closes with nothing", views, ANOTHER_RANK_EACH_TIME)?;
-    trains("static graph, closes with nothing", is_static, FIRST_WINDOW_FULL)?;
-    trains("static graph, closes with nothing at first", is_static, CLOSES_WITH_NOTHING)?;
-    trains("static graph, a path left out, closes with nothing", is_static, ALWAYS_THE_FIRST)?;
-    trains("static graph, a path left out, closes with nothing at first", is_static, NO_RANK_USES_THE_SECOND)?;
-    trains("unused, closes with nothing", finds, CLOSES_WITH_NOTHING)?;
-    trains("unused, another rank closes with nothing", finds_small, ANOTHER_RANK_EACH_TIME)?;
-    trains("unused, nothing at all", finds, NOTHING_AT_ALL)?;
-    trains("unused by all, closes with nothing", finds, NO_RANK_USES_THE_SECOND)?;
+    trains("plain, no last backward", |builder| builder, CLOSES_WITH_NOTHING)?;
+    trains("small buckets, no last backward", small, ANOTHER_RANK_EACH_TIME)?;
+    trains("plain, no backward at all", |builder| builder, NOTHING_AT_ALL)?;
+    trains("views, no last backward", views, ANOTHER_RANK_EACH_TIME)?;
+    trains("static graph, no last backward", is_static, FIRST_WINDOW_FULL)?;
+    trains("static graph, no last backward from the start", is_static, CLOSES_WITH_NOTHING)?;
+    trains("static graph, a path left out, no last backward", is_static, ALWAYS_THE_FIRST)?;
+    trains("static graph, a path left out, no last backward from the start", is_static, NO_RANK_USES_THE_SECOND)?;
+    trains("unused, no last backward", finds, CLOSES_WITH_NOTHING)?;
+    trains("unused, no last backward on another rank each time", finds_small, ANOTHER_RANK_EACH_TIME)?;
+    trains("unused, no backward at all", finds, NOTHING_AT_ALL)?;
+    trains("unused by all, no last backward", finds, NO_RANK_USES_THE_SECOND)?;
     trains("used earlier on one rank", finds, EARLIER_ON_ONE_RANK)?;
     trains("used earlier on all ranks", finds_small, EARLIER_ON_ALL)?;
-    trains("used earlier, then nothing", finds, EARLIER_THEN_NOTHING)
+    trains("used earlier, no last backward", finds, EARLIER_THEN_NOTHING)
 }
 
 fn trains(group: &ProcessGroup, options: fn(DdpBuilder) -> DdpBuilder, plan: Plan, finds: bool) -> Result<()> {
@@ -76,7 +76,7 @@ fn trains(group: &ProcessGroup, options: fn(DdpBuilder) -> DdpBuilder, plan: Pla
         for micro in 0..MICRO_BATCHES {
             let batch = data(step, micro, rank);
             let paths = plan(step, micro, rank);
-            // A micro-batch that counts nothing goes through the model all the same.
+            // The forward pass also runs where backward is skipped.
             let outputs = ddp.forward(|| model.forward(&batch.0, paths.unwrap_or(&[0])))?;
             let loss = (outputs - &batch.1).square().mean(Kind::Double);
             if micro == 0 || closing(micro) {

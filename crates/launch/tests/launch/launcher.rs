@@ -136,7 +136,7 @@ impl Running {
         wait_for("the guard", || self.living_guard())
     }
 
-    /// The guard, if it is there.
+    /// The guard process, which is the launcher's first child; `None` before it has started.
     pub fn living_guard(&self) -> Option<Pid> {
         children(self.pid().as_raw_pid()).first().copied().and_then(Pid::from_raw)
     }
@@ -196,8 +196,8 @@ impl Running {
     }
 }
 
-/// Calls `attempt` with longer and longer times, as multiples of its shortest ones, until the machine's load does not
-/// disturb it. It returns an error with what it saw if it was disturbed, and panics if a property does not hold.
+/// Calls `attempt` with the time factors 1, 10 and 100 until the machine's load does not disturb it. `attempt` returns
+/// what it saw as an error if it was disturbed, and panics if a property does not hold.
 pub fn undisturbed<T>(attempt: impl Fn(f64) -> Result<T, String>) -> T {
     let mut seen = String::new();
     for times in [1.0, 10.0, 100.0] {

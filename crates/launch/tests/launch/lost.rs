@@ -40,7 +40,7 @@ fn disturbances<'a>(nodes: &[&'a Ended]) -> Vec<&'a str> {
     late
 }
 
-/// By node 0 itself. It is refused only after it has waited for longer than it takes to notice the loss of a node.
+/// Node 0 refuses a second node 0, but only after a wait that is longer than it takes to notice the loss of a node.
 fn a_node_rank_that_is_taken_is_refused() {
     undisturbed(|times| {
         let (port, conf) = (free_port(), impatient(times));

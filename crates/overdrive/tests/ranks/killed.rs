@@ -15,7 +15,7 @@ use crate::restarts::{kill_after, model};
 
 const KILLS: usize = 10;
 const EPOCHS: u64 = 14;
-/// How many more windows a run trains while its kill is pending, which may be late on a busy machine.
+/// How many windows a run may train after asking for its kill, which may come late on a busy machine.
 const GRACE: u64 = 3;
 const SAMPLES: usize = 61;
 /// `windows:microseconds`: when the run is killed.
@@ -34,10 +34,10 @@ pub fn while_accumulating() -> Result<()> {
     let last = |folder: &Path| -> Result<_> {
         let steps: Result<Vec<_>, _> = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect();
         let steps: Vec<_> = steps.map_err(|error: std::io::Error| error)?;
-        steps.into_iter().filter(|it| it.to_string_lossy().starts_with("step-")).max().context("a checkpoint")
+        steps.into_iter().filter(|it| it.to_string_lossy().starts_with("step-")).max().context("no checkpoint")
     };
     let step = last(whole.path())?;
-    ensure!(step == last(killed.path())?, "the killed run ended elsewhere, with seed {seed}");
+    ensure!(step == last(killed.path())?, "the killed run's last checkpoint has another step, with seed {seed}");
     for entry in std::fs::read_dir(whole.path().join(&step))? {
         let name = entry?.file_name();
         let read = |folder: &Path| std::fs::read(folder.join(&step).join(&name));
@@ -47,7 +47,7 @@ pub fn while_accumulating() -> Result<()> {
 }
 
 fn attempt(folder: &Path, kill: Option<&str>) -> Result<()> {
-    let folder = folder.to_str().context("a folder in UTF-8")?;
+    let folder = folder.to_str().context("the folder's path is not UTF-8")?;
     let mut vars = vec![(moments::FOLDER, folder)];
     vars.extend(kill.map(|kill| (KILLED, kill)));
     let ended = start("accumulating", 0, 1, 0, &vars)?.end(Instant::now())?;

@@ -1,4 +1,4 @@
-//! The monitor's thread.
+//! The running monitor.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -114,8 +114,8 @@ impl ProfilerBuilder {
     /// Builds the profiler, which is not on yet.
     ///
     /// # Errors
-    /// When there is nothing to record: CUDA alone without a GPU, or no activity at all. When metadata is not JSON that
-    /// kineto can write.
+    /// When there is nothing to record: CUDA alone without a GPU, or no activity at all. When
+    /// [`Profiler::add_metadata_json`] would refuse a key or a value of the metadata.
     pub fn build(mut self) -> Result<Profiler, ProfileError> {
         let wanted = self.activities.unwrap_or_else(|| vec![Activity::Cpu, Activity::Cuda]);
         let has_cuda = tch::Cuda::is_available();

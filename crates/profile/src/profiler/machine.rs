@@ -186,8 +186,8 @@ impl Profiler {
     /// Adds a top-level key to the trace that is being recorded; `json` is its value, as JSON.
     ///
     /// # Errors
-    /// When nothing is being recorded, when the value is not JSON that kineto can write (it does not escape), or when
-    /// kineto writes the key itself.
+    /// When nothing is being recorded, when the value is not JSON or has a backslash, when the key has a quote, a
+    /// backslash or a control character (kineto does not escape them), or when kineto writes the key itself.
     ///
     /// # Source
     /// `torch.profiler.profile.add_metadata_json`

@@ -25,7 +25,7 @@ fn pages() -> MutexGuard<'static, BTreeMap<usize, [u32; 2]>> {
 /// A guarded copy.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    place: usize,
+    slot: usize,
     /// The addresses of its pages.
     pages: Range<usize>,
     writes: bool,
@@ -44,13 +44,13 @@ pub fn protect(bytes: &Range<usize>, block: &Range<usize>, writes: bool) -> Opti
     if begin >= end {
         return None;
     }
-    let place = fault::enter(bytes, writes)?;
+    let slot = fault::enter(bytes, writes)?;
     let mut all = pages();
     for page in (begin..end).step_by(PAGE) {
         all.entry(page).or_default()[usize::from(writes)] += 1;
     }
     apply(&all, begin..end);
-    Some(Ticket { place, pages: begin..end, writes })
+    Some(Ticket { slot, pages: begin..end, writes })
 }
 
 /// Runs work of the stand-in, which may touch what is guarded: the pages of these copies, and what a fault shows.
@@ -67,7 +67,7 @@ pub fn run(tickets: &[Ticket], work: impl FnOnce()) {
 
 /// The host has waited for the copy: its pages are free, unless other copies have them.
 pub fn release(ticket: &Ticket) {
-    fault::leave(ticket.place);
+    fault::leave(ticket.slot);
     let mut all = pages();
     for page in ticket.pages.clone().step_by(PAGE) {
         if let Some(uses) = all.get_mut(&page) {

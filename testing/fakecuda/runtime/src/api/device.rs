@@ -12,35 +12,35 @@ const NAME: &[u8] = b"fake H100 (no GPU)\0";
 /// The attributes that libtorch asks for, by their numbers in `cudaDeviceAttr`.
 pub fn attribute(number: i32) -> i32 {
     match number {
-        // Threads of a block, in all and along x and y.
+        // Threads per block: in all, along x, and along y.
         1..=3 => 1024,
         // Along z.
         4 => 64,
-        // Blocks of a grid along x, and along y and z.
+        // Blocks per grid: along x; along y and z.
         5 => i32::MAX,
         6 | 7 => 65_535,
-        // Shared memory of a block.
+        // Shared memory per block.
         8 => 49_152,
-        // Threads of a warp.
+        // Threads per warp.
         10 => 32,
-        // Registers of a block, and of a multiprocessor.
+        // Registers per block, and per multiprocessor.
         12 | 82 => 65_536,
         // Multiprocessors.
         16 => 132,
-        // Threads of a multiprocessor.
+        // Threads per multiprocessor.
         39 => 2048,
         // One address space for host and devices.
         41 => 1,
         // Compute capability.
         75 => 9,
         76 => 0,
-        // Shared memory of a multiprocessor.
+        // Shared memory per multiprocessor.
         81 => 233_472,
         // Cooperative launches.
         95 => 1,
-        // Shared memory of a block that asks for more.
+        // Shared memory per block, opt-in.
         97 => 232_448,
-        // Blocks of a multiprocessor.
+        // Blocks per multiprocessor.
         106 => 32,
         _ => 0,
     }
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_not_there_is_an_error_of_the_thread() {
+    fn a_missing_device_sets_the_last_error_of_the_thread() {
         assert_eq!(cudaSetDevice(99), CudaError::INVALID_DEVICE.0);
         assert_eq!(cudaPeekAtLastError(), CudaError::INVALID_DEVICE.0);
         assert_eq!((cudaGetLastError(), cudaGetLastError()), (CudaError::INVALID_DEVICE.0, 0));

@@ -67,7 +67,7 @@ pub extern "C" fn cudaEventQuery(event: usize) -> i32 {
     }
     match world.progress.query_event(event as u64) {
         Some(true) => code(told()),
-        // Not an error of the thread.
+        // Not kept as the last error.
         Some(false) => CudaError::NOT_READY.0,
         None => code(Err(CudaError::INVALID_RESOURCE_HANDLE)),
     }
@@ -84,8 +84,8 @@ pub extern "C" fn cudaEventSynchronize(event: usize) -> i32 {
     code(found(world.synchronize_event(event as u64)).and_then(|()| told()))
 }
 
-/// The milliseconds between two events, by the device's own clock, which follows from what kernels and copies are said
-/// to take: never the machine's.
+/// The milliseconds between two events, by the device's simulated clock. It advances by the set durations of kernels
+/// and copies, never with real time.
 ///
 /// # Safety
 /// `milliseconds` has to be null or valid for writes.
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn cudaEventElapsedTime(milliseconds: *mut f32, begin: usi
             unsafe { *milliseconds = (nanoseconds as f64 / NANOSECONDS) as f32 };
             0
         }
-        // Not an error of the thread.
+        // Not kept as the last error.
         Err(CudaError::NOT_READY) => CudaError::NOT_READY.0,
         Err(error) => code(Err(error)),
     }

@@ -80,7 +80,7 @@ pub extern "C" fn cudaStreamQuery(stream: usize) -> i32 {
         world.progress.query(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)
     });
     match idle {
-        // Not an error of the thread.
+        // Not kept as the last error.
         Ok(false) => CudaError::NOT_READY.0,
         idle => code(idle.and_then(|_| told())),
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering}
 
 use super::PAGE;
 
-/// What is known of the copy at a place of the table.
+/// The states of a slot of the table: no copy, or what is known of its copy.
 const EMPTY: u32 = 0;
 const TO_DEVICE: u32 = 1;
 const FROM_DEVICE: u32 = 2;
@@ -22,11 +22,11 @@ struct Entry {
     end: AtomicUsize,
 }
 
-/// More copies than this are not guarded at a time. A place is used again as late as possible, because of [`OVER`].
-const PLACES: usize = 4096;
+/// At most so many copies are guarded at a time. A slot is reused as late as possible, because of [`OVER`].
+const SLOTS: usize = 4096;
 
-static TABLE: [Entry; PLACES] =
-    [const { Entry { state: AtomicU32::new(EMPTY), begin: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; PLACES];
+static TABLE: [Entry; SLOTS] =
+    [const { Entry { state: AtomicU32::new(EMPTY), begin: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; SLOTS];
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// The thread that runs work of the stand-in, or 0.
@@ -43,7 +43,7 @@ const READS: u32 = 1;
 const WRITES: u32 = 2;
 #[cfg(not(target_arch = "x86_64"))]
 const TOUCHES: u32 = 3;
-/// Added to one of these for a copy from the device.
+/// Added to one of these if the copy is from the device.
 const IS_FROM_DEVICE: u32 = 4;
 
 const TOUCHES_KEPT: usize = 256;
@@ -51,7 +51,7 @@ const TOUCHES_KEPT: usize = 256;
 static TOUCHED: [Touch; TOUCHES_KEPT] =
     [const { Touch { how: AtomicU32::new(0), offset: AtomicUsize::new(0), length: AtomicUsize::new(0) } };
         TOUCHES_KEPT];
-/// How many were caught, and how many of them were taken.
+/// How many touches were caught, and how many of them [`take_touches`] has reported.
 static CAUGHT: AtomicUsize = AtomicUsize::new(0);
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
@@ -60,7 +60,7 @@ fn this_thread() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Lets this thread touch everything, or no longer.
+/// Sets whether this thread may touch guarded memory.
 pub fn let_pass(does: bool) {
     PASSES.store(if does { this_thread() } else { 0 }, Ordering::SeqCst);
 }
@@ -68,20 +68,20 @@ pub fn let_pass(does: bool) {
 /// Enters a copy into the table. One caller at a time: it holds the world's lock.
 pub fn enter(bytes: &Range<usize>, from_device: bool) -> Option<usize> {
     let first = NEXT.load(Ordering::Relaxed);
-    let is_free = |place: &usize| matches!(TABLE[*place].state.load(Ordering::Acquire), EMPTY | OVER);
-    let place = (first..first + PLACES).map(|place| place % PLACES).find(is_free)?;
-    NEXT.store(place + 1, Ordering::Relaxed);
-    let entry = &TABLE[place];
+    let is_free = |slot: &usize| matches!(TABLE[*slot].state.load(Ordering::Acquire), EMPTY | OVER);
+    let slot = (first..first + SLOTS).map(|slot| slot % SLOTS).find(is_free)?;
+    NEXT.store(slot + 1, Ordering::Relaxed);
+    let entry = &TABLE[slot];
     entry.state.store(EMPTY, Ordering::SeqCst);
     entry.begin.store(bytes.start, Ordering::SeqCst);
     entry.end.store(bytes.end, Ordering::SeqCst);
     entry.state.store(if from_device { FROM_DEVICE } else { TO_DEVICE }, Ordering::SeqCst);
-    Some(place)
+    Some(slot)
 }
 
-/// The host has waited for the copy of a place.
-pub fn leave(place: usize) {
-    TABLE[place].state.store(OVER, Ordering::SeqCst);
+/// The host has waited for the copy of a slot.
+pub fn leave(slot: usize) {
+    TABLE[slot].state.store(OVER, Ordering::SeqCst);
 }
 
 /// The memory of these addresses is no longer pinned: a fault there is the program's own.
@@ -194,7 +194,7 @@ fn verb_of(context: *mut c_void) -> u32 {
     if error & WRITE == 0 { READS } else { WRITES }
 }
 
-/// Whether the instruction that faulted writes is not known here.
+/// On other processors, reads and writes are not told apart.
 #[cfg(not(target_arch = "x86_64"))]
 fn verb_of(_context: *mut c_void) -> u32 {
     TOUCHES

@@ -8,7 +8,7 @@ use crate::progress::{Order, Pace};
 use crate::waiting::Locked;
 use crate::world::World;
 
-/// The handler and what it caught are the process's: one test at a time.
+/// The handler and its touches belong to the process: one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Whole pages, as pinned memory is.
@@ -58,7 +58,7 @@ fn a_copy_to_the_device_may_be_read_and_not_written_until_the_host_has_waited() 
     block.write(100, 8);
     block.write(4500, 9);
     let text = "the host writes pinned memory that a copy to the device still reads: byte 100 of 5000";
-    assert_eq!(take_touches(), (vec![text.to_owned()], 0), "once for the copy, and it went on");
+    assert_eq!(take_touches(), (vec![text.to_owned()], 0), "one report per copy");
     let mut seen = (0, 0);
     run(std::slice::from_ref(&ticket), || seen = (block.read(100), block.read(4500)));
     assert_eq!(seen, (8, 9));
@@ -133,7 +133,7 @@ fn work_of_the_stand_in_may_touch_what_other_copies_guard() {
 fn another_fault_goes_to_the_handler_that_was_there_before() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let block = Block::new(1);
-    // A child, because the fault ends it. It is this process's copy: it allocates nothing.
+    // A forked child, because the fault ends it. After a fork it must not allocate.
     // SAFETY: the child only faults.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -150,7 +150,7 @@ fn another_fault_goes_to_the_handler_that_was_there_before() {
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
 }
 
-/// A world whose pinned memory is this block, and a copy between it and nowhere.
+/// A world whose pinned memory is this block, and the stream of a copy from the device into it.
 fn world_with(block: &Block, pace: Pace) -> (Locked, u64) {
     let mut world = World::of_a_test();
     world.progress.set_pace(pace);
@@ -167,7 +167,7 @@ fn world_with(block: &Block, pace: Pace) -> (Locked, u64) {
 }
 
 #[test]
-fn a_touch_is_early_until_the_host_has_waited_whenever_the_copy_runs() {
+fn a_touch_before_the_host_has_waited_is_reported_whenever_the_copy_runs() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let paces = [Pace::Eager, Pace::Lazy].into_iter().chain((0..50).map(Pace::Random));
     for pace in paces {
@@ -189,7 +189,7 @@ fn a_touch_is_early_until_the_host_has_waited_whenever_the_copy_runs() {
 }
 
 #[test]
-fn a_function_of_the_host_may_touch_what_was_copied_before_it() {
+fn a_host_function_may_touch_what_was_copied_before_it() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let block = Block::new(1);
     let (mut world, stream) = world_with(&block, Pace::Lazy);
