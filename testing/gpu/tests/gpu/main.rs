@@ -74,6 +74,7 @@ fn main() {
         failures::a_full_device_leaves_an_optimizer_as_it_was,
         failures::a_device_that_does_not_exist_is_named,
         failures::numbers_that_nobody_computed_fail_by_name,
+        failures::what_is_written_over_numbers_that_nobody_computed_is_known,
         ranks::failures::an_absent_rank_is_a_rendezvous_error,
         ranks::failures::a_dead_rank_is_lost,
         ranks::failures::a_rank_that_has_lost_another_ends,
