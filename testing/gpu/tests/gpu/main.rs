@@ -17,7 +17,7 @@ use overdrive::amp::StepOutcome;
 use overdrive::core::TorchErrorKind;
 use overdrive::ffi::{self, Arg, Op, TensorList, cuda};
 use overdrive::prelude::*;
-use overdrive_fakecuda::Fake;
+use overdrive_fakecuda::{Fake, Runs};
 use tch::{Cuda, nn, nn::Module};
 
 const GPU: Device = Device::Cuda(0);
@@ -34,22 +34,22 @@ macro_rules! trials {
     ($kind:expr; $($test:path),* $(,)?) => { vec![$((stringify!($test), $test as fn() -> Result<()>, $kind)),*] };
 }
 
-fn main() {
+fn main() -> Result<()> {
     if let Some(result) = ranks::main_if_told() {
         std::process::exit(i32::from(result.is_err()));
     }
-    let runs = overdrive_fakecuda::start(1);
-    if let Some(fake) = Fake::get()
-        && let Err(error) = fake.compute()
-    {
-        eprintln!("{error}");
+    let runs = overdrive_fakecuda::start(1)?;
+    if let Some(fake) = Fake::get() {
+        fake.compute().map_err(anyhow::Error::msg)?;
     }
+    ensure!(runs == Runs::OnNothing || Cuda::is_available(), "on {runs}, but libtorch finds none");
     println!("on {runs}");
     let mut arguments = Arguments::from_args();
     // The tests share one device: memory statistics and `ForbidSync` apply to the whole process.
     arguments.test_threads = Some(1);
     let mut tests = trials![
         CONTROL_FLOW;
+        the_tests_fail_where_their_stand_in_is_not_loaded,
         libtorch_sees_the_device,
         memory_is_counted_and_the_peak_can_be_reset,
         an_exhausted_device_is_out_of_memory,
@@ -61,6 +61,7 @@ fn main() {
         loading::a_missing_wait_is_found,
         loading::a_missing_record_stream_is_found,
         loading::a_pinned_buffer_used_again_is_found,
+        uploads::every_wait_is_counted,
         uploads::transforms_upload_nothing,
         uploads::rows_on_the_device_are_gathered_without_waiting,
         uploads::a_cache_on_the_device_uploads_each_sample_once,
@@ -159,7 +160,7 @@ fn main() {
         let trial = Trial::test(name, move || checked(test).map_err(|error| Failed::from(format!("{error:#}"))));
         trial.with_kind(kind).with_ignored_flag(missing.is_some())
     });
-    libtest_mimic::run(&arguments, trials.collect()).exit();
+    libtest_mimic::run(&arguments, trials.collect()).exit()
 }
 
 /// Runs a test; on a fake device it fails if the host read what nobody has computed.
@@ -169,6 +170,11 @@ fn checked(test: impl FnOnce() -> Result<()>) -> Result<()> {
     test()?;
     let read = fake.notes().into_iter().filter(|note| note.contains("were not computed")).collect::<Vec<_>>();
     ensure!(read.is_empty(), "{}", read.join("; "));
+    Ok(())
+}
+
+fn the_tests_fail_where_their_stand_in_is_not_loaded() -> Result<()> {
+    ensure!(overdrive_fakecuda::fails_without_stand_ins()?, "they would be skipped");
     Ok(())
 }
 

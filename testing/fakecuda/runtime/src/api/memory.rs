@@ -100,6 +100,7 @@ pub unsafe extern "C" fn cudaFreeHost(address: usize) -> i32 {
     if let Err(error) = world.use_unsafe("cudaFreeHost") {
         return code(Err(error));
     }
+    world.count("pinned frees", 1);
     world.synchronize_all();
     let Some(length) = world.pinned.remove(&address) else { return code(Err(CudaError::INVALID_VALUE)) };
     guard::forget(&(address..address + length));
@@ -125,6 +126,7 @@ pub extern "C" fn cudaHostUnregister(address: usize) -> i32 {
     if let Err(error) = world.use_unsafe("cudaHostUnregister") {
         return code(Err(error));
     }
+    world.count("pinned frees", 1);
     world.synchronize_all();
     let removed = world.pinned.remove(&address).ok_or(CudaError::HOST_NOT_REGISTERED);
     code(removed.map(|length| guard::forget(&(address..address + length))))
