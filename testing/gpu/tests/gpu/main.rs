@@ -82,6 +82,7 @@ fn main() -> Result<()> {
         ranks::failures::a_model_that_a_dead_rank_does_not_wrap_times_out,
         ranks::failures::a_stalled_rank_times_out_where_the_host_waits,
         ranks::failures::a_stalled_rank_ends_the_others_where_the_device_waits,
+        ranks::failures::a_cut_link_times_out_where_the_host_waits,
         ranks::failures::a_mismatch_is_told_to_every_rank_that_verifies,
         ranks::failures::a_mismatch_without_verifying_is_found_by_the_fake,
         ranks::failures::a_model_that_differs_is_told_to_every_rank,
