@@ -86,6 +86,9 @@ pub unsafe extern "C" fn cudaHostAlloc(address: *mut usize, bytes: usize, _flags
     world.count("pinned allocations", 1);
     if block != 0 {
         world.pinned.insert(block, length);
+        // No program may rely on zeros there.
+        // SAFETY: new memory of this length.
+        unsafe { std::ptr::write_bytes(block as *mut u8, 0xa5, length) };
     }
     // SAFETY: as the caller says.
     unsafe { *address = block };
