@@ -17,6 +17,8 @@ from torch.nn import functional
 
 WARM_UP, STEPS = 4, 4
 FUSED = {"AdamW", "Adam", "SGD"}
+# Their best setting is the better one of both, count by count.
+CAPTURABLE = {"NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "Rprop", "ASGD"}
 
 
 def mlp():
@@ -69,16 +71,19 @@ MODELS = {
 }
 
 
-def optimizer(name, params):
+def optimizer(name, params, capturable=False):
     params = list(params)
     if name == "Muon":
         return torch.optim.Muon([param for param in params if param.dim() == 2])
-    options = {"SGD": {"lr": 0.01, "momentum": 0.9}, "AdamW": {"lr": 1e-3}, "Adam": {"lr": 1e-3}}.get(name, {})
+    options = {"SGD": {"lr": 0.01, "momentum": 0.9}, "AdamW": {"lr": 1e-3}, "Adam": {"lr": 1e-3},
+               "RMSprop": {"lr": 1e-3}}.get(name, {})
     best = {"fused": True} if name in FUSED else {"foreach": True}
+    if capturable:
+        best["capturable"] = True
     return getattr(torch.optim, name)(params, **options, **best)
 
 
-def step_of(recipe):
+def step_of(recipe, capturable=False):
     """A function that trains one step, and returns the loss."""
     torch.manual_seed(1)
     make, batch = MODELS[recipe["model"]]
@@ -88,7 +93,7 @@ def step_of(recipe):
     device = tuple(part.cuda() for part in host)
     if recipe["upload"]:
         host = tuple(part.pin_memory() for part in host)
-    opt = optimizer(recipe["optimizer"], model.parameters())
+    opt = optimizer(recipe["optimizer"], model.parameters(), capturable)
     scaler = torch.amp.GradScaler("cuda", enabled=recipe["autocast"] == "float16")
     kind = getattr(torch, recipe["autocast"] or "bfloat16")
     averages = None
@@ -129,15 +134,21 @@ def main():
     runtime.fakecuda_counts.restype = ctypes.c_char_p
     ctypes.CDLL(os.environ["FAKECUDA_OPERATORS"])
     results = []
+
+    def counted(recipe, capturable):
+        step = step_of(recipe, capturable)
+        losses = [step() for _ in range(WARM_UP)]
+        runtime.fakecuda_reset()
+        losses += [step() for _ in range(STEPS)]
+        lines = runtime.fakecuda_counts().decode().splitlines()
+        counts = {name: int(number) for name, number in (line.rsplit(": ", 1) for line in lines)}
+        return counts, [loss.item() for loss in losses]
+
     for recipe in json.load(sys.stdin):
         try:
-            step = step_of(recipe)
-            losses = [step() for _ in range(WARM_UP)]
-            runtime.fakecuda_reset()
-            losses += [step() for _ in range(STEPS)]
-            lines = runtime.fakecuda_counts().decode().splitlines()
-            counts = {name: int(number) for name, number in (line.rsplit(": ", 1) for line in lines)}
-            results.append({"counts": counts, "losses": [loss.item() for loss in losses]})
+            counts, losses = counted(recipe, False)
+            capturable = counted(recipe, True)[0] if recipe["optimizer"] in CAPTURABLE else None
+            results.append({"counts": counts, "capturable": capturable, "losses": losses})
         except Exception as error:
             results.append({"error": str(error).split("\n")[0]})
     print(json.dumps(results))

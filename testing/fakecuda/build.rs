@@ -36,6 +36,7 @@ fn main() {
     println!("cargo::rerun-if-changed=operators");
     println!("cargo::rerun-if-env-changed=LIBTORCH");
     println!("cargo::rustc-env=FAKECUDA_LIBRARIES=");
+    println!("cargo::rustc-check-cfg=cfg(has_stand_ins)");
     let Some(torch) = env::var_os("LIBTORCH").map(PathBuf::from) else { return };
     if !torch.join("lib/libtorch_cuda.so").exists() {
         return;
@@ -54,6 +55,7 @@ fn main() {
     link(&out, &libraries, (&runtime, entries), &by_library(&wanted), &has);
     build_operators(&out, &libraries, &torch);
     println!("cargo::rustc-env=FAKECUDA_LIBRARIES={}", libraries.display());
+    println!("cargo::rustc-cfg=has_stand_ins");
 }
 
 fn write(path: &Path, text: &str) {

@@ -1,8 +1,8 @@
 //! What a step costs, as the stand-in counts it.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use overdrive::tch::Device;
-use overdrive_fakecuda::{Counts, Fake};
+use overdrive_fakecuda::{Counts, Fake, waits};
 use serde::{Deserialize, Serialize};
 
 use super::ours::Step;
@@ -17,6 +17,8 @@ const STEPS: u64 = 4;
 pub struct Counted {
     /// Kernels, those of libraries among them.
     pub launches: f64,
+    /// Copies within the device, and fills: they cost the host as much as a kernel does.
+    pub copies: f64,
     /// How often the host waited for the device.
     pub waits: f64,
     /// Bytes from the host to the device.
@@ -35,10 +37,23 @@ impl Counted {
         };
         Self {
             launches: sum(&|name| name == "launches"),
-            waits: sum(&|name| name.starts_with("waits for ") || name == "copies that wait"),
+            copies: sum(&|name| name == "copies device to device" || name == "fills"),
+            waits: waits(counts) as f64 / steps as f64,
             uploaded: sum(&|name| name.starts_with("bytes host to device")),
             allocations: sum(&|name| name == "device allocations" || name == "pinned allocations"),
             events: sum(&|name| name == "events created"),
+        }
+    }
+
+    /// The smaller one of each count.
+    pub fn least(&self, other: &Self) -> Self {
+        Self {
+            launches: self.launches.min(other.launches),
+            copies: self.copies.min(other.copies),
+            waits: self.waits.min(other.waits),
+            uploaded: self.uploaded.min(other.uploaded),
+            allocations: self.allocations.min(other.allocations),
+            events: self.events.min(other.events),
         }
     }
 }
@@ -73,11 +88,23 @@ fn counted(recipe: &Recipe, mut step: Step) -> Result<(Counted, Vec<f64>)> {
         losses.push(step()?);
     }
     let counted = Counted::of(&fake.counts(), STEPS);
-    let losses = losses.iter().map(|loss| loss.double_value(&[])).collect();
+    let losses: Vec<f64> = losses.iter().map(|loss| loss.double_value(&[])).collect();
+    each_step_counts(&losses).with_context(|| recipe.name())?;
     match fake.notes().as_slice() {
         [] => Ok((counted, losses)),
         notes => bail!("{}: {}", recipe.name(), notes.join("; ")),
     }
+}
+
+/// The counted steps have all moved the weights: the scaler has skipped none, and the losses are numbers.
+///
+/// # Errors
+/// When two of the losses are equal, one after the other, or one is NaN.
+pub fn each_step_counts(losses: &[f64]) -> Result<()> {
+    let counted = &losses[losses.len().saturating_sub(STEPS as usize + 1)..];
+    let moves = counted.windows(2).all(|pair| pair[0] != pair[1] && pair.iter().all(|loss| loss.is_finite()));
+    ensure!(moves, "a counted step was skipped, or has no loss: {losses:?}");
+    Ok(())
 }
 
 /// The losses of the same steps on the host.

@@ -39,7 +39,7 @@ fn optimizer(name: &str, params: Vec<Tensor>) -> Result<Box<dyn Optimizer>> {
         "Adamax" => Box::new(Adamax::builder(params).build()?),
         "Adagrad" => Box::new(Adagrad::builder(params).build()?),
         "Adadelta" => Box::new(Adadelta::builder(params).build()?),
-        "RMSprop" => Box::new(RmsProp::builder(params).build()?),
+        "RMSprop" => Box::new(RmsProp::builder(params).lr(1e-3).build()?),
         "Rprop" => Box::new(Rprop::builder(params).build()?),
         "ASGD" => Box::new(Asgd::builder(params).build()?),
         "Adafactor" => Box::new(Adafactor::builder(params).build()?),

@@ -43,7 +43,7 @@ fn optimizer(name: &str, vs: &VarStore) -> Result<nn::Optimizer> {
         "AdamW" => nn::AdamW::default().build(vs, 1e-3)?,
         "Adam" => nn::Adam::default().build(vs, 1e-3)?,
         "SGD" => nn::Sgd { momentum: 0.9, ..Default::default() }.build(vs, 0.01)?,
-        "RMSprop" => nn::RmsProp::default().build(vs, 0.01)?,
+        "RMSprop" => nn::RmsProp::default().build(vs, 1e-3)?,
         other => bail!("tch has no {other}"),
     })
 }

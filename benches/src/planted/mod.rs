@@ -74,12 +74,13 @@ pub struct Plan {
 }
 
 /// The loops with a planted bottleneck.
-pub static PLANTS: [Plant; 14] = [
+pub static PLANTS: [Plant; 15] = [
     Plant::new("slow_read", Bottleneck::SlowRead, 40, data::slow_read).within("read"),
     Plant::new("slow_decode", Bottleneck::SlowDecode, 40, data::slow_decode).within("decode"),
     Plant::new("too_few_workers", Bottleneck::TooFewWorkers, 40, data::too_few_workers).within("decode"),
     Plant::new("no_pinning", Bottleneck::HostToDevice, 150, gpu::no_pinning).on(Needs::Gpu).within("copy"),
     Plant::new("item_each_step", Bottleneck::HostSync, 150, gpu::item_each_step).on(Needs::Gpu).within("metrics"),
+    Plant::new("copy_each_step", Bottleneck::HostSync, 150, gpu::copy_each_step).on(Needs::Gpu).within("metrics"),
     Plant::new("tiny_kernels", Bottleneck::KernelLaunches, 100, host::tiny_kernels).within("head"),
     Plant::new("optimizer_loop", Bottleneck::OptimizerLoop, 60, optimizer::tensor_by_tensor).within("update"),
     Plant::new("float32_products", Bottleneck::Float32Matmul, 100, gpu::float32_products).on(Needs::Gpu),

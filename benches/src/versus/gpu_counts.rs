@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use overdrive_fakecuda::{Counts, Fake};
 use serde::Deserialize;
 
-use crate::gpu_steps::{Counted, Recipe, count, count_plain_tch, recipes};
+use crate::gpu_steps::{Counted, Recipe, count, count_plain_tch, each_step_counts, recipes};
 
 /// How far the losses may be apart, as a share of PyTorch's: with float32, and with half precision, whose numbers have 3
 /// digits.
@@ -20,6 +20,8 @@ const LOSSES_WITHIN: [f64; 2] = [1e-5, 1e-3];
 struct Answer {
     #[serde(default)]
     counts: Counts,
+    /// With `capturable`, if its optimizer has that.
+    capturable: Option<Counts>,
     #[serde(default)]
     losses: Vec<f64>,
     error: Option<String>,
@@ -52,6 +54,11 @@ impl Row {
         let (ours, theirs) = (&self.ours, &self.pytorch);
         let counts = [
             ("launches", ours.launches, theirs.launches + self.instead_of_waits()),
+            (
+                "launches, copies and fills",
+                ours.launches + ours.copies,
+                theirs.launches + theirs.copies + self.instead_of_waits(),
+            ),
             ("waits", ours.waits, theirs.waits),
             ("bytes uploaded", ours.uploaded, theirs.uploaded),
             ("allocations", ours.allocations, theirs.allocations),
@@ -100,7 +107,9 @@ pub fn rows(python: &Path) -> Result<Vec<Row>> {
         }
         let (ours, losses) = count(recipe).with_context(|| name.clone())?;
         let differences = losses.iter().zip(&theirs.losses).map(|(ours, theirs)| difference(*ours, *theirs));
+        each_step_counts(&theirs.losses).with_context(|| format!("PyTorch, {name}"))?;
         let pytorch = Counted::of(&theirs.counts, 4);
+        let pytorch = theirs.capturable.map_or(pytorch.clone(), |other| pytorch.least(&Counted::of(&other, 4)));
         let plain_tch = count_plain_tch(recipe).with_context(|| format!("plain tch, {name}"))?;
         let bound = LOSSES_WITHIN[usize::from(recipe.autocast.is_some())];
         Ok(Row { name, ours, pytorch, plain_tch, difference: differences.fold(0.0, f64::max), bound })
@@ -108,9 +117,9 @@ pub fn rows(python: &Path) -> Result<Vec<Row>> {
     recipes.iter().zip(theirs).map(row).collect()
 }
 
-/// As a share of the second one; two that are not numbers are equal.
+/// As a share of the second one.
 fn difference(ours: f64, theirs: f64) -> f64 {
-    match ours == theirs || (ours.is_nan() && theirs.is_nan()) {
+    match ours == theirs {
         true => 0.0,
         false => Some(((ours - theirs) / theirs).abs()).filter(|it| it.is_finite()).unwrap_or(f64::INFINITY),
     }
@@ -119,13 +128,13 @@ fn difference(ours: f64, theirs: f64) -> f64 {
 /// A table in Markdown.
 pub fn table(rows: &[Row]) -> String {
     let mut text =
-        "| a training step | launches: ours, PyTorch's | plain tch | waits | bytes uploaded | allocations | events |\n\
-                    |---|---|---|---|---|---|---|\n"
+        "| a training step | launches: ours, PyTorch's | plain tch | copies and fills | waits | bytes uploaded | \
+         allocations | events |\n|---|---|---|---|---|---|---|---|\n"
             .to_owned();
     for row in rows {
         let pair = |field: fn(&Counted) -> f64| format!("{}, {}", field(&row.ours), field(&row.pytorch));
         let tch = row.plain_tch.as_ref().map_or_else(String::new, |it| format!("{}, {}", it.launches, it.waits));
-        let cells = [pair(|it| it.launches), tch, pair(|it| it.waits), pair(|it| it.uploaded)];
+        let cells = [pair(|it| it.launches), tch, pair(|it| it.copies), pair(|it| it.waits), pair(|it| it.uploaded)];
         let more = [pair(|it| it.allocations), pair(|it| it.events)];
         text += &format!("| {} | {} | {} |\n", row.name, cells.join(" | "), more.join(" | "));
     }

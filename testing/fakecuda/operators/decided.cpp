@@ -29,7 +29,7 @@ void decide_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   c10::Device device(c10::kCUDA, stream.device_index());
   std::vector<fakecuda_range> ranges;
   torch::jit::Stack host;
-  for (auto it = first; it != stack->end(); ++it) host.push_back(snapshot(*it, false, ranges));
+  for (auto it = first; it != stack->end(); ++it) host.push_back(snapshot(*it, Use::READ, ranges));
   stack->erase(first, stack->end());
   {
     OnHost on_host_only;

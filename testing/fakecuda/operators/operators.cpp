@@ -75,13 +75,8 @@ struct Call {
   // What the results are written to, apart from the arguments that the operator writes.
   std::vector<IValue> results;
   std::vector<fakecuda_range> ranges;
-  // The same, as the host finds them.
-  std::vector<fakecuda_range> on_host;
-
-  void poison(const std::string& why) const {
-    for (const auto& range : on_host)
-      if (range.writes) fakecuda_poison(range.at, range.bytes, why.c_str());
-  }
+  // Why it failed.
+  std::string failure;
 
   void write(const IValue& target, const IValue& value) const {
     if (target.isTensorList()) {
@@ -97,17 +92,16 @@ struct Call {
     }
   }
 
-  void run() {
-    for (const auto& range : on_host) {
-      const char* poison_of = range.writes ? nullptr : fakecuda_poison_of(range.at, range.bytes);
-      if (poison_of != nullptr) return poison(poison_of);
-    }
+  // Null, or why it failed.
+  const char* run() {
     // The profiler has seen the operator when it was called.
     at::RecordFunctionGuard unseen(false);
     OnHost on_host_only;
     try {
       KeepGenerator keep(op);
       Stack stack = arguments;
+      for (auto& value : stack)
+        if (value.isGenerator()) value = value.toGenerator().clone();
       if (auto formula = formula_of(op.schema().name())) {
         formula(stack);
       } else {
@@ -116,8 +110,10 @@ struct Call {
       for (size_t i = 0; i < results.size() && i < stack.size(); ++i) write(results[i], stack[i]);
     } catch (const std::exception& error) {
       auto text = std::string(error.what());
-      poison("operator " + op.schema().name() + " (" + text.substr(0, text.find('\n')) + ")");
+      failure = "operator " + op.schema().name() + " (" + text.substr(0, text.find('\n')) + ")";
+      return failure.c_str();
     }
+    return nullptr;
   }
 };
 
@@ -169,7 +165,7 @@ class Wrapped final : public c10::OperatorKernel {
         const auto& value = (*stack)[stack->size() - count + i];
         bool writes = is_written(op, declared[i]);
         if (writes) written.emplace_back(i, value);
-        call->arguments.push_back(snapshot(value, writes, call->ranges));
+        call->arguments.push_back(snapshot(value, writes ? Use::UPDATE : Use::READ, call->ranges));
       }
     }
     auto before = fakecuda_launched();
@@ -181,12 +177,12 @@ class Wrapped final : public c10::OperatorKernel {
     if (fakecuda_launched() == before) return;
     Within within(op);
     // An `out` argument may have been resized.
-    for (const auto& [i, value] : written) call->arguments[i] = snapshot(value, true, call->ranges);
+    for (const auto& [i, value] : written) call->arguments[i] = snapshot(value, Use::UPDATE, call->ranges);
     const auto& returns = schema.returns();
     for (size_t i = 0; i < returns.size(); ++i) {
       const auto& value = (*stack)[stack->size() - returns.size() + i];
       bool is_argument = returns[i].alias_info() != nullptr;
-      call->results.push_back(is_argument ? IValue() : snapshot(value, true, call->ranges));
+      call->results.push_back(is_argument ? IValue() : snapshot(value, Use::RESULT, call->ranges));
     }
     bool waits = waits_for_results(op, *stack);
     push(std::move(call));
@@ -196,13 +192,10 @@ class Wrapped final : public c10::OperatorKernel {
  private:
   static void push(std::unique_ptr<Call> call) {
     auto name = call->op.schema().name();
-    for (const auto& range : call->ranges) {
-      call->on_host.push_back({fakecuda_host(range.at), range.bytes, range.writes});
-    }
     auto* data = call.release();
     fakecuda_operator(
         fakecuda_last_stream(), name.c_str(), data->ranges.data(), data->ranges.size(),
-        [](void* own) { static_cast<Call*>(own)->run(); }, [](void* own) { delete static_cast<Call*>(own); }, data);
+        [](void* own) { return static_cast<Call*>(own)->run(); }, [](void* own) { delete static_cast<Call*>(own); }, data);
   }
 
   c10::SafeKernelFunction original_;

@@ -6,10 +6,12 @@
 
 extern "C" {
 
-// Bytes that an operator reads or writes, by their addresses on the device.
+// Bytes that an operator reads, writes, or both, by their addresses on the device. `element`: the bytes of one number.
 struct fakecuda_range {
   const void* at;
   size_t bytes;
+  size_t element;
+  bool reads;
   bool writes;
 };
 
@@ -29,16 +31,12 @@ void fakecuda_finish(void* stream) noexcept;
 // Counts a kernel of a library, and puts it into a stream.
 int fakecuda_launch(const char* kernel, void* stream) noexcept;
 
-// Puts an operator's numbers into a stream: `run` is called when its turn comes, `drop` once nobody will call it again.
-// Both are called with the stand-in's lock held: they must not call anything of CUDA.
-int fakecuda_operator(void* stream, const char* name, const fakecuda_range* ranges, size_t count, void (*run)(void*),
-                      void (*drop)(void*), void* data) noexcept;
+// Puts an operator's numbers into a stream: `run` is called when its turn comes, twice if it may use what nobody has
+// computed, and returns why it failed, or null; `drop` once nobody will call it again. Both are called with the stand-in's
+// lock held: they must not call anything of CUDA.
+int fakecuda_operator(void* stream, const char* name, const fakecuda_range* ranges, size_t count,
+                      const char* (*run)(void*), void (*drop)(void*), void* data) noexcept;
 
 // The host has written these bytes of the device.
 void fakecuda_known(const void* at, size_t bytes) noexcept;
-
-// Poison: bytes that nobody has computed, by the name of what should have. `fakecuda_poison_of` is null if all are known.
-// The addresses are those of `fakecuda_host`.
-void fakecuda_poison(const void* at, size_t bytes, const char* name) noexcept;
-const char* fakecuda_poison_of(const void* at, size_t bytes) noexcept;
 }

@@ -28,9 +28,13 @@ inline size_t span(const at::Tensor& tensor) {
   return static_cast<size_t>(last + 1) * tensor.element_size();
 }
 
-inline void add_range(const at::Tensor& tensor, bool writes, std::vector<fakecuda_range>& ranges) {
+// What an operator does with an argument, or with a result, which is new.
+enum class Use { READ, UPDATE, RESULT };
+
+inline void add_range(const at::Tensor& tensor, Use use, std::vector<fakecuda_range>& ranges) {
   if (!on_device(tensor) || tensor.numel() == 0) return;
-  ranges.push_back({tensor.const_data_ptr(), span(tensor), writes});
+  ranges.push_back(
+      {tensor.const_data_ptr(), span(tensor), tensor.element_size(), use != Use::RESULT, use != Use::READ});
 }
 
 // A tensor of the host over the same bytes. It does not keep the device's memory: if that is freed and used again before
@@ -43,27 +47,27 @@ inline at::Tensor over(const at::Tensor& tensor) {
 
 // The host's own tensors are read when the operator is called: a kernel gets their values as arguments. Pinned ones are
 // read when its turn comes.
-inline at::Tensor of_host(const at::Tensor& tensor, bool writes) {
+inline at::Tensor of_host(const at::Tensor& tensor, Use use) {
   if (!tensor.defined()) return tensor;
-  if (writes || (tensor.numel() > 0 && tensor.is_pinned())) return over(tensor);
+  if (use != Use::READ || (tensor.numel() > 0 && tensor.is_pinned())) return over(tensor);
   auto copy = tensor.clone();
   // Python's numbers take part in type promotion in another way than tensors do.
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
   return copy;
 }
 
-inline c10::IValue snapshot(const c10::IValue& value, bool writes, std::vector<fakecuda_range>& ranges) {
+inline c10::IValue snapshot(const c10::IValue& value, Use use, std::vector<fakecuda_range>& ranges) {
   if (value.isTensor()) {
     const auto& tensor = value.toTensor();
-    if (!on_device(tensor)) return of_host(tensor, writes);
-    add_range(tensor, writes, ranges);
+    if (!on_device(tensor)) return of_host(tensor, use);
+    add_range(tensor, use, ranges);
     return over(tensor);
   }
   if (value.isList() && !value.isIntList() && !value.isDoubleList() && !value.isBoolList()) {
     auto list = value.toList();
     c10::impl::GenericList copy(list.elementType());
     copy.reserve(list.size());
-    for (const c10::IValue& item : list) copy.push_back(snapshot(item, writes, ranges));
+    for (const c10::IValue& item : list) copy.push_back(snapshot(item, use, ranges));
     return copy;
   }
   if (value.isDevice()) return c10::Device(at::kCPU);

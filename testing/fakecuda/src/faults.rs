@@ -30,6 +30,11 @@ impl Fake {
         call!(c"fakecuda_heal"() -> ());
     }
 
+    /// NCCL's messages from and to this process stop arriving, for good, and it lives on.
+    pub fn cut_links(self) {
+        call!(c"fakecuda_cut_links"() -> ());
+    }
+
     /// Lets a device have only so many bytes. False if there is no such device.
     pub fn limit(self, device: usize, bytes: usize) -> bool {
         call!(c"fakecuda_limit"(number(device) => u32, bytes => usize) -> i32) == 0

@@ -72,20 +72,17 @@ pub fn environment(devices: usize) -> Vec<(&'static str, String)> {
 /// Starts this program again on stand-ins with so many devices, unless there is a GPU or it was started so already.
 ///
 /// Call it before anything of libtorch, and before a second thread.
-pub fn start(devices: usize) -> Runs {
-    if env::var_os(STARTED).is_some() {
-        return if Fake::get().is_some() { Runs::OnFake } else { Runs::OnNothing };
+///
+/// # Errors
+/// When the stand-ins are there and cannot be used: tests must fail then, not be skipped.
+pub fn start(devices: usize) -> io::Result<Runs> {
+    if LIBRARIES.is_empty() || env::var("FAKECUDA").is_ok_and(|value| value == "0") {
+        return Ok(Runs::OnNothing);
     }
-    if has_gpu() {
-        return Runs::OnGpu;
+    if has_gpu() && env::var_os(STARTED).is_none() {
+        return Ok(Runs::OnGpu);
     }
-    if env::var("FAKECUDA").is_ok_and(|value| value == "0") {
-        return Runs::OnNothing;
-    }
-    match start_fake(devices) {
-        Ok(()) => Runs::OnFake,
-        Err(_) => Runs::OnNothing,
-    }
+    start_fake(devices).map(|()| Runs::OnFake)
 }
 
 /// As [`start`], also where there is a GPU: what is counted does not depend on it.
@@ -96,11 +93,25 @@ pub fn start_fake(devices: usize) -> io::Result<()> {
     if Fake::get().is_some() {
         return Ok(());
     }
-    if LIBRARIES.is_empty() || env::var_os(STARTED).is_some() {
+    if LIBRARIES.is_empty() {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "libtorch has no CUDA code"));
+    }
+    if env::var_os(STARTED).is_some() {
+        return Err(io::Error::other("the stand-ins for NVIDIA's libraries were not loaded (LD_PRELOAD)"));
     }
     // `exec` returns only if it fails.
     Err(Command::new(env::current_exe()?).args(env::args_os().skip(1)).envs(environment(devices)).exec())
+}
+
+/// Whether this program fails, as it should, where it is started on stand-ins that are not loaded. Without this, tests
+/// would be skipped unnoticed.
+///
+/// # Errors
+/// When the program cannot be started.
+pub fn fails_without_stand_ins() -> io::Result<bool> {
+    let mut program = Command::new(env::current_exe()?);
+    let output = program.arg("--list").env_remove("LD_PRELOAD").env(STARTED, "1").output()?;
+    Ok(!output.status.success())
 }
 
 /// When the work of a stream runs.
@@ -116,6 +127,22 @@ pub enum Pace {
 
 /// What was counted: a number by name.
 pub type Counts = BTreeMap<String, u64>;
+
+/// How often the host has waited for the device, in whichever way.
+pub fn waits(counts: &Counts) -> u64 {
+    let count = |name: &str| counts.get(name).copied().unwrap_or(0);
+    // When such a copy has waited, libtorch waits for its stream once more: both are one wait.
+    let of_streams = count("waits for a stream").max(count("async copies that wait"));
+    let others = [
+        "waits for an event",
+        "waits for a device",
+        "waits by asking",
+        "copies that wait",
+        "device frees",
+        "pinned frees",
+    ];
+    of_streams + others.map(count).iter().sum::<u64>()
+}
 
 /// The stand-ins of this process.
 #[derive(Clone, Copy, Debug)]

@@ -120,7 +120,7 @@ fn float32_products(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Findi
 }
 
 /// What this GPU multiplies faster than float32: nothing before compute capability 7.0, float16 from there, bfloat16 and
-/// TF32 from 8.0.
+/// TF32 from 8.0. The capability is not known where the program was built without CUDA's headers.
 fn tensor_core_remedy(capability: Option<(i32, i32)>) -> Option<&'static str> {
     match capability {
         Some((..7, _)) => None,
@@ -128,7 +128,12 @@ fn tensor_core_remedy(capability: Option<(i32, i32)>) -> Option<&'static str> {
             "put `autocast(device, Kind::Half, || ..)` around the forward pass, and scale the loss by a `GradScaler`; \
              this GPU has no bfloat16 or TF32",
         ),
-        _ => Some(
+        None => Some(
+            "the GPU's compute capability is not known. From 8.0: put `autocast(device, Kind::BFloat16, || ..)` around \
+             the forward pass, or call `set_matmul_allow_tf32(true)`. With 7.x, which has neither: \
+             `autocast(device, Kind::Half, || ..)`, and scale the loss by a `GradScaler`",
+        ),
+        Some(_) => Some(
             "put `autocast(device, Kind::BFloat16, || ..)` around the forward pass; or, to stay with float32, call \
              `set_matmul_allow_tf32(true)`",
         ),
@@ -153,7 +158,8 @@ fn idle(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Vec<Finding> {
 
 /// Waits of the host for the device in each step.
 struct Waits<'a> {
-    /// The CUDA calls that wait; if no CUDA calls were recorded, the operators that read numbers.
+    /// The CUDA calls that wait, copies of pageable memory among them; if no CUDA calls were recorded, the operators that
+    /// read numbers.
     places: Vec<&'a OpTimes>,
     calls: f64,
     /// Whether at least half of the waits read numbers out of tensors.
@@ -166,9 +172,13 @@ impl<'a> Waits<'a> {
         let is_read = |op: &&OpTimes| op.name == "aten::_local_scalar_dense";
         // Reading a number of a tensor on the host does not wait, so CUDA calls are preferred as evidence.
         let sees_calls = profiled.ops.iter().any(|op| kernels::is_call(&op.name));
-        let places: Vec<_> =
-            own().filter(|op| if sees_calls { kernels::waits(&op.name) } else { is_read(op) }).collect();
-        let calls = places.iter().map(|op| op.calls).sum();
+        let is_pageable = profiled.device_work.iter().any(|it| kernels::copies_pageable(&it.name));
+        let copies = |op: &OpTimes| is_pageable && kernels::waits_for_copy(&op.name, op.self_cpu_seconds / op.calls);
+        let waits = |op: &OpTimes| kernels::waits(&op.name) || copies(op);
+        let places: Vec<_> = own().filter(|op| if sees_calls { waits(op) } else { is_read(op) }).collect();
+        // libtorch waits once more when such a copy has waited: both are one wait.
+        let count = |is_copy: bool| places.iter().filter(|op| copies(op) == is_copy).map(|op| op.calls).sum::<f64>();
+        let calls = count(true).max(count(false));
         let is_there = |read: &OpTimes| places.iter().any(|op| op.phase == read.phase && op.scope == read.scope);
         let reads =
             own().filter(is_read).filter(|read| is_there(read)).map(|read| read.calls).sum::<f64>() >= 0.5 * calls;
@@ -201,8 +211,9 @@ impl<'a> Waits<'a> {
             "read numbers less often: sum losses on the device (`total += &loss.detach()`), and call \
              `total.double_value(&[])` every 100 steps"
         } else {
-            "wait less often: copy to the host every 100 steps, or to pinned memory without waiting; avoid shapes that \
-             depend on values (`nonzero`, masks as indices), which wait as well, and `tch::Cuda::synchronize` in a step"
+            "wait less often: copy to the host every 100 steps, or to pinned memory without waiting, and from pinned \
+             memory alone; avoid shapes that depend on values (`nonzero`, masks as indices), which wait as well, and \
+             `tch::Cuda::synchronize` in a step"
         }))
     }
 }

@@ -6,6 +6,15 @@
 /// Calls by which the host waits for the device.
 const WAITS: [&str; 5] =
     ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaMemcpy2D"];
+/// Calls that return when the copy is done, if it is of pageable memory: libtorch's own wait behind them finds nothing
+/// left to wait for.
+///
+/// # Source
+/// "API synchronization behavior" in the reference of the CUDA runtime
+const COPIES: [&str; 2] = ["cudaMemcpyAsync", "cudaMemcpy2DAsync"];
+/// A call that takes longer than this, in seconds, has not only put a copy into a stream: the same bound as for operators
+/// that are mostly overhead.
+const LONGEST_COPY_CALL: f64 = 10e-6;
 /// Calls that launch kernels.
 const LAUNCHES: [&str; 7] = [
     "cudaLaunchKernel",
@@ -32,6 +41,11 @@ pub(super) fn waits(name: &str) -> bool {
     WAITS.contains(&call(name))
 }
 
+/// Whether a call that copies, which takes so many seconds by itself, has waited for its copy of pageable memory.
+pub(super) fn waits_for_copy(name: &str, seconds: f64) -> bool {
+    COPIES.contains(&call(name)) && seconds > LONGEST_COPY_CALL
+}
+
 pub(super) fn launches(name: &str) -> bool {
     LAUNCHES.contains(&call(name))
 }
@@ -43,6 +57,11 @@ pub(super) fn copies_to_device(name: &str) -> bool {
 
 pub(super) fn copies_from_pageable(name: &str) -> bool {
     name.starts_with("Memcpy HtoD (Pageable")
+}
+
+/// `Memcpy DtoH (Device -> Pageable)`, or the other way.
+pub(super) fn copies_pageable(name: &str) -> bool {
+    copies_from_pageable(name) || name.starts_with("Memcpy DtoH (Device -> Pageable")
 }
 
 /// `Memcpy DtoH (Device -> Pinned)`.

@@ -23,6 +23,7 @@ mod issue;
 mod issued;
 mod memory;
 mod nccl;
+mod numbers;
 mod nvml;
 mod operation;
 mod peers;

@@ -1,6 +1,7 @@
 //! Bytes that nobody has computed, by the name of what should have.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// Ranges of host addresses: where they begin, where they end, and why.
@@ -49,6 +50,12 @@ impl Poison {
         (*end > begin && bytes > 0).then_some(why)
     }
 
+    /// The poison within a range: where it is, and why.
+    pub fn within(&self, range: Range<usize>) -> Vec<(Range<usize>, String)> {
+        let before = self.ranges.range(..range.end).rev().take_while(|(_, (end, _))| *end > range.start);
+        before.map(|(at, (end, why))| (range.start.max(*at)..range.end.min(*end), why.clone())).collect()
+    }
+
     /// Notes once that poison is read.
     pub fn read(&mut self, who: &str, begin: usize, bytes: usize) {
         let Some(why) = self.of(begin, bytes) else { return };
@@ -92,6 +99,8 @@ mod tests {
             (poison.of(100, 5), poison.of(105, 1), poison.of(134, 2)),
             (Some("kernel"), Some("another"), Some("kernel"))
         );
+        let parts = poison.within(104..125);
+        assert_eq!(parts, [(105..125, "another".to_owned()), (104..105, "kernel".to_owned())]);
         poison.clear(0, 1000);
         assert_eq!(poison.of(0, 1000), None);
     }

@@ -98,6 +98,8 @@ pub struct Progress {
     /// How many queries in a row have found work that is not done, and how many may.
     not_ready: u64,
     polls: u64,
+    /// Whether the last query has waited by asking that often.
+    was_asked_often: bool,
 }
 
 /// How many queries in a row find the same work waiting before it runs, unless a test says otherwise.
@@ -118,6 +120,7 @@ impl Progress {
             guarded: Vec::new(),
             not_ready: 0,
             polls: POLLS,
+            was_asked_often: false,
         }
     }
 

@@ -143,6 +143,14 @@ impl World {
         *self.counts.entry(what.to_owned()).or_default() += times;
     }
 
+    /// A loop that asks until work is done is a wait.
+    pub fn count_queries(&mut self) {
+        if self.progress.has_waited_by_asking() {
+            self.count("waits by asking", 1);
+            self.waits.note("asking");
+        }
+    }
+
     /// Makes a device's context, if it has none.
     pub fn use_device(&mut self, device: usize) -> Result<(), CudaError> {
         let own = self.devices.get_mut(device).ok_or(CudaError::INVALID_DEVICE)?;

@@ -197,19 +197,50 @@ pub fn a_device_that_does_not_exist_is_named() -> Result<()> {
     Ok(())
 }
 
-/// Attention with dropout draws numbers of the device, which the stand-in does not know.
+/// Attention with dropout draws numbers of the device, which the stand-in does not know. What an operator in place makes
+/// of them is not known either, though it may look like numbers.
 pub fn numbers_that_nobody_computed_fail_by_name() -> Result<()> {
     let plant = Plant::new()?;
-    let read = checked(|| {
-        let x = Tensor::randn([1, 2, 8, 16], FLOAT);
-        let none: Option<&Tensor> = None;
-        let out = Tensor::scaled_dot_product_attention(&x, &x, &x, none, 0.5, false, None, false);
-        drop(Vec::<f32>::try_from(out.reshape([-1]).to_device(Device::Cpu))?);
+    type Update = fn(&mut Tensor) -> Result<()>;
+    let updates: [(&str, Update); 4] = [
+        ("nothing", |_| Ok(())),
+        ("adding", |out| Ok(drop(out.f_add_(&Tensor::ones([1], FLOAT))?))),
+        ("NaN as 0", |out| Ok(drop(out.f_nan_to_num_(0.0, 0.0, 0.0)?))),
+        ("one row filled", |out| Ok(drop(out.f_index_fill_(2, &Tensor::ones([1], (Kind::Int64, GPU)), 1.0)?))),
+    ];
+    for (name, update) in updates {
+        let read = checked(|| {
+            let mut out = attention_with_dropout();
+            update(&mut out)?;
+            drop(Vec::<f32>::try_from(out.reshape([-1]).to_device(Device::Cpu))?);
+            Ok(())
+        });
+        let Err(error) = read else { bail!("{name}: the host read what nobody has computed, and the test passed") };
+        let text = format!("{error:#}");
+        ensure!(text.contains("scaled_dot_product") && text.contains("dropout"), "{name}: {text}");
+    }
+    drop(plant);
+    Ok(())
+}
+
+fn attention_with_dropout() -> Tensor {
+    let x = Tensor::randn([1, 2, 8, 16], FLOAT);
+    Tensor::scaled_dot_product_attention(&x, &x, &x, None::<&Tensor>, 0.5, false, None, false)
+}
+
+/// What is written whole is known, whatever was there; of memory that is written in part, that part.
+pub fn what_is_written_over_numbers_that_nobody_computed_is_known() -> Result<()> {
+    let plant = Plant::new()?;
+    checked(|| {
+        let mut out = attention_with_dropout();
+        let _ = out.f_fill_(1.0)?;
+        ensure!(out.sum(Kind::Float).double_value(&[]) == 256.0);
+        let mut rows = attention_with_dropout().reshape([16, 16]);
+        let places = Tensor::from_slice(&[3i64, 5]).to_device(GPU);
+        let _ = rows.f_index_copy_(0, &places, &Tensor::ones([2, 16], FLOAT))?;
+        ensure!(rows.index_select(0, &places).sum(Kind::Float).double_value(&[]) == 32.0);
         Ok(())
-    });
-    let Err(error) = read else { bail!("the host read what nobody has computed, and the test passed") };
-    let text = format!("{error:#}");
-    ensure!(text.contains("scaled_dot_product") && text.contains("dropout"), "{text}");
+    })?;
     drop(plant);
     Ok(())
 }

@@ -7,7 +7,7 @@ use overdrive::optim::{
     Rprop,
 };
 use overdrive::prelude::*;
-use overdrive_fakecuda::Fake;
+use overdrive_fakecuda::{Fake, waits};
 
 use crate::{FLOAT, GPU};
 
@@ -93,8 +93,16 @@ fn never_waits(name: &str, make: impl Fn(Vec<Tensor>) -> Result<Box<dyn Optimize
     let mut opt = make(vec![param.shallow_clone()])?;
     param.square().sum(kind).backward();
     opt.step()?;
-    let _forbid = cuda::ForbidSync::new()?;
-    opt.step().map_err(|error| anyhow::anyhow!("{name}: {error}"))
+    if let Some(fake) = Fake::get() {
+        fake.reset();
+    }
+    let forbid = cuda::ForbidSync::new()?;
+    opt.step().map_err(|error| anyhow::anyhow!("{name}: {error}"))?;
+    drop(forbid);
+    // `ForbidSync` sees the waits of libtorch's own functions alone.
+    let counts = Fake::get().map(Fake::counts).unwrap_or_default();
+    ensure!(waits(&counts) == 0, "{name}: {counts:?}");
+    Ok(())
 }
 
 pub fn eight_bit_averages_on_the_device_equal_the_hosts() -> Result<()> {

@@ -6,7 +6,7 @@ use overdrive::ffi::Rows;
 use overdrive::prelude::*;
 use overdrive_ddp::hooks::OneBit;
 use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, SyncBatchNorm};
-use overdrive_fakecuda::{Counts, Fake};
+use overdrive_fakecuda::{Counts, Fake, Pace, runtime, waits};
 use tch::nn;
 
 use crate::{FLOAT, GPU};
@@ -23,21 +23,63 @@ fn counted<T, E: Into<anyhow::Error>>(mut run: impl FnMut() -> Result<T, E>) -> 
     Ok(fake.counts())
 }
 
-fn waits(counts: &Counts) -> u64 {
-    let waits = counts.iter().filter(|(name, _)| name.starts_with("waits for ") || *name == "copies that wait");
-    waits.map(|(_, times)| times).sum()
-}
+const PAGEABLE: &str = "bytes host to device, pageable";
 
 fn uploaded(counts: &Counts) -> u64 {
     let bytes = counts.iter().filter(|(name, _)| name.starts_with("bytes host to device"));
     bytes.map(|(_, bytes)| bytes).sum()
 }
 
-/// Nothing is waited for, and so many bytes go to the device.
+/// Nothing is waited for, and so many bytes go to the device: from pinned memory, because a copy from other memory may
+/// wait for its stream.
 fn costs<T, E: Into<anyhow::Error>>(bytes: u64, run: impl FnMut() -> Result<T, E>) -> Result<()> {
     let counts = counted(run)?;
     ensure!(waits(&counts) == 0, "waits: {}", Fake::get().map(Fake::waits).unwrap_or_default());
     ensure!(uploaded(&counts) == bytes, "{} bytes instead of {bytes}: {counts:?}", uploaded(&counts));
+    ensure!(!counts.contains_key(PAGEABLE), "from pageable memory: {counts:?}");
+    Ok(())
+}
+
+/// Each way in which the host waits is found alone, and so is an upload that is not from pinned memory.
+pub fn every_wait_is_counted() -> Result<()> {
+    let Some(fake) = Fake::get() else { anyhow::bail!("only a fake device counts") };
+    let failed = |code| anyhow::anyhow!("CUDA's error {code}");
+    let (host, device) = (vec![0u8; 64], runtime::malloc(64).map_err(failed)?);
+    let pinned = || runtime::malloc_host(64).map_err(failed);
+    let (freed, block, event) = (pinned()?, pinned()?, runtime::event(false).map_err(failed)?);
+    let (read, other) = (Tensor::ones([4], FLOAT), runtime::malloc(64).map_err(failed)?);
+    let ask = || {
+        let _ = (runtime::fill(device, 1, 64, 0), runtime::record(event, 0));
+        while runtime::query_event(event) != 0 {}
+        0
+    };
+    let copy = |to| runtime::copy(to, device, 64, runtime::COPY_DEFAULT, 0);
+    let ways: [(&str, u64, &dyn Fn() -> i32); 11] = [
+        ("a copy from pinned memory", 0, &|| runtime::copy(device, block, 64, runtime::COPY_DEFAULT, 0)),
+        ("a copy to pinned memory", 0, &|| copy(block)),
+        ("a copy to pageable memory", 1, &|| copy(host.as_ptr() as usize)),
+        ("libtorch's copy to the host", 1, &|| {
+            drop(read.to_device(Device::Cpu));
+            0
+        }),
+        ("a stream", 1, &|| runtime::synchronize(0)),
+        ("an event", 1, &|| runtime::synchronize_event(event)),
+        ("a device", 1, &runtime::device_synchronize),
+        ("freeing device memory", 1, &|| runtime::free(other)),
+        ("freeing pinned memory", 1, &|| runtime::free_host(freed)),
+        ("asking until it is done", 1, &ask),
+        ("nothing", 0, &|| 0),
+    ];
+    for (what, expected, way) in ways {
+        fake.set_pace(Pace::Lazy);
+        fake.reset();
+        let code = way();
+        let counts = fake.counts();
+        fake.set_pace(Pace::Eager);
+        ensure!(code == 0 && waits(&counts) == expected, "{what}: {code}, {} waits: {counts:?}", waits(&counts));
+    }
+    let pageable = Tensor::ones([4], (Kind::Float, Device::Cpu));
+    ensure!(costs(16, || pageable.f_to_device_(GPU, Kind::Float, true, false)).is_err(), "it is not pinned");
     Ok(())
 }
 
@@ -76,7 +118,7 @@ pub fn a_cache_on_the_device_uploads_each_sample_once() -> Result<()> {
         drop(batch?);
     }
     let second = fake.counts();
-    ensure!(uploaded(&second) == places && waits(&second) == 0, "{second:?}");
+    ensure!(uploaded(&second) == places && waits(&second) == 0 && !second.contains_key(PAGEABLE), "{second:?}");
     Ok(())
 }
 

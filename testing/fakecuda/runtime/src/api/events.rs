@@ -65,7 +65,9 @@ pub extern "C" fn cudaEventQuery(event: usize) -> i32 {
     if let Err(error) = world.use_event("cudaEventQuery", event as u64) {
         return code(Err(error));
     }
-    match world.progress.query_event(event as u64) {
+    let answer = world.progress.query_event(event as u64);
+    world.count_queries();
+    match answer {
         Some(true) => code(told()),
         // Not kept as the last error.
         Some(false) => CudaError::NOT_READY.0,

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char};
 
 use crate::error::CudaError;
 use crate::faults::{Faults, Moment, change};
+use crate::nccl::communicator::cut_links;
 use crate::world::{LAST_ERROR, world};
 
 /// # Safety
@@ -51,6 +52,12 @@ pub extern "C" fn fakecuda_lose(device: u32, code: i32) {
 pub extern "C" fn fakecuda_heal() {
     change(|faults| *faults = Faults::default());
     LAST_ERROR.set(0);
+}
+
+/// The messages of NCCL from and to this process stop arriving, and it lives on.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_cut_links() {
+    cut_links();
 }
 
 /// Lets a device have only so many bytes.

@@ -86,6 +86,9 @@ pub unsafe extern "C" fn cudaHostAlloc(address: *mut usize, bytes: usize, _flags
     world.count("pinned allocations", 1);
     if block != 0 {
         world.pinned.insert(block, length);
+        // No program may rely on zeros there.
+        // SAFETY: new memory of this length.
+        unsafe { std::ptr::write_bytes(block as *mut u8, 0xa5, length) };
     }
     // SAFETY: as the caller says.
     unsafe { *address = block };
@@ -100,6 +103,7 @@ pub unsafe extern "C" fn cudaFreeHost(address: usize) -> i32 {
     if let Err(error) = world.use_unsafe("cudaFreeHost") {
         return code(Err(error));
     }
+    world.count("pinned frees", 1);
     world.synchronize_all();
     let Some(length) = world.pinned.remove(&address) else { return code(Err(CudaError::INVALID_VALUE)) };
     guard::forget(&(address..address + length));
@@ -125,6 +129,7 @@ pub extern "C" fn cudaHostUnregister(address: usize) -> i32 {
     if let Err(error) = world.use_unsafe("cudaHostUnregister") {
         return code(Err(error));
     }
+    world.count("pinned frees", 1);
     world.synchronize_all();
     let removed = world.pinned.remove(&address).ok_or(CudaError::HOST_NOT_REGISTERED);
     code(removed.map(|length| guard::forget(&(address..address + length))))

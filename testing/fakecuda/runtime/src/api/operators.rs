@@ -2,13 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::code;
 use super::control::kept;
 use super::cublas::launch_of_library;
 use crate::clock::Access;
+use crate::numbers::{Bytes, compute};
 use crate::poison::poison;
 use crate::world::{World, world};
 
@@ -99,18 +100,11 @@ pub extern "C" fn fakecuda_computed() -> *const c_char {
     kept(&text)
 }
 
-/// Bytes that an operator reads or writes.
-#[repr(C)]
-pub struct Range {
-    at: usize,
-    bytes: usize,
-    writes: bool,
-}
-
 /// An operator's numbers, until nobody needs them any more.
 struct Operator {
     data: *mut c_void,
-    run: extern "C" fn(*mut c_void),
+    /// Returns why it failed, or null; a text that stays until the thread's next call.
+    run: extern "C" fn(*mut c_void) -> *const c_char,
     drop: extern "C" fn(*mut c_void),
 }
 
@@ -120,8 +114,10 @@ unsafe impl Send for Operator {}
 unsafe impl Sync for Operator {}
 
 impl Operator {
-    fn run(&self) {
-        (self.run)(self.data);
+    fn run(&self) -> Option<String> {
+        let why = (self.run)(self.data);
+        // SAFETY: not null, so a text of `run`'s.
+        (!why.is_null()).then(|| unsafe { CStr::from_ptr(why) }.to_string_lossy().into_owned())
     }
 }
 
@@ -139,9 +135,9 @@ impl Drop for Operator {
 pub unsafe extern "C" fn fakecuda_operator(
     stream: usize,
     name: *const c_char,
-    ranges: *const Range,
+    ranges: *const Bytes,
     count: usize,
-    run: extern "C" fn(*mut c_void),
+    run: extern "C" fn(*mut c_void) -> *const c_char,
     drop: extern "C" fn(*mut c_void),
     data: *mut c_void,
 ) -> i32 {
@@ -153,43 +149,14 @@ pub unsafe extern "C" fn fakecuda_operator(
         // SAFETY: as the caller says.
         _ => unsafe { std::slice::from_raw_parts(ranges, count) },
     };
-    let access = |range: &Range| Access { bytes: range.at..range.at + range.bytes, writes: range.writes };
+    let access = |range: &Bytes| Access { bytes: range.at..range.at + range.bytes, writes: range.writes };
     let accesses: Vec<Access> = ranges.iter().map(access).collect();
     computed().insert(name.clone().into_owned());
     let mut world = world();
-    let written: Vec<(usize, usize)> =
-        ranges.iter().filter(|range| range.writes).map(|range| (world.on_host(range.at), range.bytes)).collect();
-    let work = move || {
-        // Whatever goes wrong in it marks them again.
-        written.iter().for_each(|(at, bytes)| poison().clear(*at, *bytes));
-        operator.run();
-    };
+    let ranges: Vec<Bytes> = ranges.iter().map(|range| Bytes { at: world.on_host(range.at), ..*range }).collect();
+    let own_name = name.clone().into_owned();
+    let work = move || compute(&own_name, &ranges, &mut || operator.run());
     code(world.stream(stream).and_then(|stream| world.push(stream, &name, &accesses, Arc::new(work))))
-}
-
-/// # Safety
-/// `why` has to be a text that ends with a zero byte. The address is the host's own; called while work runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fakecuda_poison(at: usize, bytes: usize, why: *const c_char) {
-    // SAFETY: as the caller says.
-    let why = unsafe { CStr::from_ptr(why) }.to_string_lossy();
-    poison().mark(at, bytes, &why);
-}
-
-/// Why one of the bytes is poison, or null; a text that stays until the thread's next call.
-#[unsafe(no_mangle)]
-pub extern "C" fn fakecuda_poison_of(at: usize, bytes: usize) -> *const c_char {
-    thread_local! {
-        static TEXT: RefCell<CString> = RefCell::default();
-    }
-    let why = poison().of(at, bytes).map(|why| CString::new(why).unwrap_or_default());
-    match why {
-        Some(why) => TEXT.with_borrow_mut(|kept| {
-            *kept = why;
-            kept.as_ptr()
-        }),
-        None => std::ptr::null(),
-    }
 }
 
 #[cfg(test)]

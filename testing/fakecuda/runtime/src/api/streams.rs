@@ -79,6 +79,7 @@ pub extern "C" fn cudaStreamQuery(stream: usize) -> i32 {
         world.use_stream("cudaStreamQuery", stream)?;
         world.progress.query(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)
     });
+    world.count_queries();
     match idle {
         // Not kept as the last error.
         Ok(false) => CudaError::NOT_READY.0,

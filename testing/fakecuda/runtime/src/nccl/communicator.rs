@@ -239,12 +239,12 @@ impl Communicator {
     /// Why another rank has ended the communicator. A collective that everything is there for is done nevertheless, so
     /// that its numbers do not depend on which rank is faster.
     pub fn broken(&self) -> Option<Failure> {
-        self.seat.get().and_then(|seat| seat.lanes.broken())
+        self.seat.get().filter(|_| !are_links_cut()).and_then(|seat| seat.lanes.broken())
     }
 
     /// Ends the communicator at all ranks.
     pub fn break_with(&self, failure: &Failure) {
-        if let Some(seat) = self.seat.get() {
+        if let Some(seat) = self.seat.get().filter(|_| !are_links_cut()) {
             seat.lanes.break_with(failure);
         }
         self.fail(failure);
@@ -276,6 +276,17 @@ impl Communicator {
         }
         may
     }
+}
+
+static LINKS_ARE_CUT: AtomicBool = AtomicBool::new(false);
+
+/// From now on nothing of this process arrives at other ranks, and nothing of theirs here.
+pub fn cut_links() {
+    LINKS_ARE_CUT.store(true, Ordering::Release);
+}
+
+pub fn are_links_cut() -> bool {
+    LINKS_ARE_CUT.load(Ordering::Acquire)
 }
 
 static ALL: Mutex<BTreeMap<usize, Arc<Communicator>>> = Mutex::new(BTreeMap::new());

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::call::{Call, Kind};
 use super::code::{Code, Failure};
-use super::communicator::{Communicator, Seat};
+use super::communicator::{Communicator, Seat, are_links_cut};
 use super::lanes::Lane;
 use super::members;
 use super::server::Pending;
@@ -69,6 +69,9 @@ impl Round {
 
     /// True once nothing is left.
     fn go_on(&mut self) -> Result<bool, Failure> {
+        if are_links_cut() {
+            return Ok(false);
+        }
         if !self.has_begun {
             self.begin()?;
         }

@@ -13,7 +13,13 @@ impl Progress {
     /// Whether the work of a query has to run now: a program that asks until it is done would ask for ever.
     fn is_asked_often(&mut self) -> bool {
         self.not_ready += 1;
+        self.was_asked_often |= self.not_ready == self.polls + 1;
         self.not_ready > self.polls
+    }
+
+    /// Whether the host has waited by asking, once for each such wait.
+    pub fn has_waited_by_asking(&mut self) -> bool {
+        std::mem::take(&mut self.was_asked_often)
     }
 
     /// The host asks whether a stream has no work left. Once it hears so, it has waited for it.

@@ -1,11 +1,13 @@
 //! Every source of batches, used in every way that leaves some under way: the device computes what the host does.
 
 use anyhow::{Context, Result, ensure};
-use overdrive::dataload::{OnDevice, TensorDataset};
+use overdrive::dataload::{
+    DataError, EncodedImage, FnDataset, FnStream, Image, ImagePipeline, OnDevice, Stack, TensorDataset,
+};
 use overdrive::prelude::*;
 use overdrive_fakecuda::Pace;
 
-use super::{BATCH, digest, samples, watched};
+use super::{BATCH, FEATURES, SAMPLES, digest, samples, watched};
 
 type Loader = DataLoader<(Tensor, Tensor)>;
 
@@ -20,9 +22,23 @@ enum Source {
     DeviceRows,
     /// Samples that were copied to the device in the first epoch.
     DeviceCache,
+    /// Image files, decoded into pinned memory of bytes that held another batch.
+    Images,
+    /// Samples of a stream of shards.
+    Stream,
+    /// Batches in pinned memory, which the loop copies itself.
+    Pinned,
 }
 
-const SOURCES: [Source; 4] = [Source::Stacked, Source::HostRows, Source::DeviceRows, Source::DeviceCache];
+const SOURCES: [Source; 7] = [
+    Source::Stacked,
+    Source::HostRows,
+    Source::DeviceRows,
+    Source::DeviceCache,
+    Source::Images,
+    Source::Stream,
+    Source::Pinned,
+];
 
 /// How a training loop takes them.
 #[derive(Clone, Copy, Debug)]
@@ -40,9 +56,18 @@ const WAYS: [Way; 4] = [Way::Whole, Way::DroppedEpochs, Way::NextEpochAhead, Way
 
 fn loader(source: Source, device: Device) -> Result<Loader> {
     let (numbers, labels) = samples();
-    if let Source::DeviceRows = source {
-        let dataset = TensorDataset::new((numbers.to_device(device), labels.to_device(device)))?;
-        return Ok(dataset.loader().batch_size(BATCH).shuffle(true).seed(5).build()?);
+    match source {
+        Source::DeviceRows => {
+            let dataset = TensorDataset::new((numbers.to_device(device), labels.to_device(device)))?;
+            return Ok(dataset.loader().batch_size(BATCH).shuffle(true).seed(5).num_workers(2).build()?);
+        }
+        Source::Images => return images(device),
+        Source::Stream => {
+            let shard = |shard| Ok((0..SAMPLES as usize / 4).map(move |place| image(4 * place + shard)));
+            let builder = DataLoader::stream(FnStream::new(4, shard)).batch_size(BATCH).shuffle(true).seed(5);
+            return Ok(builder.num_workers(2).collate(Stack).to_device(device).build()?);
+        }
+        _ => {}
     }
     let dataset = TensorDataset::new((numbers, labels))?;
     let stacked = |dataset| DataLoader::builder(dataset).batch_size(BATCH).shuffle(true).seed(5).num_workers(2);
@@ -52,16 +77,40 @@ fn loader(source: Source, device: Device) -> Result<Loader> {
             builder.to_device(device).build()?
         }
         Source::DeviceCache => stacked(dataset).cache(OnDevice(device))?.build()?,
-        Source::Stacked | Source::DeviceRows => stacked(dataset).to_device(device).build()?,
+        Source::Pinned => stacked(dataset).pin_memory(device.is_cuda()).build()?,
+        _ => stacked(dataset).to_device(device).build()?,
     })
 }
 
-fn digests(loader: Loader, way: Way) -> Result<Vec<Tensor>> {
+/// Each pixel tells its image.
+fn image(number: usize) -> Result<(Image, i64), DataError> {
+    let pixels: Vec<u8> = (0..FEATURES as usize).map(|pixel| ((number + 1) * (pixel + 1)) as u8).collect();
+    Ok((Image::new(pixels, 8, FEATURES as usize / 8, 1)?, number as i64))
+}
+
+/// The same images as PNG files, which are decoded into the batch.
+pub fn images(device: Device) -> Result<Loader> {
+    let files = (0..SAMPLES as usize).map(|number| {
+        let (mut file, (image, label)) = (Vec::new(), image(number)?);
+        let mut encoder = png::Encoder::new(&mut file, FEATURES as u32 / 8, 8);
+        encoder.set_color(png::ColorType::Grayscale);
+        encoder.write_header()?.write_image_data(image.data())?;
+        Ok((EncodedImage::new(file, format!("{number}.png")), label))
+    });
+    let files = files.collect::<Result<Vec<_>>>()?;
+    let dataset = FnDataset::new(files.len(), move |index| Ok(files[index].clone()));
+    let builder = DataLoader::builder(dataset).batch_size(BATCH).shuffle(true).seed(5).num_workers(2);
+    Ok(builder.collate(ImagePipeline::new(0)).to_device(device).build()?)
+}
+
+fn digests(loader: Loader, device: Device, way: Way) -> Result<Vec<Tensor>> {
     let mut digests = Vec::new();
     let mut take = |batches: &mut dyn Iterator<Item = Result<(Tensor, Tensor), _>>| -> Result<()> {
         for batch in batches {
             let batch: Result<_, overdrive::dataload::DataError> = batch;
-            digests.push(digest(&batch?));
+            let (numbers, labels) = batch?;
+            let there = |tensor: &Tensor| tensor.to_device_(device, tensor.kind(), true, false);
+            digests.push(digest(&(there(&numbers), there(&labels))));
         }
         Ok(())
     };
@@ -89,8 +138,8 @@ fn digests(loader: Loader, way: Way) -> Result<Vec<Tensor>> {
     Ok(digests)
 }
 
-fn values(loader: Loader, way: Way) -> Result<Vec<f64>> {
-    Ok(digests(loader, way)?.iter().map(|it| it.double_value(&[])).collect())
+fn values(loader: Loader, device: Device, way: Way) -> Result<Vec<f64>> {
+    Ok(digests(loader, device, way)?.iter().map(|it| it.double_value(&[])).collect())
 }
 
 /// What a loop over the device's batches computes is what it computes over the host's, at each pace; on a fake device
@@ -98,10 +147,10 @@ fn values(loader: Loader, way: Way) -> Result<Vec<f64>> {
 pub fn hold(device: Device, paces: &[Pace]) -> Result<()> {
     for source in SOURCES {
         for way in WAYS {
-            let expected = values(loader(source, Device::Cpu)?, way)?;
+            let expected = values(loader(source, Device::Cpu)?, Device::Cpu, way)?;
             for &pace in paces {
                 let at = || format!("{source:?}, {way:?}, {pace:?}");
-                let (found, notes) = watched(pace, || values(loader(source, device)?, way)).with_context(at)?;
+                let (found, notes) = watched(pace, || values(loader(source, device)?, device, way)).with_context(at)?;
                 ensure!(notes.is_empty(), "{}: {}", at(), notes.join("; "));
                 let found = found.with_context(at)?;
                 ensure!(found == expected, "{}: {found:?} instead of {expected:?}", at());

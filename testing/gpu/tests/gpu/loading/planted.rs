@@ -3,8 +3,10 @@
 use anyhow::{Result, ensure};
 use overdrive::ffi::{CopyStream, empty_pinned};
 use overdrive::prelude::*;
+use overdrive_fakecuda::runtime;
 
 use super::{paces, watched};
+use crate::GPU;
 
 const SHAPE: [i64; 2] = [64, 1024];
 const SEEDS: u64 = 5;
@@ -62,4 +64,38 @@ pub fn a_missing_record_stream_is_found() -> Result<()> {
 
 pub fn a_pinned_buffer_used_again_is_found() -> Result<()> {
     is_found(Fault::EarlyReuse, "the host writes pinned memory")
+}
+
+/// A batch is dropped while its copy is under way, as by an epoch that ends early. Its memory is the computing stream's,
+/// which gives it to the next tensor: that has to wait for the copy.
+fn dropped(is_early: bool) -> Result<f64> {
+    let failed = |code| anyhow::anyhow!("CUDA's error {code}");
+    let (stream, event) = (runtime::stream(true).map_err(failed)?, runtime::event(false).map_err(failed)?);
+    let mut buffer = empty_pinned(&SHAPE, Kind::Uint8)?;
+    let _ = buffer.fill_(7);
+    let batch = Tensor::empty(SHAPE, (Kind::Uint8, GPU));
+    let mut codes = vec![runtime::device_synchronize()];
+    let [to, from] = [&batch, &buffer].map(|tensor| tensor.data_ptr() as usize);
+    codes.push(runtime::copy(to, from, batch.numel(), runtime::COPY_DEFAULT, stream));
+    if !is_early {
+        codes.extend([runtime::record(event, stream), runtime::wait_event(0, event, 0)]);
+    }
+    drop(batch);
+    let next = Tensor::ones(SHAPE, (Kind::Uint8, GPU));
+    ensure!(next.data_ptr() as usize == to, "the next tensor has other memory");
+    let sum = next.sum(Kind::Int64).double_value(&[]);
+    codes.extend([runtime::synchronize(stream), runtime::destroy_event(event), runtime::destroy_stream(stream)]);
+    ensure!(codes.iter().all(|code| *code == 0), "{codes:?}");
+    Ok(sum)
+}
+
+pub fn a_batch_dropped_early_is_found() -> Result<()> {
+    for pace in paces(SEEDS) {
+        let (sum, notes) = watched(pace, || dropped(false))?;
+        ensure!(notes.is_empty() && sum? == (SHAPE[0] * SHAPE[1]) as f64, "{pace:?}: {}", notes.join("; "));
+        let (sum, notes) = watched(pace, || dropped(true))?;
+        sum?;
+        ensure!(notes.iter().any(|note| note.contains("not ordered")), "{pace:?}: {notes:?}");
+    }
+    Ok(())
 }

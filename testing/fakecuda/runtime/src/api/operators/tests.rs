@@ -14,10 +14,11 @@ struct Noting {
     ran: Arc<Mutex<Vec<u32>>>,
 }
 
-extern "C" fn note(data: *mut c_void) {
+extern "C" fn note(data: *mut c_void) -> *const c_char {
     // SAFETY: made by `push`, and not dropped yet.
     let own = unsafe { &*data.cast::<Noting>() };
     own.ran.lock().unwrap().push(own.number);
+    std::ptr::null()
 }
 
 extern "C" fn end(data: *mut c_void) {

@@ -130,6 +130,17 @@ pub fn a_stalled_rank_times_out_where_the_host_waits() -> Result<()> {
     Ok(())
 }
 
+/// Rank 1 lives and takes part, but nothing of it arrives, and nothing at it: it has stalled for the others, and they for
+/// it.
+pub fn a_cut_link_times_out_where_the_host_waits() -> Result<()> {
+    for what in ["barrier", "max", "work"] {
+        let told = told("cut", what, SIZE, all, false)?;
+        let is_either = told.iter().all(|word| ["TimedOut", "Lost"].contains(&word.as_str()));
+        ensure!(is_either && told[1] == "TimedOut", "{what}: {told:?}");
+    }
+    Ok(())
+}
+
 /// The watchdog ends the process: nobody else could end the host's wait for the device.
 pub fn a_stalled_rank_ends_the_others_where_the_device_waits() -> Result<()> {
     let since = Instant::now();

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use overdrive::core::RankGroup;
 use overdrive::prelude::*;
 use overdrive_ddp::{Backend, DdpError, GradBucket, InitMethod, ReduceOp, Work};
+use overdrive_fakecuda::Fake;
 
 use super::super::PATIENCE;
 use super::super::processes::Meeting;
@@ -174,6 +175,14 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
                 println!("read {}", rank.sum);
                 return Ok(());
             }
+            let error = rank.first_error(what)?;
+            leave(meeting, name(&error))
+        }
+        "cut" => {
+            if meeting.rank == 1 {
+                Fake::get().context("only a fake link is cut")?.cut_links();
+            }
+            rank.group.set_timeout(SHORT)?;
             let error = rank.first_error(what)?;
             leave(meeting, name(&error))
         }
