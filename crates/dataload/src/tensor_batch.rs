@@ -21,6 +21,16 @@ pub trait TensorBatch: Sized {
 
     /// Visits every tensor, in the order of [`map_tensors`](Self::map_tensors).
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor));
+
+    /// Whether the two batches differ in their tensors alone, so that this one's structure can hold the other's
+    /// tensors: equal lengths, keys and options. Never where there are numbers or strings, which belong to the samples,
+    /// or a `HashMap`, whose tensors come in another order each time.
+    ///
+    /// [`OnDevice`](crate::OnDevice) keeps tensors alone, and refuses batches where this is false; it is unless
+    /// implemented.
+    fn has_structure_of(&self, _other: &Self) -> bool {
+        false
+    }
 }
 
 impl TensorBatch for Tensor {
@@ -30,6 +40,10 @@ impl TensorBatch for Tensor {
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
         visit(self);
+    }
+
+    fn has_structure_of(&self, _other: &Self) -> bool {
+        true
     }
 }
 
@@ -45,6 +59,10 @@ macro_rules! tuple_batch {
 
             fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
                 $(self.$index.visit_tensors(visit);)+
+            }
+
+            fn has_structure_of(&self, other: &Self) -> bool {
+                $(self.$index.has_structure_of(&other.$index))&&+
             }
         }
     };
@@ -82,6 +100,10 @@ impl<T: TensorBatch> TensorBatch for Vec<T> {
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
         self.iter().for_each(|item| item.visit_tensors(visit));
     }
+
+    fn has_structure_of(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.iter().zip(other).all(|(own, other)| own.has_structure_of(other))
+    }
 }
 
 impl<T: TensorBatch> TensorBatch for Option<T> {
@@ -92,6 +114,13 @@ impl<T: TensorBatch> TensorBatch for Option<T> {
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
         self.iter().for_each(|item| item.visit_tensors(visit));
     }
+
+    fn has_structure_of(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Some(own), Some(other)) => own.has_structure_of(other),
+            (own, other) => own.is_none() && other.is_none(),
+        }
+    }
 }
 
 impl<K: Ord + Clone, T: TensorBatch> TensorBatch for BTreeMap<K, T> {
@@ -101,6 +130,11 @@ impl<K: Ord + Clone, T: TensorBatch> TensorBatch for BTreeMap<K, T> {
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
         self.values().for_each(|value| value.visit_tensors(visit));
+    }
+
+    fn has_structure_of(&self, other: &Self) -> bool {
+        let mut pairs = self.iter().zip(other);
+        self.len() == other.len() && pairs.all(|(own, other)| own.0 == other.0 && own.1.has_structure_of(other.1))
     }
 }
 
@@ -139,5 +173,16 @@ mod tests {
         assert_eq!((sums, doubled.2["a"].1), (vec![2.0, 4.0, 6.0, 8.0], 7));
         assert!(doubled.map_tensors(&mut |_| Err(DataError::EmptyBatch)).is_err());
         Ok(())
+    }
+
+    #[test]
+    fn batches_of_one_structure_differ_in_tensors_alone() {
+        let one = || Tensor::ones([1], (Kind::Float, Device::Cpu));
+        let map = |key, batch| BTreeMap::from([(key, batch)]);
+        assert!((one(), vec![one()], None::<i64>).has_structure_of(&(one(), vec![one()], None)));
+        assert!(map("a", one()).has_structure_of(&map("a", one())) && !map("a", one()).has_structure_of(&map("b", one())));
+        assert!(!vec![one()].has_structure_of(&vec![one(), one()]));
+        assert!(!(Some(one()), None).has_structure_of(&(None, Some(one()))));
+        assert!(!(one(), 7_i64).has_structure_of(&(one(), 7)) && !HashMap::from([(0, one())]).has_structure_of(&HashMap::new()));
     }
 }

@@ -101,22 +101,19 @@ impl SyncBatchNorm {
         };
         let rows = inputs.f_to_kind(kind)?.f_transpose(0, 1)?.f_reshape([channels, -1])?;
         let own = inputs.numel() as i64 / channels.max(1);
-        // If the mean is large, the variance is a small difference of large numbers. So values are shifted by the
-        // running mean, which is the same on all ranks, and a rank's squares are summed around its own mean first.
-        let shift = self.running_mean.f_to_kind(kind)?.f_detach_copy()?;
-        let shifted = rows.f_sub(&shift.f_unsqueeze(1)?)?;
-        let sum = shifted.f_sum_dim_intlist(1, false, kind)?;
+        // If the mean is large, the variance is a small difference of large sums of squares. So each rank sends its mean
+        // and the squares around it, which are then moved to the common mean (Chan et al.), as in PyTorch.
+        let sum = rows.f_sum_dim_intlist(1, false, kind)?;
         let own_mean = DIV.tensor(&[Arg::Tensor(&sum), Arg::Double(own.max(1) as f64)])?;
-        let squares = shifted.f_sub(&own_mean.f_unsqueeze(1)?)?.f_square()?.f_sum_dim_intlist(1, false, kind)?;
-        // Back to squares around the shift, which can be added over ranks: sum(x^2) = sum((x - m)^2) + m * sum(x).
-        let squares = squares.f_add(&own_mean.f_mul(&sum)?)?;
+        let own_squares = rows.f_sub(&own_mean.f_unsqueeze(1)?)?.f_square()?.f_sum_dim_intlist(1, false, kind)?;
         let count = Tensor::f_full([1], own, (kind, inputs.device()))?;
-        let stats = Tensor::f_cat(&[sum, squares, count], 0)?;
-        let stats = self.group.sum_with_grad("SyncBatchNorm", &stats)?;
-        let total = stats.f_narrow(0, 2 * channels, 1)?.f_detach()?;
+        let stats = self.of_each_rank(&Tensor::f_cat(&[own_mean, own_squares, count], 0)?)?;
+        let (means, squares) = (stats.f_narrow(1, 0, channels)?, stats.f_narrow(1, channels, channels)?);
+        let counts = stats.f_narrow(1, 2 * channels, 1)?.f_detach()?;
+        let total = counts.f_sum(kind)?;
         // A rank with two values or more need not read, and so need not wait for, the others'.
-        if own < 2 && total.f_double_value(&[0])? < 2.0 {
-            let count = total.f_double_value(&[0])?;
+        if own < 2 && total.f_double_value(&[])? < 2.0 {
+            let count = total.f_double_value(&[])?;
             return Err(DdpError::InvalidTensor {
                 op: "SyncBatchNorm",
                 argument: "the batch over all ranks".to_owned(),
@@ -124,12 +121,20 @@ impl SyncBatchNorm {
                 expected: "of at least 2".to_owned(),
             });
         }
-        let mean = stats.f_narrow(0, 0, channels)?.f_div(&total)?;
-        let square = stats.f_narrow(0, channels, channels)?.f_div(&total)?;
-        let var = square.f_sub(&mean.f_square()?)?;
-        let mean = mean.f_add(&shift)?;
+        let over_ranks = |per_rank: Tensor| per_rank.f_sum_dim_intlist(0, false, kind)?.f_div(&total);
+        let mean = over_ranks(means.f_mul(&counts)?)?;
+        let moved = means.f_sub(&mean)?.f_square()?.f_mul(&counts)?;
+        let var = over_ranks(squares.f_add(&moved)?)?;
         self.update_running_statistics(&mean, &var, &total)?;
         Ok((mean, var))
+    }
+
+    /// Every rank's vector, as the rows of a matrix; its backward sums the gradients over ranks.
+    fn of_each_rank(&self, own: &Tensor) -> Result<Tensor, DdpError> {
+        let (ranks, rank, length) = (self.group.size() as i64, self.group.rank() as i64, own.numel() as i64);
+        // The other ranks' rows are zeros here, so the sum over ranks has every rank's row.
+        let padded = own.f_constant_pad_nd([rank * length, (ranks - 1 - rank) * length])?;
+        Ok(self.group.sum_with_grad("SyncBatchNorm", &padded)?.f_view([ranks, length])?)
     }
 
     /// Moves the running statistics towards the batch's. The running variance is the unbiased one.

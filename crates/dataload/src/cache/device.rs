@@ -51,6 +51,12 @@ impl<B> DeviceStore<B> {
     /// Keeps the samples of a batch, which the calling thread's current stream may read.
     pub(crate) fn put(&self, indices: &[usize], batch: &B) -> Result<(), DataError> {
         let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let structure = stored.as_ref().map_or(batch, |stored| &stored.structure);
+        if !(self.ops.has_structure_of)(structure, batch) {
+            let expected = "batches of the same structure, of tensors alone: no numbers or strings, and no `HashMap`";
+            let found = "another one (`TensorBatch::has_structure_of` is false)";
+            return Err(DataError::option("cache(OnDevice)", expected, found));
+        }
         let stored = match &mut *stored {
             Some(stored) => stored,
             none => none.insert(self.allocate(indices.len(), batch)?),

@@ -20,6 +20,7 @@ pub struct Disk(pub PathBuf);
 ///
 /// A sample stays what it was in its first batch, so with this cache the collate function must not be random. Every
 /// tensor of a batch must have the samples along its first dimension, and the same other dimensions in every batch.
+/// Batches have to be of tensors alone, always as many ([`TensorBatch::has_structure_of`]); others are an error.
 #[derive(Clone, Copy, Debug)]
 pub struct OnDevice(pub Device);
 

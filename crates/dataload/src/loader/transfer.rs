@@ -16,6 +16,7 @@ type Change<'a> = &'a mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>;
 pub(crate) struct TensorOps<B> {
     pub(crate) map: fn(&B, Change<'_>) -> Result<B, DataError>,
     adopt: fn(&B, &mut CopyEvent) -> Result<(), DataError>,
+    pub(crate) has_structure_of: fn(&B, &B) -> bool,
     pub(crate) bytes: fn(&B) -> usize,
 }
 
@@ -29,7 +30,12 @@ impl<B> Copy for TensorOps<B> {}
 
 impl<B: TensorBatch> TensorOps<B> {
     pub(crate) fn new() -> Self {
-        Self { map: B::map_tensors, adopt: adopt::<B>, bytes: bytes_of::<B> }
+        Self {
+            map: B::map_tensors,
+            adopt: adopt::<B>,
+            has_structure_of: B::has_structure_of,
+            bytes: bytes_of::<B>,
+        }
     }
 }
 

@@ -84,6 +84,38 @@ fn batches_that_do_not_fit_the_device_cache_are_errors() -> Result<(), DataError
     Ok(())
 }
 
+/// The cache keeps tensors alone: names would be the first batch's for ever, and a tensor that is missing would be
+/// memory that nobody wrote.
+#[test]
+fn batches_of_more_than_tensors_or_of_another_structure_are_errors() -> Result<(), DataError> {
+    let _alone = alone();
+    let refused = |name: &str, error: Option<DataError>| {
+        let error = error.map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.starts_with("cache(OnDevice): expected batches of the same structure"), "{name}: {error:?}");
+    };
+    fn column(samples: &[usize]) -> Tensor {
+        Tensor::from_slice(&samples.iter().map(|&sample| sample as f32).collect::<Vec<_>>())
+    }
+    fn named(samples: Vec<usize>) -> Result<(Tensor, Vec<String>), DataError> {
+        Ok((column(&samples), samples.iter().map(usize::to_string).collect()))
+    }
+    let data = || DataLoader::builder(FnDataset::new(4, Ok)).batch_size(2);
+
+    let loader = data().collate(named).cache(OnDevice(Device::Cpu))?.build()?;
+    refused("names", loader.iter().find_map(Result::err));
+
+    // The second batch has fewer tensors, more, or as many in another place.
+    for [first, second] in [[(true, true), (true, false)], [(true, false), (true, true)], [(true, false), (false, true)]] {
+        let sometimes = move |samples: Vec<usize>| {
+            let (one, other) = if samples[0] < 2 { first } else { second };
+            Ok((one.then(|| column(&samples)), other.then(|| column(&samples))))
+        };
+        let loader = data().collate(sometimes).cache(OnDevice(Device::Cpu))?.build()?;
+        refused("tensors", loader.iter().find_map(Result::err));
+    }
+    Ok(())
+}
+
 #[test]
 fn a_bad_sample_stays_out_of_the_device_cache() -> Result<(), DataError> {
     let _alone = alone();
