@@ -6,14 +6,18 @@
 //!
 //! ```no_run
 //! use overdrive_compile as compile;
-//! # fn model() -> overdrive_nn::Sequential { unimplemented!() }
+//! use tch::{Device, Kind, Tensor, nn, nn::Module as _};
+//!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let (model, x, y): (overdrive_nn::Sequential, tch::Tensor, tch::Tensor) = unimplemented!();
-//! let mut loss_of = compile::loss(&model, |batch| {
-//!     Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1]))
+//! let vars = nn::VarStore::new(Device::Cpu);
+//! let layer = nn::linear(vars.root(), 4, 2, Default::default());
+//! let mut loss_of = compile::loss(&vars, |batch| {
+//!     Ok(layer.forward(&batch[0]).cross_entropy_for_logits(&batch[1]))
 //! });
-//! let loss = loss_of.run(&[x, y])?; // the first two steps are recorded, all later ones are compiled
-//! loss.f_backward()?; // hands the gradients to hooks, DDP and any optimizer
+//!
+//! let (x, y) = (Tensor::randn([8, 4], (Kind::Float, Device::Cpu)), Tensor::zeros([8], (Kind::Int64, Device::Cpu)));
+//! let loss = loss_of.run(&[x, y])?; // the first two are recorded, and all later ones compiled
+//! loss.backward(); // hands the gradients to hooks, DDP and any optimizer
 //! # Ok(())
 //! # }
 //! ```

@@ -13,8 +13,6 @@
 #include <unordered_set>
 #include <vector>
 
-#include <unwind.h>
-
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -24,12 +22,14 @@
 #include "guarded.h"
 #include "owned.h"
 #include "record.h"
-
-// torch-sys: makes a tensor of zeros, and copies the host's numbers over them.
-extern "C" void* at_tensor_of_data(void* numbers, int64_t* dims, size_t ndims, size_t element_bytes, int type);
+#include "record_operators.h"
 
 namespace {
 
+using overdrive::is_one_of;
+using overdrive::leaves_uninitialised;
+using overdrive::makes_host_data;
+using overdrive::overwrites;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::IValue;
@@ -70,38 +70,6 @@ struct Storage {
   bool written = false;
   std::vector<View> views;
 };
-
-bool is_one_of(const std::string& name, std::initializer_list<const char*> names) {
-  return std::any_of(names.begin(), names.end(), [&](const char* other) { return name == other; });
-}
-
-// Allocates without writing: libtorch's own operators overwrite it, and a host that fills it bypasses them.
-bool leaves_uninitialised(const std::string& name) {
-  return is_one_of(name, {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
-                          "aten::new_empty_strided", "aten::empty_permuted"});
-}
-
-_Unwind_Reason_Code is_frame_of_host_data(_Unwind_Context* frame, void* found) {
-  auto* at = reinterpret_cast<void*>(_Unwind_GetIP(frame));
-  if (_Unwind_FindEnclosingFunction(at) != reinterpret_cast<void*>(&at_tensor_of_data)) return _URC_NO_REASON;
-  *static_cast<bool*>(found) = true;
-  return _URC_END_OF_STACK;
-}
-
-// Whether the operator is called to make a tensor of the host's numbers.
-bool makes_host_data() {
-  bool found = false;
-  _Unwind_Backtrace(is_frame_of_host_data, &found);
-  return found;
-}
-
-// Writes every element without reading any.
-bool overwrites(const OperatorHandle& op) {
-  const auto& name = op.schema().name();
-  return is_one_of(name, {"aten::fill_", "aten::zero_", "aten::copy_", "aten::normal_", "aten::uniform_",
-                          "aten::bernoulli_", "aten::random_", "aten::exponential_", "aten::log_normal_",
-                          "aten::cauchy_", "aten::geometric_"});
-}
 
 // Operators' words hold no control characters.
 void append_quoted(std::string& text, const std::string& word) {

@@ -4,14 +4,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use overdrive_core::{
     AVERAGED, Activity, Behavior, Marked, Optimizer, OptimizerError, OptimizerId, Parameter, STEPPED_IN_BACKWARD,
-    StateDict, StateError, Stateful, activity,
+    StateDict, StateError, Stateful, activity, check_averaged,
 };
 use overdrive_ffi::GradHook;
 use tch::Tensor;
 
 use crate::algorithm::Algorithm;
-use crate::builder::{ParamGroup, tensors};
-use crate::optimizer::GroupOptimizer;
+use crate::bucket::Bucket;
+use crate::builder::{ParamGroup, needs_all_gradients, tensors};
+use crate::optimizer::{Group, GroupOptimizer};
 
 /// An optimizer that steps each parameter during the backward pass, as soon as its gradient is ready, and frees the
 /// gradient at once: the gradients of the whole model are never in memory together.
@@ -183,5 +184,35 @@ impl<A: Algorithm> Stateful for InBackward<A> {
         shared.optimizer.load_state_dict(state)?;
         shared.failed = None;
         Ok(())
+    }
+}
+
+impl<A: Algorithm> GroupOptimizer<A> {
+    /// The group, the bucket and the index of each parameter, when each has its own bucket.
+    pub(crate) fn places(&self) -> Vec<(usize, usize, usize)> {
+        let of_group = |(group, it): (usize, &Group<A>)| {
+            let of_bucket = move |(bucket, it): (usize, &Bucket)| (group, bucket, it.indices[0]);
+            it.buckets.iter().enumerate().map(of_bucket).collect::<Vec<_>>()
+        };
+        self.groups.iter().enumerate().flat_map(of_group).collect()
+    }
+
+    /// Updates the parameters of one bucket and frees their gradients.
+    pub(crate) fn step_bucket(&mut self, group_index: usize, bucket: usize) -> Result<(), OptimizerError> {
+        let _no_grad = tch::no_grad_guard();
+        let group = &self.groups[group_index];
+        // An added group or a loaded state can have set `max_grad_norm`.
+        if group.values.options.max_grad_norm().is_some() {
+            return Err(needs_all_gradients());
+        }
+        let is_averaged = AVERAGED.is_empty() || AVERAGED.contains(&group.buckets[bucket].params.get(0)?);
+        if !is_averaged {
+            check_averaged(self)?;
+        }
+        let group = &mut self.groups[group_index];
+        let bucket = &mut group.buckets[bucket];
+        bucket.check_grads::<A>(self.names.as_deref())?;
+        bucket.step((&group.values.options, group.values.lr, self.packing.fused), None)?;
+        Ok(bucket.params.clear_grads()?)
     }
 }

@@ -1,15 +1,15 @@
 //! The parts that all algorithms share: groups, learning rates, and the step over all buckets.
 
 use overdrive_core::{
-    AVERAGED, Activity, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, Stateful,
-    TorchError, activity, check_averaged, check_not_stepped_in_backward,
+    Activity, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, Stateful, TorchError,
+    activity, check_averaged, check_not_stepped_in_backward,
 };
 use overdrive_ffi::TensorList;
 use tch::Tensor;
 
 use crate::algorithm::Algorithm;
 use crate::bucket::{self, Bucket, Packing, buckets};
-use crate::builder::{GroupBuilder, ParamGroup, needs_all_gradients, tensors};
+use crate::builder::{GroupBuilder, ParamGroup, tensors};
 use crate::clip;
 use crate::foreach;
 use crate::group_mut::GroupMut;
@@ -244,34 +244,6 @@ impl<A: Algorithm> GroupOptimizer<A> {
             }
         }
         Ok(())
-    }
-
-    /// The group, the bucket and the index of each parameter, when each has its own bucket.
-    pub(crate) fn places(&self) -> Vec<(usize, usize, usize)> {
-        let of_group = |(group, it): (usize, &Group<A>)| {
-            let of_bucket = move |(bucket, it): (usize, &Bucket)| (group, bucket, it.indices[0]);
-            it.buckets.iter().enumerate().map(of_bucket).collect::<Vec<_>>()
-        };
-        self.groups.iter().enumerate().flat_map(of_group).collect()
-    }
-
-    /// Updates the parameters of one bucket and frees their gradients.
-    pub(crate) fn step_bucket(&mut self, group_index: usize, bucket: usize) -> Result<(), OptimizerError> {
-        let _no_grad = tch::no_grad_guard();
-        let group = &self.groups[group_index];
-        // An added group or a loaded state can have set `max_grad_norm`.
-        if group.values.options.max_grad_norm().is_some() {
-            return Err(needs_all_gradients());
-        }
-        let is_averaged = AVERAGED.is_empty() || AVERAGED.contains(&group.buckets[bucket].params.get(0)?);
-        if !is_averaged {
-            check_averaged(self)?;
-        }
-        let group = &mut self.groups[group_index];
-        let bucket = &mut group.buckets[bucket];
-        bucket.check_grads::<A>(self.names.as_deref())?;
-        bucket.step((&group.values.options, group.values.lr, self.packing.fused), None)?;
-        Ok(bucket.params.clear_grads()?)
     }
 
     fn group_at(&mut self, group: usize) -> Result<&mut Group<A>, OptimizerError> {

@@ -1,13 +1,13 @@
+use overdrive::core::Optimizer;
+use overdrive::optim::AdamW;
 use overdrive_compile as compile;
 use overdrive_compile::Options;
-use overdrive_core::Optimizer;
-use overdrive_optim::AdamW;
 use tch::Tensor;
 
 use crate::losses::{batch, mlp};
 
 /// One uncompiled step with AdamW.
-pub fn plain_step(model: &overdrive_nn::Sequential, opt: &mut AdamW, [x, y]: &[Tensor; 2]) -> f64 {
+pub fn plain_step(model: &overdrive::nn::Sequential, opt: &mut AdamW, [x, y]: &[Tensor; 2]) -> f64 {
     let loss = model.forward(x).unwrap().cross_entropy_for_logits(y);
     loss.backward();
     opt.step().unwrap();

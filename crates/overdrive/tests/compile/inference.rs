@@ -1,6 +1,6 @@
+use overdrive::core::Module;
 use overdrive_compile as compile;
 use overdrive_compile::Options;
-use overdrive_core::Module;
 use tch::Tensor;
 
 use crate::losses::{batch, mlp};

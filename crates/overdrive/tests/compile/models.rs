@@ -1,11 +1,11 @@
 //! Whole steps of models, compiled, beside the same steps uncompiled.
 
+use overdrive::core::{Module, Optimizer};
+use overdrive::nn::models::{Gpt2LmHeadModel, resnet18};
+use overdrive::nn::{self as nn, Forward, sequential};
+use overdrive::optim::{AdamW, Sgd};
 use overdrive_compile as compile;
 use overdrive_compile::Options;
-use overdrive_core::{Module, Optimizer};
-use overdrive_nn::models::{Gpt2LmHeadModel, resnet18};
-use overdrive_nn::{self as nn, Forward, sequential};
-use overdrive_optim::{AdamW, Sgd};
 use tch::{Device, Kind, Tensor};
 
 const CPU: Device = Device::Cpu;

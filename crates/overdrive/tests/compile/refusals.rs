@@ -1,8 +1,8 @@
 //! What cannot be compiled: named with the operator and the caller's line, while the step still runs.
 
+use overdrive::nn::{self as nn, sequential};
 use overdrive_compile as compile;
 use overdrive_compile::{CompileError, LossResult, Options};
-use overdrive_nn::{self as nn, sequential};
 use tch::{Device, Kind, Tensor};
 
 /// Runs a loss twice, and returns why it is not compiled.

@@ -1,8 +1,8 @@
+use overdrive::core::Optimizer;
+use overdrive::nn::{self as nn, sequential};
+use overdrive::optim::AdamW;
 use overdrive_compile as compile;
 use overdrive_compile::Options;
-use overdrive_core::Optimizer;
-use overdrive_nn::{self as nn, sequential};
-use overdrive_optim::AdamW;
 use tch::{Device, Kind, Tensor};
 
 pub fn mlp() -> nn::Sequential {
