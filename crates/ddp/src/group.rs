@@ -104,7 +104,9 @@ impl ProcessGroupBuilder {
         self
     }
 
-    /// The GPU of this rank, for NCCL. By default, the local rank is its index.
+    /// The GPU of this rank, for NCCL. By default, the local rank is its index; without a launcher that sets one, a
+    /// guess: the rank modulo the number of GPUs, which is right where each host has as many ranks as GPUs. If several
+    /// ranks have to guess, a warning says so.
     ///
     /// # Source
     /// `init_process_group(device_id=..)`
@@ -125,7 +127,9 @@ impl ProcessGroupBuilder {
         let meeting = method.rendezvous()?;
         self.settings.one_host = meeting.one_host();
         if self.backend != Backend::Gloo {
-            self.settings.cuda_device = self.settings.cuda_device.or(meeting.local_rank);
+            let gpus = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
+            let told = self.settings.cuda_device.or(meeting.local_rank);
+            self.settings.cuda_device = told.or_else(|| guessed_device(meeting.rank, meeting.world_size, gpus));
         }
         let store = meeting.store(self.settings.timeout)?;
         let failed = |source| meeting.failed(self.settings.timeout, source);
@@ -262,7 +266,8 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// The device for small tensors that the group itself sends.
+    /// This rank's device, where small tensors are that the group itself sends: over [`Backend::Nccl`] the rank's GPU
+    /// ([`cuda_device`](ProcessGroupBuilder::cuda_device)), otherwise the CPU.
     pub fn device(&self) -> Device {
         match self.0.backend {
             Backend::Nccl => Device::Cuda(self.0.settings.cuda_device.unwrap_or(0)),
@@ -317,6 +322,19 @@ impl ProcessGroup {
     pub(crate) fn check_rank(&self, what: &'static str, rank: usize) -> Result<(), DdpError> {
         if rank < self.size() { Ok(()) } else { Err(DdpError::InvalidRank { what, rank, size: self.size() }) }
     }
+}
+
+/// The GPU of a rank that nothing else tells, as in PyTorch. Without a guess it would be GPU 0 for all ranks of a host.
+fn guessed_device(rank: usize, world_size: usize, gpus: usize) -> Option<usize> {
+    let device = rank.checked_rem(gpus)?;
+    if world_size > 1 {
+        tracing::warn!(
+            rank,
+            device,
+            "the GPU of this rank is a guess, rank modulo the number of GPUs: set LOCAL_RANK, or call `cuda_device`"
+        );
+    }
+    Some(device)
 }
 
 fn check_timeout(timeout: Duration) -> Result<(), DdpError> {

@@ -87,6 +87,7 @@ fn main() {
         ranks::failures::what_is_under_way_can_be_dropped,
         ranks::exchanges_are_pytorchs,
         ranks::exchanges_begin_before_backward_ends,
+        ranks::without_a_launcher_each_rank_uses_its_own_device,
         profiling::the_profiler_sees_the_device,
         profiling::phases_on_the_device_are_timed_without_waiting,
     ];

@@ -36,9 +36,10 @@ const FAKE_ONLY: [&str; 23] = [
 ];
 
 /// Each rank has a GPU of its own.
-const GPUS: [(&str, i64); 12] = [
+const GPUS: [(&str, i64); 13] = [
     ("ranks::ddp_of_2_over_nccl_equals_gloos", 2),
     ("ranks::ddp_of_4_over_nccl_equals_gloos", 4),
+    ("ranks::without_a_launcher_each_rank_uses_its_own_device", 2),
     ("ranks::parts::hooks_over_nccl_equal_gloos", 2),
     ("ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos", 2),
     ("ranks::parts::join_over_nccl_equals_gloos", 2),
