@@ -1,6 +1,6 @@
 //! Process groups.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -52,6 +52,8 @@ struct Inner {
     timeout: AtomicU64,
     /// How many sub-groups have been made; the same count on all ranks.
     sub_groups: AtomicU64,
+    /// The same members over Gloo, for numbers of the host of a group over NCCL; made when they are first exchanged.
+    host: Mutex<Option<ProcessGroup>>,
     /// How many times the ranks have agreed on something through the store; the same count on all ranks.
     agreements: AtomicU64,
 }
@@ -181,6 +183,7 @@ impl ProcessGroup {
             settings,
             timeout: AtomicU64::new(u64::try_from(settings.timeout.as_millis()).unwrap_or(u64::MAX)),
             sub_groups: AtomicU64::new(0),
+            host: Mutex::new(None),
             agreements: AtomicU64::new(0),
         })))
     }
@@ -262,6 +265,9 @@ impl ProcessGroup {
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), DdpError> {
         check_timeout(timeout)?;
         self.0.engine.set_timeout(timeout)?;
+        if let Some(host) = &*self.0.host.lock().unwrap_or_else(PoisonError::into_inner) {
+            host.set_timeout(timeout)?;
+        }
         self.0.timeout.store(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
         Ok(())
     }
@@ -273,6 +279,24 @@ impl ProcessGroup {
             Backend::Nccl => Device::Cuda(self.0.settings.cuda_device.unwrap_or(0)),
             _ => Device::Cpu,
         }
+    }
+
+    /// The group that exchanges numbers of the host: over NCCL they would go to the device and come back, after all of
+    /// its work. Every rank calls it, at the first time to make the group.
+    pub(crate) fn of_the_host(&self) -> Result<Self, DdpError> {
+        let inner = &*self.0;
+        if inner.backend != Backend::Nccl {
+            return Ok(self.clone());
+        }
+        let mut host = inner.host.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(host) = &*host {
+            return Ok(host.clone());
+        }
+        let settings = Settings { timeout: self.timeout(), cuda_device: None, ..inner.settings };
+        let ranks = inner.global_ranks.clone();
+        let made = Self::join(&inner.store, Backend::Gloo, "host", inner.rank, ranks, inner.local_rank, settings)
+            .map_err(|source| DdpError::between(self.context("a group of the host"), source))?;
+        Ok(host.insert(made).clone())
     }
 
     /// The key-value store that the group's ranks share. Other groups do not see its keys.
