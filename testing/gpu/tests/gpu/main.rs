@@ -66,6 +66,7 @@ fn main() {
         uploads::a_cache_on_the_device_uploads_each_sample_once,
         uploads::a_new_scale_is_set_without_waiting,
         uploads::accumulation_over_nccl_neither_waits_nor_uploads,
+        uploads::a_step_within_join_neither_waits_nor_uploads,
         uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload,
         optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters,
         failures::a_launch_that_fails_is_the_steps_error_and_the_next_step_works,

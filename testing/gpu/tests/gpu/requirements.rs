@@ -9,12 +9,13 @@ use crate::ranks;
 const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
-const FAKE_ONLY: [&str; 24] = [
+const FAKE_ONLY: [&str; 25] = [
     "uploads::transforms_upload_nothing",
     "uploads::rows_on_the_device_are_gathered_without_waiting",
     "uploads::a_cache_on_the_device_uploads_each_sample_once",
     "uploads::a_new_scale_is_set_without_waiting",
     "uploads::accumulation_over_nccl_neither_waits_nor_uploads",
+    "uploads::a_step_within_join_neither_waits_nor_uploads",
     "uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload",
     "optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters",
     "loading::later_epochs_ask_the_driver_for_nothing",

@@ -119,6 +119,21 @@ pub fn accumulation_over_nccl_neither_waits_nor_uploads() -> Result<()> {
     costs(0, || window(3))
 }
 
+pub fn a_step_within_join_neither_waits_nor_uploads() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let group = alone(&folder)?;
+    let vs = nn::VarStore::new(GPU);
+    let linear = nn::linear(vs.root(), 8, 8, Default::default());
+    let ddp = DistributedDataParallel::builder(&group).build(&vs)?;
+    let inputs = Tensor::ones([4, 8], FLOAT);
+    let step = || -> Result<()> {
+        let outputs = ddp.forward(|| nn::Module::forward(&linear, &inputs))?;
+        Ok(ddp.backward(&outputs.square().mean(Kind::Float))?)
+    };
+    (0..FIRST_PASSES).try_for_each(|_| step())?;
+    ddp.join(false, || costs(0, step))?
+}
+
 pub fn hooks_and_statistics_over_nccl_neither_wait_nor_upload() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let group = alone(&folder)?;
