@@ -106,6 +106,7 @@ fn main() {
         accumulation_equals_the_large_batch,
         float16_training_learns,
         loading::batches_arrive_whole_from_every_source,
+        uploads::a_pinned_tensor_may_change_after_its_upload,
         ranks::ddp_of_2_over_nccl_equals_gloos,
         ranks::ddp_of_4_over_nccl_equals_gloos,
         ranks::parts::hooks_over_nccl_equal_gloos,

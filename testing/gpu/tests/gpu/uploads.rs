@@ -2,11 +2,11 @@
 
 use anyhow::{Result, ensure};
 use overdrive::dataload::{MixUp, OnDevice, TensorDataset, ToFloat};
-use overdrive::ffi::Rows;
+use overdrive::ffi::{self, Rows};
 use overdrive::prelude::*;
 use overdrive_ddp::hooks::OneBit;
 use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, SyncBatchNorm};
-use overdrive_fakecuda::{Counts, Fake};
+use overdrive_fakecuda::{Counts, Fake, Pace};
 use tch::nn;
 
 use crate::{FLOAT, GPU};
@@ -85,6 +85,21 @@ pub fn a_new_scale_is_set_without_waiting() -> Result<()> {
     drop(scaler.scale(&Tensor::ones([1], FLOAT))?);
     costs(0, || scaler.update_to(1024.0))?;
     ensure!(scaler.scale_value()? == 1024.0);
+    Ok(())
+}
+
+/// Its copy to the device is still to come when the caller writes to it.
+pub fn a_pinned_tensor_may_change_after_its_upload() -> Result<()> {
+    let mut host = ffi::empty_pinned(&[4], Kind::Float)?.fill_(1.0);
+    if let Some(fake) = Fake::get() {
+        fake.set_pace(Pace::Lazy);
+    }
+    let uploaded = ffi::upload(&host, GPU);
+    let _changed = host.fill_(2.0);
+    if let Some(fake) = Fake::get() {
+        fake.set_pace(Pace::Eager);
+    }
+    ensure!(Vec::<f32>::try_from(uploaded?.to_device(Device::Cpu))? == [1.0; 4]);
     Ok(())
 }
 
