@@ -180,9 +180,14 @@ mod tests {
         let one = || Tensor::ones([1], (Kind::Float, Device::Cpu));
         let map = |key, batch| BTreeMap::from([(key, batch)]);
         assert!((one(), vec![one()], None::<i64>).has_structure_of(&(one(), vec![one()], None)));
-        assert!(map("a", one()).has_structure_of(&map("a", one())) && !map("a", one()).has_structure_of(&map("b", one())));
+        assert!(
+            map("a", one()).has_structure_of(&map("a", one())) && !map("a", one()).has_structure_of(&map("b", one()))
+        );
         assert!(!vec![one()].has_structure_of(&vec![one(), one()]));
         assert!(!(Some(one()), None).has_structure_of(&(None, Some(one()))));
-        assert!(!(one(), 7_i64).has_structure_of(&(one(), 7)) && !HashMap::from([(0, one())]).has_structure_of(&HashMap::new()));
+        assert!(
+            !(one(), 7_i64).has_structure_of(&(one(), 7))
+                && !HashMap::from([(0, one())]).has_structure_of(&HashMap::new())
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Process groups.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use overdrive_ffi::c10d::{self, GroupOptions, Store};

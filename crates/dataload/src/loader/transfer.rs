@@ -30,12 +30,7 @@ impl<B> Copy for TensorOps<B> {}
 
 impl<B: TensorBatch> TensorOps<B> {
     pub(crate) fn new() -> Self {
-        Self {
-            map: B::map_tensors,
-            adopt: adopt::<B>,
-            has_structure_of: B::has_structure_of,
-            bytes: bytes_of::<B>,
-        }
+        Self { map: B::map_tensors, adopt: adopt::<B>, has_structure_of: B::has_structure_of, bytes: bytes_of::<B> }
     }
 }
 

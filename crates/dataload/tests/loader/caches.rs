@@ -105,7 +105,9 @@ fn batches_of_more_than_tensors_or_of_another_structure_are_errors() -> Result<(
     refused("names", loader.iter().find_map(Result::err));
 
     // The second batch has fewer tensors, more, or as many in another place.
-    for [first, second] in [[(true, true), (true, false)], [(true, false), (true, true)], [(true, false), (false, true)]] {
+    for [first, second] in
+        [[(true, true), (true, false)], [(true, false), (true, true)], [(true, false), (false, true)]]
+    {
         let sometimes = move |samples: Vec<usize>| {
             let (one, other) = if samples[0] < 2 { first } else { second };
             Ok((one.then(|| column(&samples)), other.then(|| column(&samples))))
