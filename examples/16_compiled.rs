@@ -63,5 +63,6 @@ fn main() -> Result<()> {
     }
     println!("after {STEPS} steps: {last:.3}{}", if step.why_eager().is_some() { ", not compiled" } else { "" });
     ensure!(last < 3.2, "it should have learned more");
+    println!("\n{}", model.write("  Ham. ", 100, Device::Cpu)?);
     Ok(())
 }

@@ -129,14 +129,21 @@ fn distributed(build: &mut cc::Build, libtorch: &Path, cuda: Option<&[PathBuf]>)
     build.flag("-isystem").flag("cpp/gloo_decls");
     let mut sources = DISTRIBUTED.to_vec();
     // From its package next to torch, or beside CUDA's headers.
-    let package = libtorch.canonicalize().ok().and_then(|real| Some(real.parent()?.join("nvidia/nccl/include")));
+    let packages = cuda_headers::site_packages(libtorch).filter(|packages| packages.exists());
+    let package = packages.as_ref().map(|packages| packages.join("nccl/include"));
     let mut folders = package.into_iter().chain(cuda.unwrap_or_default().iter().cloned());
     match cuda.and_then(|_| folders.find(|folder| folder.join("nccl.h").exists())) {
         Some(include) => {
+            println!("cargo::rerun-if-changed={}", include.join("nccl.h").display());
             build.flag("-isystem").flag(include);
             sources.push("c10d_nccl");
         }
-        None => sources.push("c10d_no_nccl"),
+        None => {
+            if let Some(packages) = packages {
+                println!("cargo::rerun-if-changed={}", packages.display());
+            }
+            sources.push("c10d_no_nccl");
+        }
     }
     build.file(one_file("overdrive_ffi_distributed", &sources));
 }
@@ -147,7 +154,11 @@ fn find_cuda_headers(libtorch: &Path) -> Option<Vec<PathBuf>> {
         println!("cargo::rerun-if-env-changed={name}");
     }
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let found = cuda_headers::find(libtorch, variable, Path::new("/usr/local/cuda"));
+    let toolkit = Path::new("/usr/local/cuda");
+    let found = cuda_headers::find(libtorch, variable, toolkit);
+    for path in cuda_headers::watched(libtorch, variable, toolkit, found.as_deref().ok()) {
+        println!("cargo::rerun-if-changed={}", path.display());
+    }
     let report = |looked: String| {
         println!(
             "cargo::warning=libtorch has CUDA but its headers were not found: training on a GPU works, but the functions of \

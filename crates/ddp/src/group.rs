@@ -1,7 +1,7 @@
 //! Process groups.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use overdrive_ffi::c10d::{self, GroupOptions, Store};
@@ -52,6 +52,8 @@ struct Inner {
     timeout: AtomicU64,
     /// How many sub-groups have been made; the same count on all ranks.
     sub_groups: AtomicU64,
+    /// The same members over Gloo, for numbers of the host of a group over NCCL; made when they are first exchanged.
+    host: Mutex<Option<ProcessGroup>>,
     /// How many times the ranks have agreed on something through the store; the same count on all ranks.
     agreements: AtomicU64,
 }
@@ -104,7 +106,9 @@ impl ProcessGroupBuilder {
         self
     }
 
-    /// The GPU of this rank, for NCCL. By default, the local rank is its index.
+    /// The GPU of this rank, for NCCL. By default, the local rank is its index; without a launcher that sets one, a
+    /// guess: the rank modulo the number of GPUs, which is right where each host has as many ranks as GPUs. If several
+    /// ranks have to guess, a warning says so.
     ///
     /// # Source
     /// `init_process_group(device_id=..)`
@@ -125,7 +129,9 @@ impl ProcessGroupBuilder {
         let meeting = method.rendezvous()?;
         self.settings.one_host = meeting.one_host();
         if self.backend != Backend::Gloo {
-            self.settings.cuda_device = self.settings.cuda_device.or(meeting.local_rank);
+            let gpus = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
+            let told = self.settings.cuda_device.or(meeting.local_rank);
+            self.settings.cuda_device = told.or_else(|| guessed_device(meeting.rank, meeting.world_size, gpus));
         }
         let store = meeting.store(self.settings.timeout)?;
         let failed = |source| meeting.failed(self.settings.timeout, source);
@@ -177,6 +183,7 @@ impl ProcessGroup {
             settings,
             timeout: AtomicU64::new(u64::try_from(settings.timeout.as_millis()).unwrap_or(u64::MAX)),
             sub_groups: AtomicU64::new(0),
+            host: Mutex::new(None),
             agreements: AtomicU64::new(0),
         })))
     }
@@ -258,16 +265,38 @@ impl ProcessGroup {
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), DdpError> {
         check_timeout(timeout)?;
         self.0.engine.set_timeout(timeout)?;
+        if let Some(host) = &*self.0.host.lock().unwrap_or_else(PoisonError::into_inner) {
+            host.set_timeout(timeout)?;
+        }
         self.0.timeout.store(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
         Ok(())
     }
 
-    /// The device for small tensors that the group itself sends.
+    /// This rank's device, where small tensors are that the group itself sends: over [`Backend::Nccl`] the rank's GPU
+    /// ([`cuda_device`](ProcessGroupBuilder::cuda_device)), otherwise the CPU.
     pub fn device(&self) -> Device {
         match self.0.backend {
             Backend::Nccl => Device::Cuda(self.0.settings.cuda_device.unwrap_or(0)),
             _ => Device::Cpu,
         }
+    }
+
+    /// The group that exchanges numbers of the host: over NCCL they would go to the device and come back, after all of
+    /// its work. Every rank calls it, at the first time to make the group.
+    pub(crate) fn of_the_host(&self) -> Result<Self, DdpError> {
+        let inner = &*self.0;
+        if inner.backend != Backend::Nccl {
+            return Ok(self.clone());
+        }
+        let mut host = inner.host.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(host) = &*host {
+            return Ok(host.clone());
+        }
+        let settings = Settings { timeout: self.timeout(), cuda_device: None, ..inner.settings };
+        let ranks = inner.global_ranks.clone();
+        let made = Self::join(&inner.store, Backend::Gloo, "host", inner.rank, ranks, inner.local_rank, settings)
+            .map_err(|source| DdpError::between(self.context("a group of the host"), source))?;
+        Ok(host.insert(made).clone())
     }
 
     /// The key-value store that the group's ranks share. Other groups do not see its keys.
@@ -317,6 +346,19 @@ impl ProcessGroup {
     pub(crate) fn check_rank(&self, what: &'static str, rank: usize) -> Result<(), DdpError> {
         if rank < self.size() { Ok(()) } else { Err(DdpError::InvalidRank { what, rank, size: self.size() }) }
     }
+}
+
+/// The GPU of a rank that nothing else tells, as in PyTorch. Without a guess it would be GPU 0 for all ranks of a host.
+fn guessed_device(rank: usize, world_size: usize, gpus: usize) -> Option<usize> {
+    let device = rank.checked_rem(gpus)?;
+    if world_size > 1 {
+        tracing::warn!(
+            rank,
+            device,
+            "the GPU of this rank is a guess, rank modulo the number of GPUs: set LOCAL_RANK, or call `cuda_device`"
+        );
+    }
+    Some(device)
 }
 
 fn check_timeout(timeout: Duration) -> Result<(), DdpError> {

@@ -17,9 +17,7 @@ impl RankGroup for ProcessGroup {
     }
 
     fn max(&self, value: i64) -> Result<i64, SyncError> {
-        let mut largest = Tensor::f_from_slice(&[value])
-            .and_then(|tensor| tensor.f_to_device(self.device()))
-            .map_err(DdpError::from)?;
+        let mut largest = Tensor::f_full([1], value, (Kind::Int64, self.device())).map_err(DdpError::from)?;
         self.on_host(self.all_reduce_async(&mut largest, ReduceOp::Max)?)?;
         Ok(largest.f_int64_value(&[0]).map_err(DdpError::from)?)
     }
@@ -44,11 +42,11 @@ impl GradientSync for ProcessGroup {
         Ok(())
     }
 
+    /// The ranks' hosts wait for one another, not for the device: over NCCL the number goes through a group over Gloo,
+    /// which the first sum makes.
     fn sum(&self, value: f64) -> Result<f64, SyncError> {
-        let mut total = Tensor::f_from_slice(&[value])
-            .and_then(|tensor| tensor.f_to_device(self.device())?.f_to_kind(Kind::Double))
-            .map_err(DdpError::from)?;
-        self.all_reduce(&mut total, ReduceOp::Sum)?;
+        let mut total = Tensor::f_from_slice(&[value]).map_err(DdpError::from)?;
+        self.of_the_host()?.all_reduce(&mut total, ReduceOp::Sum)?;
         Ok(total.f_double_value(&[0]).map_err(DdpError::from)?)
     }
 }

@@ -101,8 +101,8 @@ impl SyncBatchNorm {
         };
         let rows = inputs.f_to_kind(kind)?.f_transpose(0, 1)?.f_reshape([channels, -1])?;
         let own = inputs.numel() as i64 / channels.max(1);
-        // If the mean is large, the variance is a small difference of large sums of squares. So each rank sends its mean
-        // and the squares around it, which are then moved to the common mean (Chan et al.), as in PyTorch.
+        // If the mean is large, the variance is a small difference of large sums of squares. So each rank sends its
+        // mean and the squares around it, which are then moved to the common mean (Chan et al.), as in PyTorch.
         let sum = rows.f_sum_dim_intlist(1, false, kind)?;
         let own_mean = DIV.tensor(&[Arg::Tensor(&sum), Arg::Double(own.max(1) as f64)])?;
         let own_squares = rows.f_sub(&own_mean.f_unsqueeze(1)?)?.f_square()?.f_sum_dim_intlist(1, false, kind)?;

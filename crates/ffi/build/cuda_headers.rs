@@ -31,6 +31,34 @@ pub fn find(
     Err(looked)
 }
 
+/// What cargo has to watch, so that "build again" does: the headers that were found, which may be replaced; or else
+/// the folders where a package may put those that are missing. A toolkit in another place is told by a variable.
+pub fn watched(
+    libtorch: &Path,
+    variable: impl Fn(&str) -> Option<PathBuf>,
+    toolkit: &Path,
+    found: Option<&[PathBuf]>,
+) -> Vec<PathBuf> {
+    let exist = |paths: Vec<PathBuf>| paths.into_iter().filter(|path| path.exists()).collect();
+    match found {
+        Some(folders) => {
+            exist(NEEDED.into_iter().flat_map(|header| folders.iter().map(move |folder| folder.join(header))).collect())
+        }
+        None => {
+            let looked = candidates(libtorch, variable, toolkit).into_iter().flatten();
+            let packages = site_packages(libtorch);
+            let outside = looked.filter(|folder| packages.as_ref().is_none_or(|inside| !folder.starts_with(inside)));
+            exist(outside.chain(packages.clone()).collect())
+        }
+    }
+}
+
+/// NVIDIA's packages next to torch: its real path, because the workspace's `.libtorch/torch` is a link into a Python
+/// installation.
+pub fn site_packages(libtorch: &Path) -> Option<PathBuf> {
+    Some(libtorch.canonicalize().ok()?.parent()?.join("nvidia"))
+}
+
 /// Sets of folders, those that the user names first.
 fn candidates(libtorch: &Path, variable: impl Fn(&str) -> Option<PathBuf>, toolkit: &Path) -> Vec<Vec<PathBuf>> {
     let roots = VARIABLES.iter().filter_map(|name| variable(name)).chain([toolkit.to_path_buf()]);
@@ -38,9 +66,7 @@ fn candidates(libtorch: &Path, variable: impl Fn(&str) -> Option<PathBuf>, toolk
         ["include", "targets/x86_64-linux/include", "targets/sbsa-linux/include"].map(|folder| root.join(folder))
     };
     let toolkits = roots.flat_map(of_root).map(|folder| vec![folder.clone(), folder.join("cccl")]);
-    // The real path, because the workspace's `.libtorch/torch` is a link into a Python installation.
-    let site_packages = libtorch.canonicalize().ok().and_then(|real| Some(real.parent()?.join("nvidia")));
-    let wheels = site_packages.into_iter().flat_map(|nvidia| {
+    let wheels = site_packages(libtorch).into_iter().flat_map(|nvidia| {
         let cuda13 = nvidia.join("cu13/include");
         // In CUDA 12, each library's package has a folder of its own.
         let mut cuda12: Vec<PathBuf> = std::fs::read_dir(&nvidia)
@@ -163,6 +189,27 @@ mod tests {
         let found = machine.find(&[]).expect("headers");
         let expected = packages.map(|(package, _)| machine.path(&format!("{SITE}/nvidia/{package}/include")));
         assert_eq!(found, expected.map(|path| path.canonicalize().expect("a path")));
+    }
+
+    /// Without it, cargo would find nothing changed when the missing packages are there.
+    #[test]
+    fn what_is_missing_or_may_be_replaced_is_watched() {
+        let machine = Machine::new("13");
+        let watched = |found: Option<&[PathBuf]>| {
+            let variable = |name: &str| (name == "CUDA_HOME").then(|| machine.path("opt/cuda"));
+            watched(&machine.path(&format!("{SITE}/torch")), variable, &machine.path("usr/local/cuda"), found)
+        };
+        assert!(watched(None).is_empty(), "what does not exist would make cargo build each time");
+        // torch brings some of the headers; those of the compiler are missing.
+        let folder = format!("{SITE}/nvidia/cu13/include");
+        machine.put_headers(&folder, 13000, &[NEEDED[0], NEEDED[3]]);
+        machine.put_headers("opt/cuda/include", 12040, &NEEDED);
+        let packages = machine.path(&format!("{SITE}/nvidia")).canonicalize().expect("a path");
+        assert_eq!(watched(None), [machine.path("opt/cuda/include"), packages]);
+
+        machine.put_headers(&folder, 13000, &NEEDED);
+        let found = machine.find(&[]).expect("headers");
+        assert_eq!(watched(Some(&found)), NEEDED.map(|header| found[0].join(header)));
     }
 
     #[test]

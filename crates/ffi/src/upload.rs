@@ -4,9 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tch::{Device, Tensor};
 
-use crate::{Arg, Error, LazyOp};
-
-static PIN_MEMORY: LazyOp = LazyOp::new("aten::pin_memory", "");
+use crate::{Error, empty_pinned};
 
 /// Copies a tensor of the host to a device, on the calling thread's current stream.
 ///
@@ -14,7 +12,7 @@ static PIN_MEMORY: LazyOp = LazyOp::new("aten::pin_memory", "");
 /// `OutOfMemory`, and `Cuda` where an earlier kernel has failed.
 ///
 /// # Syncs
-/// No: a GPU copies from pinned memory, which libtorch uses again only after the copy.
+/// No: a GPU copies from pinned memory of its own, which libtorch uses again only after the copy.
 ///
 /// # Source
 /// `tensor.pin_memory().to(device, non_blocking=True)`
@@ -22,7 +20,9 @@ pub fn upload(host: &Tensor, device: Device) -> Result<Tensor, Error> {
     if !device.is_cuda() {
         return Ok(host.f_to_device(device)?);
     }
-    let pinned = PIN_MEMORY.tensor(&[Arg::Tensor(host), Arg::None])?;
+    // A copy, also of a tensor that is pinned already: the caller may write to that before the device has read it.
+    let mut pinned = empty_pinned(&host.size(), host.kind())?;
+    pinned.f_copy_(host)?;
     Ok(pinned.f_to_device_(device, host.kind(), true, false)?)
 }
 

@@ -73,7 +73,7 @@ impl DistributedDataParallel {
     /// The highest rank that may serve as the root.
     pub(super) fn common_rank(&self, may_serve: bool) -> Result<usize, DdpError> {
         let rank = if may_serve { self.group.rank() as i64 } else { -1 };
-        let mut highest = Tensor::f_from_slice(&[rank])?.f_to_device(self.group.device())?;
+        let mut highest = Tensor::f_full([1], rank, (Kind::Int64, self.group.device()))?;
         self.group.on_host(self.group.all_reduce_async(&mut highest, ReduceOp::Max)?)?;
         Ok(usize::try_from(highest.f_int64_value(&[0])?).unwrap_or(0))
     }
@@ -108,8 +108,8 @@ impl DistributedDataParallel {
         Ok(())
     }
 
-    /// A float32 tensor, as PyTorch's `join` sends.
+    /// A float32 tensor, as PyTorch's `join` sends. The device fills it: the host would wait for an upload.
     fn number(&self, value: f64) -> Result<Tensor, DdpError> {
-        Ok(Tensor::f_from_slice(&[value])?.f_to_kind(Kind::Float)?.f_to_device(self.group.device())?)
+        Ok(Tensor::f_full([1], value, (Kind::Float, self.group.device()))?)
     }
 }

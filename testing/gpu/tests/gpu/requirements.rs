@@ -9,7 +9,7 @@ use crate::ranks;
 const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
-const FAKE_ONLY: [&str; 28] = [
+const FAKE_ONLY: [&str; 30] = [
     "loading::a_batch_dropped_early_is_found",
     "ranks::failures::a_cut_link_times_out_where_the_host_waits",
     "uploads::every_wait_is_counted",
@@ -18,6 +18,8 @@ const FAKE_ONLY: [&str; 28] = [
     "uploads::rows_on_the_device_are_gathered_without_waiting",
     "uploads::a_cache_on_the_device_uploads_each_sample_once",
     "uploads::a_new_scale_is_set_without_waiting",
+    "uploads::accumulation_over_nccl_neither_waits_nor_uploads",
+    "uploads::a_step_within_join_neither_waits_nor_uploads",
     "uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload",
     "optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters",
     "loading::later_epochs_ask_the_driver_for_nothing",
@@ -41,9 +43,10 @@ const FAKE_ONLY: [&str; 28] = [
 ];
 
 /// Each rank has a GPU of its own.
-const GPUS: [(&str, i64); 12] = [
+const GPUS: [(&str, i64); 13] = [
     ("ranks::ddp_of_2_over_nccl_equals_gloos", 2),
     ("ranks::ddp_of_4_over_nccl_equals_gloos", 4),
+    ("ranks::without_a_launcher_each_rank_uses_its_own_device", 2),
     ("ranks::parts::hooks_over_nccl_equal_gloos", 2),
     ("ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos", 2),
     ("ranks::parts::join_over_nccl_equals_gloos", 2),

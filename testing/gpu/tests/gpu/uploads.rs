@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use overdrive::dataload::{MixUp, OnDevice, TensorDataset, ToFloat};
-use overdrive::ffi::Rows;
+use overdrive::ffi::{self, Rows};
 use overdrive::prelude::*;
 use overdrive_ddp::hooks::OneBit;
 use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, SyncBatchNorm};
@@ -130,12 +130,70 @@ pub fn a_new_scale_is_set_without_waiting() -> Result<()> {
     Ok(())
 }
 
-/// With one rank, all of it runs but the exchange with others.
+/// Its copy to the device is still to come when the caller writes to it.
+pub fn a_pinned_tensor_may_change_after_its_upload() -> Result<()> {
+    let mut host = ffi::empty_pinned(&[4], Kind::Float)?.fill_(1.0);
+    if let Some(fake) = Fake::get() {
+        fake.set_pace(Pace::Lazy);
+    }
+    let uploaded = ffi::upload(&host, GPU);
+    let _changed = host.fill_(2.0);
+    if let Some(fake) = Fake::get() {
+        fake.set_pace(Pace::Eager);
+    }
+    ensure!(Vec::<f32>::try_from(uploaded?.to_device(Device::Cpu))? == [1.0; 4]);
+    Ok(())
+}
+
+/// A group of this process alone, over NCCL: all of a step runs but the exchange with others.
+fn alone(folder: &tempfile::TempDir) -> Result<ProcessGroup> {
+    let group = ProcessGroup::builder(Backend::Nccl).cuda_device(0);
+    Ok(group.init(&InitMethod::File { path: folder.path().join("meet"), rank: 0, world_size: 1 })?)
+}
+
+/// libtorch makes its buckets anew after the first pass, and reads its timers in the first ten and each hundredth.
+const FIRST_PASSES: usize = 11;
+
+pub fn accumulation_over_nccl_neither_waits_nor_uploads() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let group = alone(&folder)?;
+    let vs = nn::VarStore::new(GPU);
+    let linear = nn::linear(vs.root(), 8, 8, Default::default());
+    let ddp = DistributedDataParallel::builder(&group).build(&vs)?;
+    let opt = Sgd::builder(&vs).build()?;
+    let inputs = Tensor::ones([8, 8], FLOAT);
+    let mut accum = Accumulator::with_sync(Accumulator::new(2)?, &ddp);
+    // Of uneven micro-batches, so that gradients are multiplied when the counts are known.
+    let mut window = |first: i64| -> Result<()> {
+        for micro in accum.windows([first, 8 - first]) {
+            let batch = inputs.narrow(0, 0, micro.batch);
+            let loss = ddp.forward(|| nn::Module::forward(&linear, &batch))?.square().mean(Kind::Float);
+            accum.backward(&opt, &loss, Samples(micro.batch), micro.closes)?;
+        }
+        Ok(())
+    };
+    (0..FIRST_PASSES).try_for_each(|_| window(4))?;
+    costs(0, || window(3))
+}
+
+pub fn a_step_within_join_neither_waits_nor_uploads() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let group = alone(&folder)?;
+    let vs = nn::VarStore::new(GPU);
+    let linear = nn::linear(vs.root(), 8, 8, Default::default());
+    let ddp = DistributedDataParallel::builder(&group).build(&vs)?;
+    let inputs = Tensor::ones([4, 8], FLOAT);
+    let step = || -> Result<()> {
+        let outputs = ddp.forward(|| nn::Module::forward(&linear, &inputs))?;
+        Ok(ddp.backward(&outputs.square().mean(Kind::Float))?)
+    };
+    (0..FIRST_PASSES).try_for_each(|_| step())?;
+    ddp.join(false, || costs(0, step))?
+}
+
 pub fn hooks_and_statistics_over_nccl_neither_wait_nor_upload() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let group = ProcessGroup::builder(Backend::Nccl).cuda_device(0);
-    let group = group.init(&InitMethod::File { path: folder.path().join("meet"), rank: 0, world_size: 1 })?;
-
+    let group = alone(&folder)?;
     let vs = nn::VarStore::new(GPU);
     let linear = nn::linear(vs.root(), 64, 64, Default::default());
     let ddp = DistributedDataParallel::builder(&group).build(&vs)?;
@@ -146,10 +204,7 @@ pub fn hooks_and_statistics_over_nccl_neither_wait_nor_upload() -> Result<()> {
         ddp.backward(&outputs.square().mean(Kind::Float))?;
         Ok(())
     };
-    // libtorch makes its buckets anew after the first pass, and reads its timers in the first ten and each hundredth.
-    for _ in 0..11 {
-        step()?;
-    }
+    (0..FIRST_PASSES).try_for_each(|_| step())?;
     costs(0, step)?;
 
     let norm_vs = nn::VarStore::new(GPU);

@@ -1,6 +1,7 @@
 //! Ranks over NCCL: processes, this program again with a variable that tells it so, each on a device of its own.
 
 mod buckets;
+mod devices;
 pub mod failures;
 pub mod parts;
 mod processes;
@@ -14,6 +15,7 @@ use overdrive_ddp::{Backend, InitMethod};
 use overdrive_fakecuda::Fake;
 
 pub use buckets::{exchanges_are_pytorchs, exchanges_begin_before_backward_ends, python};
+pub use devices::without_a_launcher_each_rank_uses_its_own_device;
 pub use processes::{Meeting, main_if_told, run_alone};
 pub use training::{ddp_of_2_over_nccl_equals_gloos, ddp_of_4_over_nccl_equals_gloos};
 
@@ -22,6 +24,7 @@ type Scenario = fn(&Meeting) -> Result<()>;
 const SCENARIOS: &[(&str, Scenario)] = &[
     ("training", training::scenario),
     ("buckets", buckets::scenario),
+    ("devices", devices::scenario),
     ("failures", failures::scenario),
     ("parts", parts::scenario),
     ("loading", crate::loading::scenario),

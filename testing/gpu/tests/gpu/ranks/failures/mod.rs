@@ -93,7 +93,7 @@ pub fn an_absent_rank_is_a_rendezvous_error() -> Result<()> {
 
 /// At once where the host waits, and otherwise in one of the next collectives.
 pub fn a_dead_rank_is_lost() -> Result<()> {
-    for what in ["barrier", "object", "max", "work", "receive", "sums", "training"] {
+    for what in ["barrier", "object", "max", "sum of counts", "work", "receive", "sums", "training"] {
         let told = told("dead", what, SIZE, others, false)?;
         ensure!(told == ["Lost"; SIZE - 1], "{what}: {told:?}");
     }
@@ -121,7 +121,7 @@ pub fn a_model_that_a_dead_rank_does_not_wrap_times_out() -> Result<()> {
 
 /// Who comes last loses those that have given up before.
 pub fn a_stalled_rank_times_out_where_the_host_waits() -> Result<()> {
-    let waits = ["barrier", "object", "max", "work", "receive"].map(|what| ("stalls", what));
+    let waits = ["barrier", "object", "max", "sum of counts", "work", "receive"].map(|what| ("stalls", what));
     for (case, what) in waits.into_iter().chain([("verified stalls", "sum")]) {
         let told = told(case, what, SIZE, others, false)?;
         let is_either = told.iter().all(|word| ["TimedOut", "Lost"].contains(&word.as_str()));

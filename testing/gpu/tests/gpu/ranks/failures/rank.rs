@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use overdrive::core::RankGroup;
+use overdrive::core::{GradientSync, RankGroup, SyncError};
 use overdrive::prelude::*;
 use overdrive_ddp::{Backend, DdpError, GradBucket, InitMethod, ReduceOp, Work};
 use overdrive_fakecuda::Fake;
@@ -39,6 +39,8 @@ impl Rank {
         }
         let trained = trains.then(|| model(&group, device, false)).transpose()?;
         ensure!(sum.double_value(&[7]) == 1.0, "{sum}");
+        // The first sum of counts connects the hosts.
+        ensure!(GradientSync::sum(&group, 1.0)? == world_size as f64);
         // A rank that ends before would be an error of the others' last collective.
         group.store().set(&format!("{rank} has begun"), b"")?;
         let begun: Vec<String> = (0..world_size).map(|rank| format!("{rank} has begun")).collect();
@@ -53,10 +55,8 @@ impl Rank {
         let error = match what {
             "barrier" => group.barrier().err(),
             "object" => group.all_gather_object(&1).err(),
-            "max" => match group.max(1).err() {
-                Some(error) => Some(*error.0.downcast().map_err(|error| anyhow::anyhow!("{error}"))?),
-                None => None,
-            },
+            "max" => group.max(1).err().map(of_ranks).transpose()?,
+            "sum of counts" => GradientSync::sum(group, 1.0).err().map(of_ranks).transpose()?,
             "sum" => group.all_reduce(sum, ReduceOp::Sum).err(),
             "work" => {
                 let work = group.all_reduce_async(sum, ReduceOp::Sum);
@@ -78,6 +78,10 @@ impl Rank {
         };
         error.with_context(no_error)
     }
+}
+
+fn of_ranks(error: SyncError) -> Result<DdpError> {
+    Ok(*error.0.downcast().map_err(|error| anyhow::anyhow!("{error}"))?)
 }
 
 /// A model of one parameter, and its wrapper; with `hook` its gradients are averaged by a hook of this file.
