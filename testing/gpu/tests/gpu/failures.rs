@@ -201,7 +201,7 @@ pub fn a_device_that_does_not_exist_is_named() -> Result<()> {
 /// of them is not known either, though it may look like numbers.
 pub fn numbers_that_nobody_computed_fail_by_name() -> Result<()> {
     let plant = Plant::new()?;
-    type Update = fn(&mut Tensor) -> Result<()>;
+    type Update = fn(&mut Tensor) -> Result<(), tch::TchError>;
     let updates: [(&str, Update); 4] = [
         ("nothing", |_| Ok(())),
         ("adding", |out| out.f_add_(&Tensor::ones([1], FLOAT)).map(drop)),
