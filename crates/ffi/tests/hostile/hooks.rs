@@ -103,7 +103,7 @@ fn a_hook_replaces_another_only_when_no_thread_can_be_calling_that() {
             began.send(()).unwrap();
             // Until the other thread waits in its call, or has returned from it: a thread that only lacks a core does
             // not sleep.
-            while !is_set.load(Ordering::SeqCst) && !(is_called.load(Ordering::SeqCst) && sleeps(&caller)) {
+            while !(is_set.load(Ordering::SeqCst) || is_called.load(Ordering::SeqCst) && sleeps(&caller)) {
                 std::thread::yield_now();
             }
             ended.store(true, Ordering::SeqCst);
