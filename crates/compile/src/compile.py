@@ -3,7 +3,7 @@
     python compile.py request.json package.pt2
 
 The request has the operators of `overdrive_ffi::record`, and what comes in and goes out. Says on stdout what it does, a
-line each: `stage NAME`, `fallback OPERATOR`, and at the end `done`. Errors go to stderr.
+line each: `stage NAME`, and at the end `done`. Errors go to stderr.
 """
 
 import json
@@ -11,10 +11,7 @@ import sys
 
 import torch
 import torch._inductor
-from torch import fx
 from torch._inductor import config
-
-aten = torch.ops.aten
 
 
 def dtype(name):
@@ -40,7 +37,7 @@ def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1
         else:
             grad = grad + param * weight_decay
         step = steps[i].double()
-        exp_avgs[i].lerp_(grad, 1 - beta1) if isinstance(beta1, float) else exp_avgs[i].add_((grad - exp_avgs[i]) * (1 - beta1))
+        exp_avgs[i].add_((grad - exp_avgs[i]) * (1 - beta1))
         exp_avg_sqs[i].mul_(beta2).add_(grad * grad * (1 - beta2))
         second = exp_avg_sqs[i]
         if amsgrad:
@@ -154,8 +151,6 @@ def main():
     torch.set_num_threads(request["threads"])
     # The generator of eager runs draws the same numbers.
     config.fallback_random = True
-    for name, setting in request.get("config", {}).items():
-        setattr(config, name, setting)
     inputs = [example(given) for given in request["inputs"]]
     inputs += [torch.zeros((), dtype=torch.float64) for _ in request["scalars"]]
     print("stage trace", flush=True)
