@@ -230,6 +230,9 @@ where
 
     /// Copies every batch to `device` while the training loop works on earlier ones. On CUDA the copy uses pinned
     /// memory and a separate stream; the training loop's stream waits for the copy, its thread does not.
+    ///
+    /// A GPU that fails for good ends the epoch with an error. libtorch ends the process, as it does under Python, if a
+    /// batch is freed after that whose copy was under way or which was in use on the GPU.
     pub fn to_device(mut self, device: Device) -> Self {
         self.options.device = Some(device);
         self.with_tensor_ops()

@@ -1,13 +1,17 @@
 //! What fails over NCCL, and how: the rows of the table in docs/distributed.md. Rank 1 ends or stays away.
 //!
 //! Only the stream waits for NCCL, so libtorch's watchdog finds most failures. It ends the process after a pause in
-//! which it would write what it knows: here none, or one that no test lives to see. A rank that was told of a failure
-//! says so and is killed: it would wait for the watchdog before it ends.
+//! which it would write what it knows: here a short one, or one that no test lives to see. A rank that was told of a
+//! failure says so and is killed: it would wait for the watchdog before it ends.
+//!
+//! The watchdog holds a lock during its pause, and the next collective waits for that lock. So where only a next
+//! collective could tell a rank, the rank is told or the watchdog ends it, whichever is first.
 
 mod rank;
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -24,10 +28,12 @@ const SHORT: Duration = Duration::from_secs(2);
 /// A quarter of the watchdog's pause, in milliseconds.
 const PAUSE: &str = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC";
 const AT_ONCE: &str = "1";
+const SOON: &str = "100";
 const NEVER: &str = "1000000";
 /// How long a first collective waits for all ranks, in seconds.
 const FIRST_LIMIT: &str = "TORCH_NCCL_NONBLOCKING_TIMEOUT";
 const SIGABRT: i32 = 6;
+const ENDED: &str = "ended by the watchdog";
 
 fn begin(size: usize, case: &str, what: &str, pause: &str) -> Result<(tempfile::TempDir, Vec<Running>)> {
     let folder = tempfile::tempdir()?;
@@ -42,17 +48,21 @@ fn begin(size: usize, case: &str, what: &str, pause: &str) -> Result<(tempfile::
     Ok((folder, ranks))
 }
 
+/// Waits for a rank's word, which does not come if the rank ends before.
+fn is_told(word: &Path, rank: &mut Running, since: Instant) -> Result<bool> {
+    while !word.exists() && rank.is_running()? && since.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(word.exists())
+}
+
 /// What the ranks are told that are to be told something. All of them then end well, if the group is one that goes on.
-fn told(case: &str, what: &str, size: usize, is_told: fn(usize) -> bool, ends: bool) -> Result<Vec<String>> {
+fn told(case: &str, what: &str, size: usize, is_asked: fn(usize) -> bool, ends: bool) -> Result<Vec<String>> {
     let since = Instant::now();
     let (folder, mut ranks) = begin(size, case, what, NEVER)?;
-    let is_there = |rank: usize| told_at(&folder.path().join("meet"), rank).exists();
-    for rank in (0..size).filter(|rank| is_told(*rank)) {
-        // It ends without having been told if it fails.
-        while !is_there(rank) && ranks[rank].is_running()? && since.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        if !is_there(rank) {
+    let word = |rank: usize| told_at(&folder.path().join("meet"), rank);
+    for rank in (0..size).filter(|rank| is_asked(*rank)) {
+        if !is_told(&word(rank), &mut ranks[rank], since)? {
             let mut failed = ranks.swap_remove(rank);
             failed.kill()?;
             let Ended { status, output, errors } = failed.end(since)?;
@@ -63,13 +73,32 @@ fn told(case: &str, what: &str, size: usize, is_told: fn(usize) -> bool, ends: b
         ensure!(ranks[1].is_running()?, "{case}, {what}: the stalled rank has ended");
     }
     if ends {
-        for (rank, running) in ranks.into_iter().enumerate().filter(|(rank, _)| is_told(*rank)) {
+        for (rank, running) in ranks.into_iter().enumerate().filter(|(rank, _)| is_asked(*rank)) {
             let Ended { status, output, errors } = running.end(since)?;
             ensure!(status.success(), "{case}, {what}, rank {rank}: {status}\n{output}\n{errors}");
         }
     }
-    let told = (0..size).filter(|rank| is_told(*rank)).map(|rank| told_at(&folder.path().join("meet"), rank));
-    told.map(|path| Ok(fs::read_to_string(path)?)).collect()
+    (0..size).filter(|rank| is_asked(*rank)).map(|rank| Ok(fs::read_to_string(word(rank))?)).collect()
+}
+
+/// What the ranks are told of which [`SIZE`] meet: a word, or [`ENDED`] where the watchdog was faster.
+fn told_or_ended(case: &str, what: &str, is_asked: fn(usize) -> bool) -> Result<Vec<String>> {
+    let since = Instant::now();
+    let (folder, ranks) = begin(SIZE, case, what, SOON)?;
+    let mut words = Vec::new();
+    for (rank, mut running) in ranks.into_iter().enumerate().filter(|(rank, _)| is_asked(*rank)) {
+        let word = told_at(&folder.path().join("meet"), rank);
+        if is_told(&word, &mut running, since)? {
+            words.push(fs::read_to_string(word)?);
+            continue;
+        }
+        running.kill()?;
+        let Ended { status, output, errors } = running.end(since)?;
+        let by_watchdog = status.signal() == Some(SIGABRT) && errors.contains("taking the entire process down");
+        ensure!(by_watchdog, "{case}, {what}: rank {rank} was told nothing: {status}\n{output}\n{errors}");
+        words.push(ENDED.to_owned());
+    }
+    Ok(words)
 }
 
 fn all(_: usize) -> bool {
@@ -78,6 +107,10 @@ fn all(_: usize) -> bool {
 
 fn others(rank: usize) -> bool {
     rank != 1
+}
+
+fn is_lost(word: &String) -> bool {
+    ["Lost", ENDED].contains(&word.as_str())
 }
 
 /// Over tcp:// rank 0 waits for the others before NCCL does. Otherwise they meet in their first collective.
@@ -93,9 +126,13 @@ pub fn an_absent_rank_is_a_rendezvous_error() -> Result<()> {
 
 /// At once where the host waits, and otherwise in one of the next collectives.
 pub fn a_dead_rank_is_lost() -> Result<()> {
-    for what in ["barrier", "object", "max", "sum of counts", "work", "receive", "sums", "training"] {
+    for what in ["barrier", "object", "max", "sum of counts", "work", "receive"] {
         let told = told("dead", what, SIZE, others, false)?;
         ensure!(told == ["Lost"; SIZE - 1], "{what}: {told:?}");
+    }
+    for what in ["sums", "training"] {
+        let told = told_or_ended("dead", what, others)?;
+        ensure!(told.iter().all(is_lost), "{what}: {told:?}");
     }
     Ok(())
 }
@@ -170,8 +207,8 @@ pub fn a_mismatch_is_told_to_every_rank_that_verifies() -> Result<()> {
 /// NCCL does not look for it: on a device the ranks wait, or compute nonsense.
 pub fn a_mismatch_without_verifying_is_found_by_the_fake() -> Result<()> {
     for what in ["shape", "other"] {
-        let told = told("mismatch", what, SIZE, all, false)?;
-        ensure!(told == ["Lost"; SIZE], "{what}: {told:?}");
+        let told = told_or_ended("mismatch", what, all)?;
+        ensure!(told.iter().all(is_lost), "{what}: {told:?}");
     }
     Ok(())
 }
@@ -187,8 +224,8 @@ pub fn a_model_that_differs_is_told_to_every_rank() -> Result<()> {
 /// The other ranks learn of it when the failed one has ended.
 pub fn a_hook_that_fails_is_told_where_it_fails() -> Result<()> {
     for (what, own) in [("fails", "Hook, then HookHasFailed"), ("panics", "planted in a hook, then HookHasFailed")] {
-        let told = told("model", what, SIZE, all, false)?;
-        ensure!(told == ["Lost", own, "Lost"], "{what}: {told:?}");
+        let told = told_or_ended("model", what, all)?;
+        ensure!(told[1] == own && is_lost(&told[0]) && is_lost(&told[2]), "{what}: {told:?}");
     }
     Ok(())
 }
