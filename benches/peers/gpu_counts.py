@@ -71,6 +71,10 @@ MODELS = {
 }
 
 
+def images():
+    return torch.randint(256, (16, 3, 32, 32)).to(torch.uint8), torch.randint(10, (16,))
+
+
 def optimizer(name, params, capturable=False):
     params = list(params)
     if name == "Muon":
@@ -88,7 +92,7 @@ def step_of(recipe, capturable=False):
     torch.manual_seed(1)
     make, batch = MODELS[recipe["model"]]
     model = make()
-    host = batch()
+    host = images() if recipe["upload"] and recipe["model"] == "cnn" else batch()
     model = model.cuda()
     device = tuple(part.cuda() for part in host)
     if recipe["upload"]:
@@ -108,6 +112,8 @@ def step_of(recipe, capturable=False):
         inputs, targets = device
         if recipe["upload"]:
             inputs, targets = (part.to("cuda", non_blocking=True) for part in host)
+            if inputs.dtype == torch.uint8:
+                inputs = inputs / 255
         for some, wanted in zip(inputs.chunk(parts), targets.chunk(parts)):
             with torch.autocast("cuda", dtype=kind, enabled=recipe["autocast"] is not None):
                 loss = functional.cross_entropy(model(some), wanted)
@@ -126,6 +132,7 @@ def step_of(recipe, capturable=False):
             total.add_(loss.detach() * targets.size(0))
         return loss.detach()
 
+    step.scale = scaler.get_scale
     return step
 
 
@@ -138,9 +145,12 @@ def main():
     def counted(recipe, capturable):
         step = step_of(recipe, capturable)
         losses = [step() for _ in range(WARM_UP)]
+        scale = step.scale()
         runtime.fakecuda_reset()
         losses += [step() for _ in range(STEPS)]
         lines = runtime.fakecuda_counts().decode().splitlines()
+        if step.scale() != scale:
+            raise RuntimeError("the scaler has skipped a step")
         counts = {name: int(number) for name, number in (line.rsplit(": ", 1) for line in lines)}
         return counts, [loss.item() for loss in losses]
 

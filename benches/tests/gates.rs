@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
-use overdrive_benches::gpu_steps::{OUR_OPTIMIZERS, Recipe, count, losses_on_host, recipes};
+use overdrive::nn::metrics::AverageMeter;
+use overdrive::prelude::*;
+use overdrive_benches::gpu_steps::{OUR_OPTIMIZERS, Recipe, count, losses_on_host, ours, recipes};
 use overdrive_benches::versus::gpu_counts;
-use overdrive_fakecuda::Fake;
+use overdrive_fakecuda::{Fake, waits};
 
 fn main() -> Result<()> {
     let mut arguments = Arguments::from_args();
@@ -32,6 +34,10 @@ fn main() -> Result<()> {
     let steps = recipes().into_iter().chain(ours);
     let mut trials: Vec<Trial> =
         steps.map(|recipe| trial(recipe.name(), Box::new(move || costs_what_it_may(&recipe)))).collect();
+    trials.push(trial(
+        "a_meter_read_after_100_steps_waits_once".to_owned(),
+        Box::new(a_meter_read_after_100_steps_waits_once),
+    ));
     trials.push(trial("the_list_of_computed_operators".to_owned(), Box::new(the_list_of_computed_operators)));
     trials.push(trial(
         "the_gates_fail_where_their_stand_in_is_not_loaded".to_owned(),
@@ -75,6 +81,26 @@ fn costs_what_it_may(recipe: &Recipe) -> Result<()> {
             ensure!(((device - host) / host).abs() <= 1e-5, "losses {losses:?} instead of {host:?}");
         }
     }
+    Ok(())
+}
+
+/// The only wait of 100 steps is that for the average.
+fn a_meter_read_after_100_steps_waits_once() -> Result<()> {
+    let fake = Fake::get().context("this process does not run on a fake device")?;
+    let mut step = ours::step(&Recipe::new("mlp", "AdamW"), Device::Cuda(0))?;
+    let mut meter = AverageMeter::new("loss");
+    let mut losses = Vec::new();
+    fake.reset();
+    for _ in 0..100 {
+        let loss = (step.train)()?;
+        meter.update(&loss, 64)?;
+        losses.push(loss);
+    }
+    ensure!(waits(&fake.counts()) == 0, "the steps wait: {:?}", fake.counts());
+    let average = meter.avg()?;
+    ensure!(waits(&fake.counts()) == 1, "reading the average: {:?}", fake.counts());
+    let expected = losses.iter().map(|loss| loss.double_value(&[])).sum::<f64>() / 100.0;
+    ensure!((average - expected).abs() <= 1e-6 * expected, "{average} instead of {expected}");
     Ok(())
 }
 

@@ -29,7 +29,7 @@ pub struct Recipe {
     pub schedule: bool,
     /// An average of the losses, which nobody reads.
     pub meter: bool,
-    /// Each step's batch comes from pinned memory.
+    /// Each step's batch comes from pinned memory; images as uint8, which the device converts.
     pub upload: bool,
 }
 
@@ -49,9 +49,23 @@ impl Recipe {
         }
     }
 
+    /// With all techniques.
+    fn with_all(self) -> Self {
+        Self {
+            autocast: Some("float16"),
+            clip: true,
+            accumulate: 4,
+            ema: true,
+            schedule: true,
+            meter: true,
+            upload: true,
+            ..self
+        }
+    }
+
     /// Bytes of a batch.
     pub fn batch_bytes(&self) -> f64 {
-        let (inputs, targets) = models::batch(self.model);
+        let (inputs, targets) = models::batch(self);
         let bytes = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
         (bytes(&inputs) + bytes(&targets)) as f64
     }
@@ -99,7 +113,7 @@ pub const OPTIMIZERS: [&str; 13] = [
 /// The optimizers that PyTorch does not have.
 pub const OUR_OPTIMIZERS: [&str; 4] = ["Lion", "LAMB", "LARS", "AdamW8bit"];
 
-/// Each technique alone and all of them, with each model; and each optimizer with the MLP.
+/// Each technique alone and all of them, with each model; and each other optimizer with each model.
 pub fn recipes() -> Vec<Recipe> {
     let techniques = |model| {
         let plain = Recipe::new(model, "AdamW");
@@ -119,16 +133,15 @@ pub fn recipes() -> Vec<Recipe> {
             of(|it| it.schedule = true),
             of(|it| it.meter = true),
             of(|it| it.upload = true),
-            of(|it| {
-                (it.autocast, it.clip, it.accumulate) = (Some("float16"), true, 4);
-                (it.ema, it.schedule, it.meter, it.upload) = (true, true, true, true);
-            }),
+            plain.clone().with_all(),
         ]
     };
     let with_optimizers = OPTIMIZERS[1..].iter().flat_map(|optimizer| {
         let plain = Recipe::new("mlp", optimizer);
         let scaled = Recipe { autocast: Some("float16"), ..plain.clone() };
-        [plain, scaled]
+        // Micro-batches do not depend on the optimizer, and take long here.
+        let others = ["cnn", "gpt"].map(|model| Recipe { accumulate: 1, ..Recipe::new(model, optimizer).with_all() });
+        [plain, scaled].into_iter().chain(others)
     });
     ["mlp", "cnn", "gpt"].into_iter().flat_map(techniques).chain(with_optimizers).collect()
 }

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use overdrive::prelude::*;
 
+use super::Recipe;
 use crate::gpt;
 
 pub const CLASSES: i64 = 10;
@@ -34,11 +35,12 @@ pub fn cnn() -> Result<nn::Sequential> {
     ])
 }
 
-/// The batch of a model by its name.
-pub fn batch(model: &str) -> Batch {
-    match model {
-        "mlp" => (normal(&[64, 256]), whole(CLASSES, &[64])),
-        "cnn" => (normal(&[16, 3, 32, 32]), whole(CLASSES, &[16])),
+/// The batch of a step.
+pub fn batch(recipe: &Recipe) -> Batch {
+    match (recipe.model, recipe.upload) {
+        ("mlp", _) => (normal(&[64, 256]), whole(CLASSES, &[64])),
+        ("cnn", false) => (normal(&[16, 3, 32, 32]), whole(CLASSES, &[16])),
+        ("cnn", true) => (whole(256, &[16, 3, 32, 32]).to_kind(Kind::Uint8), whole(CLASSES, &[16])),
         _ => gpt::batch(),
     }
 }

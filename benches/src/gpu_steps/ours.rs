@@ -1,6 +1,10 @@
 //! Our side of the steps.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use anyhow::{Result, bail};
+use overdrive::dataload::ToFloat;
 use overdrive::ffi;
 use overdrive::nn::Forward;
 use overdrive::nn::metrics::AverageMeter;
@@ -12,19 +16,24 @@ use overdrive::sched::StepLr;
 use tch::Reduction;
 
 use super::Recipe;
-use super::models::{self, Batch};
+use super::models;
 use crate::gpt::Gpt;
 
-/// Trains one step, and returns its loss on the device.
-pub type Step = Box<dyn FnMut() -> Result<Tensor>>;
+/// A training step.
+pub struct Step {
+    /// Trains one, and returns its loss on the device.
+    pub train: Box<dyn FnMut() -> Result<Tensor>>,
+    /// The scaler's scale now, 1 without one. Waits for the device.
+    pub scale: Box<dyn Fn() -> Result<f64>>,
+}
 
 /// Makes a step. Model and batch are the same for each device.
 pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
     manual_seed(1);
     match recipe.model {
-        "mlp" => train(recipe, device, models::mlp()?, models::batch("mlp")),
-        "cnn" => train(recipe, device, models::cnn()?, models::batch("cnn")),
-        "gpt" => train(recipe, device, Gpt::new()?, models::batch("gpt")),
+        "mlp" => train(recipe, device, models::mlp()?),
+        "cnn" => train(recipe, device, models::cnn()?),
+        "gpt" => train(recipe, device, Gpt::new()?),
         other => bail!("there is no model {other}"),
     }
 }
@@ -64,12 +73,19 @@ pub fn pinned(batch: &Tensor) -> Result<Tensor> {
     Ok(pinned)
 }
 
-fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static, (inputs, targets): Batch) -> Result<Step> {
+fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static) -> Result<Step> {
     let recipe = recipe.clone();
+    let (inputs, targets) = models::batch(&recipe);
+    let to_float = ToFloat::unit();
     model.to(device)?;
     let params: Vec<Tensor> = model.named_parameters().iter().map(|it| it.tensor().shallow_clone()).collect();
     let mut opt = optimizer(recipe.optimizer, params)?;
-    let mut scaler = GradScaler::builder(device).enabled(recipe.autocast == Some("float16")).build()?;
+    let scaler = GradScaler::builder(device).enabled(recipe.autocast == Some("float16")).build()?;
+    let scaler = Rc::new(RefCell::new(scaler));
+    let scale = {
+        let scaler = Rc::clone(&scaler);
+        Box::new(move || Ok(scaler.borrow().scale_value()?))
+    };
     let mut accum = Accumulator::new(recipe.accumulate)?;
     let mut averages = match recipe.ema {
         true => Some(AveragedModel::new(&model, Averaging::Ema { decay: 0.999 })?),
@@ -85,7 +101,8 @@ fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static, (inputs
     let uploads = recipe.upload && device.is_cuda();
     let on_host = if uploads { Some((pinned(&inputs)?, pinned(&targets)?)) } else { None };
 
-    Ok(Box::new(move || {
+    let train = Box::new(move || {
+        let mut scaler = scaler.borrow_mut();
         let (inputs, targets) = match &on_host {
             Some((inputs, targets)) => {
                 let upload = |batch: &Tensor| batch.to_device_(device, batch.kind(), true, false);
@@ -93,6 +110,7 @@ fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static, (inputs
             }
             None => (on_device.0.shallow_clone(), on_device.1.shallow_clone()),
         };
+        let inputs = if inputs.kind() == Kind::Uint8 { to_float.apply(&inputs)? } else { inputs };
         let parts = recipe.accumulate as i64;
         let micro_batches: Vec<_> = inputs.chunk(parts, 0).into_iter().zip(targets.chunk(parts, 0)).collect();
         let mut latest = None;
@@ -126,5 +144,6 @@ fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static, (inputs
             Some(loss) => Ok(loss),
             None => bail!("a batch without samples"),
         }
-    }))
+    });
+    Ok(Step { train, scale })
 }

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use overdrive::tch;
 use tch::nn::{self, ModuleT, OptimizerConfig, VarStore};
-use tch::{Device, Reduction};
+use tch::{Device, Kind, Reduction};
 
 use super::Recipe;
 use super::models;
@@ -55,10 +55,10 @@ pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
     let vs = VarStore::new(device);
     let model = model(recipe.model, &vs.root());
     let mut opt = optimizer(recipe.optimizer, &vs)?;
-    let (inputs, targets) = models::batch(recipe.model);
+    let (inputs, targets) = models::batch(&recipe);
     let on_device = (inputs.to_device(device), targets.to_device(device));
     let on_host = if recipe.upload { Some((pinned(&inputs)?, pinned(&targets)?)) } else { None };
-    Ok(Box::new(move || {
+    let train = Box::new(move || {
         let (inputs, targets) = match &on_host {
             Some((inputs, targets)) => {
                 let upload = |batch: &tch::Tensor| batch.to_device_(device, batch.kind(), true, false);
@@ -66,6 +66,7 @@ pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
             }
             None => (on_device.0.shallow_clone(), on_device.1.shallow_clone()),
         };
+        let inputs = if inputs.kind() == Kind::Uint8 { inputs.to_kind(Kind::Float) / 255.0 } else { inputs };
         let parts = recipe.accumulate as i64;
         opt.zero_grad();
         let mut latest = None;
@@ -87,5 +88,6 @@ pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
             Some(loss) => Ok(loss),
             None => bail!("a batch without samples"),
         }
-    }))
+    });
+    Ok(Step { train, scale: Box::new(|| Ok(1.0)) })
 }

@@ -43,10 +43,10 @@ pub struct Row {
 }
 
 impl Row {
-    /// Adafactor keeps its step sizes on the device, where PyTorch reads 12 numbers to compute them on the host. That takes
-    /// more launches, which is a miss; it must not take more than this.
+    /// Adafactor keeps its step sizes on the device, where PyTorch reads two numbers a parameter to compute them on the
+    /// host. For a model of few parameters that takes more launches, which is a miss; it must not take more than this.
     fn instead_of_waits(&self) -> f64 {
-        if self.name.starts_with("mlp, Adafactor") { 27.0 } else { 0.0 }
+        if ["mlp, Adafactor", "cnn, Adafactor"].iter().any(|few| self.name.starts_with(few)) { 21.0 } else { 0.0 }
     }
 
     /// What ours does more often than PyTorch's, or computes otherwise.
@@ -107,7 +107,7 @@ pub fn rows(python: &Path) -> Result<Vec<Row>> {
         }
         let (ours, losses) = count(recipe).with_context(|| name.clone())?;
         let differences = losses.iter().zip(&theirs.losses).map(|(ours, theirs)| difference(*ours, *theirs));
-        each_step_counts(&theirs.losses).with_context(|| format!("PyTorch, {name}"))?;
+        each_step_counts(recipe, &theirs.losses).context("PyTorch")?;
         let pytorch = Counted::of(&theirs.counts, 4);
         let pytorch = theirs.capturable.map_or(pytorch.clone(), |other| pytorch.least(&Counted::of(&other, 4)));
         let plain_tch = count_plain_tch(recipe).with_context(|| format!("plain tch, {name}"))?;
@@ -144,6 +144,7 @@ pub fn table(rows: &[Row]) -> String {
 /// Prints the table.
 pub fn run(python: &Path) -> Result<()> {
     overdrive_fakecuda::start_fake(1)?;
+    println!("Counted on a fake device (a stand-in for CUDA's runtime), for both sides; no GPU was used.\n");
     let rows = rows(python)?;
     print!("{}", table(&rows));
     rows.iter().filter_map(Row::worse).for_each(|worse| println!("{worse}"));

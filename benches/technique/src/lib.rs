@@ -32,7 +32,7 @@ use overdrive_bench_report::{
     Workload, date, html, table,
 };
 use overdrive_ffi as ffi;
-use tch::Cuda;
+use overdrive_ffi::cuda::{self, NoCuda};
 
 use data::Data;
 use job::Job;
@@ -337,9 +337,16 @@ fn method() -> Vec<String> {
 
 /// The device that the options ask for.
 fn device(choice: DeviceChoice) -> Result<DeviceKind> {
-    match (choice, Cuda::is_available()) {
-        (DeviceChoice::Cuda, false) => bail!("--device cuda: libtorch sees no CUDA device; leave it out, or give cpu"),
-        (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, false) => Ok(DeviceKind::Cpu),
-        (DeviceChoice::Cuda | DeviceChoice::Auto, true) => Ok(DeviceKind::Cuda),
+    match (choice, cuda::why_unavailable()) {
+        (DeviceChoice::Cuda, Some(why)) => bail!("--device cuda: {why}; leave it out, or give cpu"),
+        (
+            DeviceChoice::Auto,
+            Some(why @ (NoCuda::CpuBuild { has_gpu: true } | NoCuda::NotLinked | NoCuda::NoDevice)),
+        ) => {
+            println!("No GPU is used: {why}.");
+            Ok(DeviceKind::Cpu)
+        }
+        (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Some(_)) => Ok(DeviceKind::Cpu),
+        (DeviceChoice::Cuda | DeviceChoice::Auto, None) => Ok(DeviceKind::Cuda),
     }
 }

@@ -74,6 +74,10 @@ impl Cache {
         Ok(Self { folder, limit })
     }
 
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Where the package of this key lies, or will.
     pub(crate) fn path(&self, key: &str) -> PathBuf {
         self.folder.join(format!("{key}.pt2"))

@@ -1,17 +1,21 @@
 """Compiles a recorded step: makes a graph of its operators and hands it to AOTInductor.
 
-    python compile.py request.json package.pt2
+    python compile.py request.json package.pt2 folder
 
-The request has the operators of `overdrive_ffi::record`, and what comes in and goes out. Says on stdout what it does, a
+The request has the operators of `overdrive_ffi::record`, and what comes in and goes out. The folder keeps what is found
+out about this machine. Says on stdout what it does, a
 line each: `stage NAME`, and at the end `done`. Errors go to stderr.
 """
 
+import hashlib
 import json
+import os
+import subprocess
 import sys
 
 import torch
 import torch._inductor
-from torch._inductor import config
+from torch._inductor import config, cpu_vec_isa
 
 
 def dtype(name):
@@ -145,10 +149,31 @@ def example(given):
     return torch.empty_strided(given["shape"], given["stride"], dtype=dtype(given["dtype"]), device=given["device"])
 
 
+class VectorSets:
+    """The processor's vector instructions. To see whether the compiler and libtorch have them, Inductor starts a Python
+    for each set, in every process anew: 10 s. That all of them work is noted in a file."""
+
+    def __init__(self, folder):
+        compiler = os.environ.get("CXX", "g++")
+        version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+        self.names = cpu_vec_isa.x86_isa_checker()
+        about = repr((torch.__version__, version, self.names)).encode()
+        self.path = os.path.join(folder, f"vectors-{hashlib.sha256(about).hexdigest()}")
+        if os.path.exists(self.path):
+            config.cpp.vec_isa_ok = True
+
+    def note(self):
+        """Inductor has asked for each by now, so that nothing is started here."""
+        own = [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in self.names for flag in str(isa).split())]
+        if all(own):
+            open(self.path, "w").close()
+
+
 def main():
     with open(sys.argv[1]) as file:
         request = json.load(file)
     torch.set_num_threads(request["threads"])
+    vectors = VectorSets(sys.argv[3])
     # The generator of eager runs draws the same numbers.
     config.fallback_random = True
     inputs = [example(given) for given in request["inputs"]]
@@ -159,6 +184,7 @@ def main():
     print("stage compile", flush=True)
     with torch.no_grad():
         torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2])
+    vectors.note()
     print("done", flush=True)
 
 

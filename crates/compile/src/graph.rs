@@ -36,10 +36,11 @@ impl Graph {
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, CompileError> {
         let request = request(trace, scalars, threads);
-        let path = Cache::of_user()?.get_or_make(&cache::key(&request), |at, package| {
+        let cache = Cache::of_user()?;
+        let path = cache.get_or_make(&cache::key(&request), |at, package| {
             let python = python::find()?;
             std::fs::write(at, request.to_string()).map_err(CompileError::cache("cannot write the request", at))?;
-            python::compile(&python, at, package, progress)
+            python::compile(&python, at, package, cache.folder(), progress)
         })?;
         let tensors = || trace.externals().iter().map(|(_, tensor)| tensor);
         let scalars: Vec<(f64, Tensor)> = scalars.iter().map(|_| (0.0, Tensor::from(0.0))).collect();

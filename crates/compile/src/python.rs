@@ -90,7 +90,8 @@ fn quiet(python: &Path) -> Command {
     command
 }
 
-/// Compiles the request at `request` into a package at `package`. `progress` gets a word for each stage.
+/// Compiles the request at `request` into a package at `package`; `folder` keeps what Python finds out about this
+/// machine. `progress` gets a word for each stage.
 ///
 /// # Errors
 /// When Python cannot be started or fails; the end of its standard error is in the message.
@@ -98,11 +99,12 @@ pub(crate) fn compile(
     python: &Path,
     request: &Path,
     package: &Path,
+    folder: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), CompileError> {
     let failed = |status: String, output: String| CompileError::Failed { python: python.to_owned(), status, output };
     let mut command = quiet(python);
-    command.args(["-W", "ignore", "-c", PROGRAM]).arg(request).arg(package);
+    command.args(["-W", "ignore", "-c", PROGRAM]).args([request, package, folder]);
     let spawned = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = spawned.map_err(|error| failed(error.to_string(), String::new()))?;
     let stderr = child.stderr.take();

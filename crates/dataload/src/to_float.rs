@@ -89,10 +89,14 @@ impl ToFloat {
             let expected = format!("uint8 [N, C, H, W] with {values} channels, or a single mean and std");
             return Err(DataError::option("images", expected, format!("{kind:?} {shape:?}")));
         }
+        // Divides in float32, without a tensor of the values before.
+        let unit = DIV.tensor(&[Arg::Tensor(images), Arg::Double(255.0)])?.f_to_kind(Kind::Float)?;
+        if self.mean == [0.0] && self.std == [1.0] {
+            return Ok(unit);
+        }
         let by_channel = |values: &[f32]| Tensor::f_from_slice(values)?.f_view([-1, 1, 1]);
         let make = || Ok::<_, DataError>([by_channel(&self.mean)?, by_channel(&self.std)?]);
         let [mean, std] = self.on_devices.on(images.device(), make)?;
-        let unit = DIV.tensor(&[Arg::Tensor(&images.f_to_kind(Kind::Float)?), Arg::Double(255.0)])?;
         Ok(unit.f_sub(&mean)?.f_div(&std)?)
     }
 

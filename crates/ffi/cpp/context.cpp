@@ -7,6 +7,7 @@
 
 #include <mutex>
 
+#include "cuda_device.h"
 #include "guarded.h"
 
 namespace {
@@ -16,7 +17,7 @@ at::Generator generator(int32_t device_type, int32_t index) {
   TORCH_CHECK(index >= -1 && index <= 127, "there is no device ", index);
   at::Device device(static_cast<at::DeviceType>(device_type), static_cast<at::DeviceIndex>(index));
   if (!device.is_cpu()) {
-    TORCH_CHECK(at::globalContext().hasCUDA(), "there is no CUDA device");
+    TORCH_CHECK(at::globalContext().hasCUDA(), "there is no CUDA device: ", od_cuda_why_unavailable());
     auto count = at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount();
     TORCH_CHECK(index >= 0 && index < count, "CUDA device ", index, " does not exist; this machine has ", count);
   }

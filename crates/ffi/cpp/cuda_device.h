@@ -4,12 +4,15 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+// Of cuda_missing.rs.
+extern "C" const char* od_cuda_why_unavailable();
+
 namespace overdrive {
 
 // The CUDA device with this number, initialised; throws when there is none. Uses c10's device interface, which needs no
 // CUDA header or library.
 inline c10::Device cuda_device(int32_t number) {
-  TORCH_CHECK(at::hasCUDA(), "no CUDA device was found");
+  TORCH_CHECK(at::hasCUDA(), "no CUDA device was found: ", od_cuda_why_unavailable());
   int32_t count = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount();
   TORCH_CHECK(number >= 0 && number < count, "CUDA device ", number, " does not exist; this machine has ", count);
   at::globalContext().lazyInitDevice(at::kCUDA);

@@ -6,6 +6,8 @@ use std::ptr;
 use crate::error::{Error, check};
 use crate::raw;
 
+pub use crate::cuda_missing::{NoCuda, why_unavailable};
+
 /// Memory of one device as libtorch's caching allocator sees it, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {

@@ -28,6 +28,7 @@ pub mod compress;
 pub mod context;
 mod copy_stream;
 pub mod cuda;
+mod cuda_missing;
 mod error;
 mod grad_hook;
 mod host_buffer;

@@ -22,7 +22,7 @@ pub(crate) fn checks(name: &str, overload: &str) -> Option<Checks> {
 
 /// These check by themselves, on every device, that lists are equally long, numbers in range and indices within the
 /// tensor. (`_foreach_copy` does not, and must not be listed.)
-const OWN: [(&str, &str); 88] = [
+const OWN: [(&str, &str); 90] = [
     ("aten::_amp_foreach_non_finite_check_and_unscale_", ""),
     ("aten::_amp_update_scale_", ""),
     ("aten::_foreach_abs", ""),
@@ -38,6 +38,7 @@ const OWN: [(&str, &str); 88] = [
     ("aten::_foreach_addcmul_", "Scalar"),
     ("aten::_foreach_clamp_max_", "Scalar"),
     ("aten::_foreach_clamp_min_", "Scalar"),
+    ("aten::_foreach_clamp_min_", "ScalarList"),
     ("aten::_foreach_copy_", ""),
     ("aten::_foreach_div", "List"),
     ("aten::_foreach_div", "Scalar"),
@@ -67,6 +68,7 @@ const OWN: [(&str, &str); 88] = [
     ("aten::_foreach_sub", "List"),
     ("aten::_foreach_sub_", "List"),
     ("aten::_foreach_sub_", "Scalar"),
+    ("aten::_foreach_zero_", ""),
     ("aten::_nested_tensor_from_mask", ""),
     ("aten::_nested_tensor_from_mask_left_aligned", ""),
     ("aten::add", "Scalar"),

@@ -122,12 +122,13 @@ impl Algorithm for AdafactorOptions {
         let eps1 = self.eps.0.unwrap_or_else(|| precision(params[0].kind()));
         let roots: Vec<f64> = params.iter().map(|param| (param.numel() as f64).sqrt()).collect();
 
-        // Each parameter's step size: its root mean square times the rate. Scalars on the device, so that the host does
-        // not wait.
+        // A parameter's step size is its root mean square, at least eps2, times the rate; divided by the update's root mean
+        // square over d, if that is larger than 1. With norms for root mean squares the lengths cancel out. Scalars on
+        // the device, so that the host does not wait.
+        let lows = |least: f64| roots.iter().map(|root| root * least).collect::<Vec<_>>();
         let alphas = as_list(&norms(step.params)?)?;
-        foreach::div_each_(&alphas, &roots)?;
-        foreach::clamp_min_(&alphas, self.eps.1)?;
-        foreach::mul_each_(&alphas, &step.by_count(|count| step.lr.min(1.0 / count.sqrt()))?)?;
+        foreach::clamp_min_each_(&alphas, &lows(self.eps.1))?;
+        foreach::mul_each_(&alphas, &step.by_count(|count| -self.d * step.lr.min(1.0 / count.sqrt()))?)?;
         if self.weight_decay != 0.0 {
             foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;
         }
@@ -148,10 +149,8 @@ impl Algorithm for AdafactorOptions {
         foreach::mul_(&updates, &grads)?;
 
         let excess = as_list(&norms(&updates)?)?;
-        foreach::div_each_(&excess, &roots.iter().map(|root| root * self.d).collect::<Vec<_>>())?;
-        foreach::clamp_min_(&excess, 1.0)?;
+        foreach::clamp_min_each_(&excess, &lows(self.d))?;
         foreach::div_(&alphas, &excess)?;
-        foreach::neg_(&alphas)?;
         foreach::mul_(&updates, &alphas)?;
         foreach::add_(step.params, &updates, 1.0)
     }

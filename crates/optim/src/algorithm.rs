@@ -8,7 +8,6 @@ use crate::foreach::{self, Lent};
 use crate::optimizer::Values;
 use crate::options::{BETA, NOT_NEGATIVE, OptionSet};
 
-static FILL: LazyOp = LazyOp::new("aten::fill_", "Scalar");
 static FULL_LIKE: LazyOp = LazyOp::new("aten::full_like", "");
 
 /// An algorithm: the options of one parameter group, except the learning rate, which every algorithm has.
@@ -222,10 +221,10 @@ impl Step<'_> {
     }
 }
 
-/// Fills each tensor with its number, without waiting for the device.
+/// Fills each tensor with its number, without waiting for the device: two kernels however many tensors there are.
 pub(crate) fn fill(list: &TensorList, values: &[f64]) -> Result<(), TorchError> {
-    let fill = |(tensor, value): (&Tensor, &f64)| FILL.call(&[Arg::Tensor(tensor), Arg::Double(*value)]).map(drop);
-    list.to_vec()?.iter().zip(values).try_for_each(fill)
+    foreach::zero_(list)?;
+    foreach::add_each_(list, values)
 }
 
 /// Python's `number ** 0.5`, which sometimes differs from `sqrt` in the last bit. The compiler would replace the one by
