@@ -1,4 +1,4 @@
-//! A small GPT, the same as in `peers/gpu_counts.py`, and its batch.
+//! A small GPT, the same as in `peers/gpu_counts.py` and `peers/compile.py`, and its batch.
 
 use anyhow::Result;
 use overdrive::nn::{Forward, NnError};
@@ -16,13 +16,14 @@ pub fn batch() -> (Tensor, Tensor) {
     (tokens(&[4, LENGTH]), tokens(&[4 * LENGTH]))
 }
 
-/// Attention of several heads from `[batch, LENGTH, 3 * WIDTH]`.
+/// Attention of several heads from `[batch, length, 3 * width]`.
 pub fn attend(all: &Tensor) -> Tensor {
+    let (length, width) = (all.size()[1], all.size()[2] / 3);
     let all = all.chunk(3, -1);
-    let heads = |part: &Tensor| part.view([-1, LENGTH, HEADS, WIDTH / HEADS]).transpose(1, 2);
+    let heads = |part: &Tensor| part.view([-1, length, HEADS, width / HEADS]).transpose(1, 2);
     let (q, k, v) = (heads(&all[0]), heads(&all[1]), heads(&all[2]));
     let mixed = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, true, None, false);
-    mixed.transpose(1, 2).reshape([-1, LENGTH, WIDTH])
+    mixed.transpose(1, 2).reshape([-1, length, width])
 }
 
 #[derive(Module)]
@@ -36,14 +37,14 @@ struct Block {
 }
 
 impl Block {
-    fn new() -> Result<Self> {
+    fn new(width: i64) -> Result<Self> {
         Ok(Self {
-            norm1: nn::LayerNorm::new(WIDTH)?,
-            attention: nn::Linear::new(WIDTH, 3 * WIDTH)?,
-            project: nn::Linear::new(WIDTH, WIDTH)?,
-            norm2: nn::LayerNorm::new(WIDTH)?,
-            widen: nn::Linear::new(WIDTH, 4 * WIDTH)?,
-            narrow: nn::Linear::new(4 * WIDTH, WIDTH)?,
+            norm1: nn::LayerNorm::new(width)?,
+            attention: nn::Linear::new(width, 3 * width)?,
+            project: nn::Linear::new(width, width)?,
+            norm2: nn::LayerNorm::new(width)?,
+            widen: nn::Linear::new(width, 4 * width)?,
+            narrow: nn::Linear::new(4 * width, width)?,
         })
     }
 
@@ -65,19 +66,24 @@ pub struct Gpt {
 
 impl Gpt {
     pub fn new() -> Result<Self> {
+        Self::sized(BLOCKS, WIDTH, LENGTH)
+    }
+
+    /// With so many blocks of this width, for texts of this length.
+    pub fn sized(blocks: usize, width: i64, length: i64) -> Result<Self> {
         Ok(Self {
-            tokens: nn::Embedding::new(VOCABULARY, WIDTH)?,
-            places: nn::Embedding::new(LENGTH, WIDTH)?,
-            blocks: (0..BLOCKS).map(|_| Block::new()).collect::<Result<_>>()?,
-            norm: nn::LayerNorm::new(WIDTH)?,
-            head: nn::Linear::builder(WIDTH, VOCABULARY).bias(false).build()?,
+            tokens: nn::Embedding::new(VOCABULARY, width)?,
+            places: nn::Embedding::new(length, width)?,
+            blocks: (0..blocks).map(|_| Block::new(width)).collect::<Result<_>>()?,
+            norm: nn::LayerNorm::new(width)?,
+            head: nn::Linear::builder(width, VOCABULARY).bias(false).build()?,
         })
     }
 }
 
 impl Forward for Gpt {
     fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        let places = Tensor::arange(LENGTH, (Kind::Int64, input.device()));
+        let places = Tensor::arange(input.size()[1], (Kind::Int64, input.device()));
         let mut x = self.tokens.forward(input)? + self.places.forward(&places)?;
         for block in self.blocks.iter() {
             x = block.forward(&x)?;

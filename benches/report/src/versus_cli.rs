@@ -18,7 +18,7 @@ pub struct VersusOptions {
     /// Write the results to this JSON file
     #[arg(long, value_name = "PATH")]
     pub json: Option<PathBuf>,
-    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint`, `host-time` and `load`, 5 to 9
+    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint`, `compile`, `host-time` and `load`, 5 to 9
     /// for `ddp`, at most 7 for `loader`, 5 to 201 for `profile`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pub pairs: Option<u32>,
@@ -59,6 +59,12 @@ pub enum VersusCase {
     /// The host's time for a training step on a GPU whose kernels take no time, against PyTorch with fused AdamW: on the
     /// same stand-in
     HostTime,
+    /// Compiled training steps against uncompiled ones, PyTorch with fused AdamW and `torch.compile`; compiles for
+    /// minutes the first time
+    Compile,
+    /// Started by `compile`: a process that makes its first steps
+    #[value(hide = true)]
+    CompileStart,
     /// Started by `ddp`: a rank that measures on request
     #[value(hide = true)]
     DdpRank,

@@ -1,6 +1,7 @@
 //! Compares speed and memory with other tools, interleaved in one run.
 
 mod checkpoint;
+mod compile;
 mod ddp;
 pub mod gpu_counts;
 mod host_time;
@@ -50,6 +51,8 @@ pub fn run(options: &Options) -> Result<()> {
         VersusCase::Profile => profile::measure(options)?,
         VersusCase::GpuCounts => return gpu_counts::run(&options.python),
         VersusCase::HostTime => host_time::measure(options)?,
+        VersusCase::Compile => compile::measure(options)?,
+        VersusCase::CompileStart => return compile::start::serve(),
         VersusCase::DdpRank => return ddp::rank::serve(),
         VersusCase::DdpFirstSum => return ddp::launch::first_sum(),
     };

@@ -7,6 +7,7 @@ use tch::Tensor;
 use crate::cache::{self, Cache};
 use crate::error::CompileError;
 use crate::inputs;
+use crate::options::Options;
 use crate::python;
 use crate::trace::Trace;
 
@@ -29,18 +30,13 @@ pub(crate) struct Graph {
 
 impl Graph {
     /// Compiles a recorded step, or takes it from the cache.
-    pub(crate) fn compile(
-        trace: &Trace,
-        scalars: &[Scalar],
-        threads: i64,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<Self, CompileError> {
-        let request = request(trace, scalars, threads);
+    pub(crate) fn compile(trace: &Trace, scalars: &[Scalar], options: &Options) -> Result<Self, CompileError> {
+        let request = request(trace, scalars, options.threads());
         let cache = Cache::of_user()?;
         let path = cache.get_or_make(&cache::key(&request), |at, package| {
             let python = python::find()?;
             std::fs::write(at, request.to_string()).map_err(CompileError::cache("cannot write the request", at))?;
-            python::compile(&python, at, package, cache.folder(), progress)
+            python::compile(&python, at, package, cache.folder(), &mut options.progress())
         })?;
         let tensors = || trace.externals().iter().map(|(_, tensor)| tensor);
         let scalars: Vec<(f64, Tensor)> = scalars.iter().map(|_| (0.0, Tensor::from(0.0))).collect();

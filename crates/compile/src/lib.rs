@@ -31,9 +31,11 @@ mod graph;
 mod inputs;
 mod loss;
 mod options;
+mod plans;
 mod python;
 mod step;
 mod trace;
+mod trial;
 mod update;
 
 pub use error::{BoxError, CompileError};

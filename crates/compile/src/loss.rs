@@ -1,7 +1,5 @@
 //! Forward pass, loss and gradients in one compiled graph; the gradients go where they always go.
 
-use std::collections::HashMap;
-
 use overdrive_core::Module;
 use overdrive_ffi::autograd::{self, Backward, BoxError as PassError, Call, GradOptions, Pass};
 use overdrive_ffi::context::grad_enabled;
@@ -10,9 +8,10 @@ use tch::Tensor;
 
 use crate::error::{BoxError, CompileError};
 use crate::fingerprint::fingerprint;
-use crate::graph::{Graph, Scalar};
+use crate::graph::Graph;
 use crate::options::Options;
-use crate::trace::{Recorder, Trace};
+use crate::plans::{Next, Plans};
+use crate::trace::Recorder;
 
 /// The closure of [`loss`].
 pub type LossResult = Result<Tensor, BoxError>;
@@ -34,7 +33,7 @@ where
     M: Module,
     F: FnMut(&[Tensor]) -> LossResult,
 {
-    CompiledLoss { model, f, options: Options::default(), steps: HashMap::new(), why_eager: None }
+    CompiledLoss { model, f, steps: Plans::new() }
 }
 
 /// A compiled loss; see [`loss`].
@@ -42,9 +41,7 @@ where
 pub struct CompiledLoss<'m, M, F> {
     model: &'m M,
     f: F,
-    options: Options,
-    steps: HashMap<Key, State>,
-    why_eager: Option<String>,
+    steps: Plans<Key, Compiled>,
 }
 
 /// What a recorded step is for.
@@ -56,15 +53,9 @@ struct Key {
 }
 
 #[derive(Debug)]
-enum State {
-    /// Recorded once.
-    Recorded(Box<Trace>),
-    Compiled {
-        graph: Box<Graph>,
-        wanted: Vec<Wanted>,
-    },
-    /// Cannot be compiled.
-    Eager,
+struct Compiled {
+    graph: Graph,
+    wanted: Vec<Wanted>,
 }
 
 /// A tensor whose gradient is wanted.
@@ -93,13 +84,13 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
     /// With other options.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
-        self.options = options;
+        self.change(options);
         self
     }
 
     /// Why steps run uncompiled, if they do; the latest reason.
     pub fn why_eager(&self) -> Option<&str> {
-        self.why_eager.as_deref()
+        self.steps.why_eager()
     }
 
     /// The loss of a batch, ready for `backward`. Where gradients are off, the closure itself runs.
@@ -120,16 +111,14 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
             batch: batch.iter().map(Form::of).collect(),
             differentiable: batch.iter().map(Tensor::requires_grad).collect(),
         };
-        let has_room = self.steps.len() < self.options.shapes;
-        match self.steps.get_mut(&key) {
-            Some(State::Compiled { graph, wanted }) => {
+        match self.steps.next(&key) {
+            Next::Run(Compiled { graph, wanted }) => {
                 let results = graph.run(batch, &[])?;
                 let wanted = wanted.iter().map(|wanted| wanted.of(batch)).collect::<Vec<_>>();
                 attach(&wanted, results)
             }
-            Some(State::Eager) => self.plain(batch),
-            None if !has_room => self.plain(batch),
-            _ => self.record(key, batch),
+            Next::Plain | Next::Refused => self.plain(batch),
+            Next::First | Next::Record => self.record(key, batch),
         }
     }
 
@@ -138,26 +127,12 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
         (self.f)(batch).map_err(CompileError::Step)
     }
 
-    /// Notes why a step is not compiled, and says so.
-    pub(crate) fn falls_back(&mut self, error: &CompileError) {
-        self.options.say(&format!("not compiled: {error}"));
-        self.why_eager = Some(error.to_string());
-    }
-
-    pub(crate) fn compile(&self, trace: &Trace, scalars: &[Scalar]) -> Result<Graph, CompileError> {
-        Graph::compile(trace, scalars, self.options.threads(), &mut self.options.progress())
-    }
-
     pub(crate) fn model(&self) -> &M {
         self.model
     }
 
-    pub(crate) fn shapes(&self) -> usize {
-        self.options.shapes
-    }
-
-    pub(crate) fn is_strict(&self) -> bool {
-        self.options.strict
+    pub(crate) fn change(&mut self, options: Options) {
+        self.steps.options = options;
     }
 
     /// Runs the step recorded, and compiles it if it was recorded before.
@@ -172,29 +147,11 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
         let results: Vec<Tensor> = std::iter::once(loss.f_detach()?).chain(grads).collect();
         let count = recorder.operators();
         let trace = recorder.finish(&results, count)?;
-        let before = match self.steps.remove(&key) {
-            Some(State::Recorded(before)) => Some(before),
-            _ => None,
-        };
-        let next = match before {
-            None => trace.check().map(|()| State::Recorded(Box::new(trace))),
-            Some(before) => {
-                before.check_same(&trace, |_, _| false).and_then(|()| self.compile(&trace, &[])).map(|graph| {
-                    State::Compiled {
-                        graph: Box::new(graph),
-                        wanted: wanted.iter().map(|tensor| Wanted::new(tensor, batch)).collect(),
-                    }
-                })
-            }
-        };
-        match next {
-            Ok(next) => drop(self.steps.insert(key, next)),
-            Err(error) if self.options.strict => return Err(error),
-            Err(error) => {
-                self.falls_back(&error);
-                self.steps.insert(key, State::Eager);
-            }
-        }
+        self.steps.learn(key, trace, |before, trace, options| {
+            before.check_same(trace, |_, _| false)?;
+            let wanted = wanted.iter().map(|tensor| Wanted::new(tensor, batch)).collect();
+            Ok(Compiled { graph: Graph::compile(trace, &[], options)?, wanted })
+        })?;
         attach(&wanted, results)
     }
 }

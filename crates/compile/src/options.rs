@@ -8,13 +8,16 @@ pub struct Options {
     /// How many batches of different shapes, dtypes or modes of the model are compiled, each for itself; the others run
     /// uncompiled. Default 4.
     pub shapes: usize,
+    /// Whether compiled and uncompiled steps are timed in turns, and the faster ones taken, which is said. Takes 10 steps
+    /// of each, all of them real ones. Default false.
+    pub auto: bool,
     /// Whether it says on standard error what it does. Default true.
     pub verbose: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { strict: false, shapes: 4, verbose: true }
+        Self { strict: false, shapes: 4, auto: false, verbose: true }
     }
 }
 

@@ -1,7 +1,5 @@
 //! A whole training step in one compiled graph: forward pass, loss, gradients and the optimizer's update in place.
 
-use std::collections::HashMap;
-
 use overdrive_core::{Module, Optimizer, OptimizerId};
 use overdrive_ffi::Form;
 use overdrive_ffi::autograd::{self, GradOptions};
@@ -12,7 +10,8 @@ use crate::fingerprint::fingerprint;
 use crate::graph::Graph;
 use crate::loss::{CompiledLoss, LossResult, loss};
 use crate::options::Options;
-use crate::trace::{Recorder, Trace};
+use crate::plans::{Next, Plans};
+use crate::trace::Recorder;
 use crate::update::{self, Number};
 
 /// What runs between the gradients and the update.
@@ -30,7 +29,7 @@ where
     M: Module,
     F: FnMut(&[Tensor]) -> LossResult,
 {
-    CompiledStep { loss: loss(model, f), before_update: None, steps: HashMap::new() }
+    CompiledStep { loss: loss(model, f), before_update: None, steps: Plans::new() }
 }
 
 /// A compiled training step; see [`step`].
@@ -38,7 +37,7 @@ pub struct CompiledStep<'m, M, F> {
     /// The step's loss, for itself.
     loss: CompiledLoss<'m, M, F>,
     before_update: Option<BeforeUpdate<'m>>,
-    steps: HashMap<Key, State>,
+    steps: Plans<Key, Compiled>,
 }
 
 /// What a recorded step is for.
@@ -49,23 +48,18 @@ struct Key {
     batch: Vec<Form>,
 }
 
-enum State {
-    /// The optimizer has made a step, and with it its state.
-    Started,
-    Recorded(Box<Trace>),
-    Compiled {
-        graph: Box<Graph>,
-        numbers: Vec<Number>,
-    },
-    /// The update cannot be compiled.
-    LossOnly,
+struct Compiled {
+    graph: Graph,
+    numbers: Vec<Number>,
 }
 
 impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
     /// With other options.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
-        self.loss = self.loss.options(options);
+        // The update may be what cannot be compiled: the loss then is, for itself.
+        self.loss.change(Options { auto: false, ..options.clone() });
+        self.steps.options = options;
         self
     }
 
@@ -78,7 +72,7 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
 
     /// Why steps run uncompiled, or only in part, if they do; the latest reason.
     pub fn why_eager(&self) -> Option<&str> {
-        self.loss.why_eager()
+        self.steps.why_eager().or(self.loss.why_eager())
     }
 
     /// Makes a training step; returns the loss, without a graph. Gradients are freed before and after.
@@ -94,29 +88,42 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
             optimizer: (opt.id(), opt.revision()),
             batch: batch.iter().map(Form::of).collect(),
         };
-        let has_room = self.steps.len() < self.loss.shapes() && opt.revision().is_some();
-        match self.steps.get_mut(&key) {
-            Some(State::Compiled { graph, numbers }) => {
+        if opt.revision().is_none() {
+            // Nothing would tell that its options have changed.
+            return self.with_loss(opt, batch);
+        }
+        match self.steps.next(&key) {
+            Next::Run(Compiled { graph, numbers }) => {
                 let numbers: Vec<f64> = numbers.iter().map(|number| number.of(opt)).collect();
                 let loss = graph.run(batch, &numbers)?.into_iter().next();
+                self.steps.end_trial(&key);
                 loss.ok_or_else(|| CompileError::Step("a step without a loss".into()))
             }
-            Some(State::LossOnly) => {
-                let loss = self.loss.run(batch)?;
-                self.finish(opt, &loss, || {})
-            }
-            None if !has_room => {
-                let loss = self.loss.plain(batch)?;
-                self.finish(opt, &loss, || {})
-            }
-            None => {
-                let loss = self.loss.plain(batch)?;
-                let loss = self.finish(opt, &loss, || {})?;
-                self.steps.insert(key, State::Started);
+            Next::Refused => self.with_loss(opt, batch),
+            Next::Plain => {
+                let loss = self.plain(opt, batch)?;
+                self.steps.end_trial(&key);
                 Ok(loss)
             }
-            Some(_) => self.record(opt, key, batch),
+            Next::First => {
+                let loss = self.plain(opt, batch)?;
+                self.steps.start(key);
+                Ok(loss)
+            }
+            Next::Record => self.record(opt, key, batch),
         }
+    }
+
+    /// A step of which only the loss and the gradients may be compiled.
+    fn with_loss(&mut self, opt: &mut impl Optimizer, batch: &[Tensor]) -> Result<Tensor, CompileError> {
+        let loss = self.loss.run(batch)?;
+        self.finish(opt, &loss, || {})
+    }
+
+    /// An uncompiled step.
+    fn plain(&mut self, opt: &mut impl Optimizer, batch: &[Tensor]) -> Result<Tensor, CompileError> {
+        let loss = self.loss.plain(batch)?;
+        self.finish(opt, &loss, || {})
     }
 
     /// Backward pass and update. `before_step` is called before the optimizer's step.
@@ -141,37 +148,16 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
 
     /// Makes a step that is recorded, and compiles it if one was recorded before.
     fn record(&mut self, opt: &mut impl Optimizer, key: Key, batch: &[Tensor]) -> Result<Tensor, CompileError> {
-        let Some(recorder) = Recorder::start(batch)? else {
-            let loss = self.loss.plain(batch)?;
-            return self.finish(opt, &loss, || {});
-        };
+        let Some(recorder) = Recorder::start(batch)? else { return self.plain(opt, batch) };
         let loss = self.loss.plain(recorder.batch())?;
         let mut update = 0;
         let loss = self.finish(opt, &loss, || update = recorder.operators())?;
         let trace = recorder.finish(std::slice::from_ref(&loss), update)?;
-        let before = match self.steps.remove(&key) {
-            Some(State::Recorded(before)) => Some(before),
-            _ => None,
-        };
-        let next = match before {
-            None => trace.check().map(|()| State::Recorded(Box::new(trace))),
-            Some(before) => self.compile(opt, &before, &trace),
-        };
-        match next {
-            Ok(next) => drop(self.steps.insert(key, next)),
-            Err(error) if self.loss.is_strict() => return Err(error),
-            Err(error) => {
-                self.loss.falls_back(&error);
-                self.steps.insert(key, State::LossOnly);
-            }
-        }
+        self.steps.learn(key, trace, |before, trace, options| {
+            before.check_same(trace, update::varies)?;
+            let (scalars, numbers) = update::numbers(trace, opt)?;
+            Ok(Compiled { graph: Graph::compile(trace, &scalars, options)?, numbers })
+        })?;
         Ok(loss)
-    }
-
-    fn compile(&self, opt: &impl Optimizer, before: &Trace, trace: &Trace) -> Result<State, CompileError> {
-        before.check_same(trace, update::varies)?;
-        let (scalars, numbers) = update::numbers(trace, opt)?;
-        let graph = self.loss.compile(trace, &scalars)?;
-        Ok(State::Compiled { graph: Box::new(graph), numbers })
     }
 }

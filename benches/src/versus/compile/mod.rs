@@ -1,0 +1,143 @@
+//! `versus compile`: whole training steps compiled by overdrive-compile, beside uncompiled ones, PyTorch's eager mode with
+//! fused AdamW, and `torch.compile`.
+
+mod models;
+pub mod start;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::Result;
+use overdrive_bench_report::versus::SCHEMA;
+use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
+
+use self::models::{SETTLED, Step, Way, step};
+use super::Options;
+use super::peer::Peer;
+use super::turns::{Case, Findings, Program, Turns};
+
+const PAIRS: u32 = 9;
+
+/// A model, steps per sample, and what its compiled step may cost, as a share.
+struct Contest {
+    model: &'static str,
+    text: &'static str,
+    steps: u32,
+    /// Of PyTorch's eager mode, and of `torch.compile`.
+    pytorch: [Option<f64>; 2],
+    /// Of our uncompiled step.
+    uncompiled: Option<f64>,
+    /// Of the faster one of compiled and uncompiled, for `auto`.
+    auto: Option<f64>,
+}
+
+const CONTESTS: [Contest; 4] = [
+    Contest {
+        model: "mlp",
+        text: "AdamW step of an MLP 784-128-128-10, batch 16",
+        steps: 300,
+        pytorch: [Some(0.45), None],
+        uncompiled: Some(0.85),
+        auto: None,
+    },
+    Contest {
+        model: "gpt",
+        text: "AdamW step of a GPT of 4 blocks 128 wide, 8 x 64 tokens",
+        steps: 10,
+        pytorch: [Some(0.8), Some(1.0)],
+        uncompiled: None,
+        auto: None,
+    },
+    Contest {
+        model: "cnn",
+        text: "AdamW step of a CNN of 2 convolutions, batch 128",
+        steps: 10,
+        pytorch: [None, None],
+        uncompiled: None,
+        auto: Some(1.02),
+    },
+    Contest {
+        model: "resnet18",
+        text: "AdamW step of ResNet-18 at 64 px, batch 16",
+        steps: 2,
+        pytorch: [None, None],
+        uncompiled: None,
+        auto: Some(1.02),
+    },
+];
+
+pub fn measure(options: &Options) -> Result<VersusReport> {
+    let mut versions = BTreeMap::from([("overdrive".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
+    versions.insert("libtorch".to_owned(), "2.11.0".to_owned());
+    let mut findings = Findings::default();
+    for threads in [1, 2] {
+        overdrive::tch::set_num_threads(threads);
+        let models: Vec<&str> = CONTESTS.iter().map(|contest| contest.model).collect();
+        let args = [threads.to_string(), models.join(",")];
+        let peer = Peer::start(&options.python, include_str!("../../../peers/compile.py"), &args);
+        let program = Program::together(peer, "a Python with torch 2.11.0 and torchvision is needed");
+        versions.extend(program.version().map(|version| ("torch (Python)".to_owned(), version)));
+        for contest in &CONTESTS {
+            contest.take(threads, &program, options, &mut findings)?;
+        }
+    }
+    start::compare(options, &mut findings)?;
+    let Findings { rows, missing } = findings;
+    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
+}
+
+impl Contest {
+    fn take(&self, threads: i32, program: &Program, options: &Options, findings: &mut Findings) -> Result<()> {
+        let ways = [("compiled", Way::Compiled), ("uncompiled", Way::Uncompiled), ("auto", Way::Auto)];
+        let mut turns = Turns::default();
+        for (name, way) in ways {
+            if way == Way::Auto && self.auto.is_none() {
+                continue;
+            }
+            let mut one = step(self.model, way)?;
+            for _ in 0..SETTLED {
+                one()?;
+            }
+            let one = RefCell::new(one);
+            turns.ours(name, move || time(&mut one.borrow_mut(), self.steps));
+        }
+        for name in ["eager", "compiled"] {
+            let request = format!("{}-{name}", self.model);
+            let steps = self.steps;
+            let theirs = move |peer: &mut Peer| Ok(peer.measure(&request, steps)? * 1e6 / f64::from(steps));
+            turns.peer(&peer(name), program, theirs);
+        }
+        turns.take(self.model, options.pairs.unwrap_or(PAIRS))?;
+        let text = format!("{}, {threads} thread{}", self.text, if threads == 1 { "" } else { "s" });
+        let case = Case { text: &text, unit: "us", ratio: Ratio::ShareOfCost };
+        let at_most = |share: Option<f64>| share.map(Target::AtMost);
+        turns.compare(findings, case, ("compiled", &peer("eager")), at_most(self.pytorch[0]))?;
+        turns.compare(findings, case, ("compiled", &peer("compiled")), at_most(self.pytorch[1]))?;
+        turns.compare(findings, case, ("compiled", "uncompiled"), at_most(self.uncompiled))?;
+        if self.auto.is_some() {
+            let text = format!("{text}, by `auto`");
+            let case = Case { text: &text, ..case };
+            for other in ["compiled", "uncompiled"] {
+                turns.compare(findings, case, ("auto", other), at_most(self.auto))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn peer(name: &str) -> String {
+    match name {
+        "eager" => "PyTorch, fused AdamW".to_owned(),
+        _ => "PyTorch, torch.compile".to_owned(),
+    }
+}
+
+/// Microseconds a step.
+fn time(step: &mut Step, steps: u32) -> Result<f64> {
+    let begun = Instant::now();
+    for _ in 0..steps {
+        step()?;
+    }
+    Ok(begun.elapsed().as_secs_f64() * 1e6 / f64::from(steps))
+}

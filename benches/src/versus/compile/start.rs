@@ -1,0 +1,71 @@
+//! A process that trains compiled or not: when its first steps are done, and the memory it takes.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use overdrive_bench_report::{Ratio, Target};
+
+use super::models::{self, Way};
+use crate::versus::Options;
+use crate::versus::turns::{Case, Findings, Turns};
+
+const PAIRS: u32 = 9;
+/// Tells the process what to train: the model's name, and `compiled` or not.
+const TOLD: &str = "OVERDRIVE_VERSUS_COMPILE_START";
+/// Three are recorded, so the fourth is the first compiled one.
+const FIRST: u32 = 4;
+const ALL: u32 = 50;
+
+/// Runs such a process: says that the first steps are done, and at the end the most memory that it took, in KiB.
+pub fn serve() -> Result<()> {
+    let told = std::env::var(TOLD).context("`compile-start` is started by `compile`")?;
+    let (model, way) = told.split_once(' ').context("no way was told")?;
+    let way = if way == "compiled" { Way::Compiled } else { Way::Uncompiled };
+    overdrive::tch::set_num_threads(1);
+    let mut step = models::step(model, way)?;
+    for _ in 0..FIRST {
+        step()?;
+    }
+    println!("started");
+    for _ in FIRST..ALL {
+        step()?;
+    }
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    println!("{}", peak.trim().trim_end_matches(" kB"));
+    Ok(())
+}
+
+/// Seconds until the first steps are done, or MiB at the peak.
+fn run(model: &str, way: &str, memory: bool) -> Result<f64> {
+    let begun = Instant::now();
+    let mut command = Command::new(std::env::current_exe()?);
+    let mut child: Child =
+        command.arg("compile-start").env(TOLD, format!("{model} {way}")).stdout(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
+    ensure!(lines.next().transpose()?.as_deref() == Some("started"), "the process has not started");
+    let seconds = begun.elapsed().as_secs_f64();
+    let peak: f64 = lines.next().transpose()?.context("no peak")?.parse()?;
+    ensure!(child.wait()?.success(), "the process has failed");
+    Ok(if memory { peak / 1024.0 } else { seconds })
+}
+
+pub fn compare(options: &Options, findings: &mut Findings) -> Result<()> {
+    for model in ["mlp", "gpt"] {
+        for (memory, what, unit) in [
+            (true, format!("peak memory of a process that trains the {model}, {ALL} steps"), "MiB"),
+            (false, format!("process start to the end of step {FIRST} of the {model}, package in the cache"), "s"),
+        ] {
+            let mut turns = Turns::default();
+            turns.ours("compiled", move || run(model, "compiled", memory));
+            turns.ours("uncompiled", move || run(model, "uncompiled", memory));
+            turns.take(&what, options.pairs.unwrap_or(PAIRS))?;
+            let case = Case { text: &what, unit, ratio: Ratio::ShareOfCost };
+            let target = memory.then_some(Target::AtMost(1.0));
+            turns.compare(findings, case, ("compiled", "uncompiled"), target)?;
+        }
+    }
+    Ok(())
+}
