@@ -11,14 +11,17 @@ use std::path::{Path, PathBuf};
 
 use overdrive_core::LockedFile;
 use overdrive_ffi::check_owner;
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::error::CompileError;
 use crate::python;
+use crate::record::Record;
 
 /// The bytes that all packages may take together, before the least recently used ones are deleted.
 const LIMIT: u64 = 4 << 30;
+
+/// The file that says what a package's code calls.
+pub(crate) const EXPLAINED: &str = "explain.json";
 
 /// A folder of packages.
 #[derive(Clone, Debug)]
@@ -28,21 +31,13 @@ pub(crate) struct Cache {
 }
 
 /// What a package is made for: everything that its code depends on.
-pub(crate) fn key(request: &Value) -> String {
+pub(crate) fn key(record: &Record) -> String {
     let mut hasher = Sha256::new();
-    for part in [python::TORCH, python::PROGRAM, &processor(), &request.to_string()] {
+    for part in [python::TORCH, python::PROGRAM, &record.processor, &record.request.to_string()] {
         hasher.update(part.len().to_le_bytes());
         hasher.update(part);
     }
     hex(&hasher.finalize())
-}
-
-/// The processor's model and abilities: packages use all of them.
-fn processor() -> String {
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let wanted = |line: &&str| ["model name", "flags", "Features"].iter().any(|name| line.starts_with(name));
-    let lines: Vec<&str> = info.lines().filter(wanted).take(2).collect();
-    format!("{} {}", std::env::consts::ARCH, lines.join(" "))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -109,13 +104,17 @@ impl Cache {
     }
 
     /// The package of this key, made by `make` if there is none. Of several processes one makes it, the others wait.
+    /// `make` gets the file of the record and a folder for what it makes: `step.pt2`, and `explain.json` if it likes. The
+    /// record is kept even if it fails. `progress` gets a word for each stage: `wait` if another process compiles.
     ///
     /// # Errors
-    /// Those of `make`; nothing is left behind then. When there is no room, or the package is refused.
+    /// Those of `make`; nothing but the record is left behind then. When there is no room, or the package is refused.
     pub(crate) fn get_or_make(
         &self,
         key: &str,
-        make: impl FnOnce(&Path, &Path) -> Result<(), CompileError>,
+        record: &Record,
+        progress: &mut dyn FnMut(&str),
+        make: impl FnOnce(&Path, &Path, &mut dyn FnMut(&str)) -> Result<(), CompileError>,
     ) -> Result<PathBuf, CompileError> {
         if let Some(found) = self.get(key)? {
             return Ok(found);
@@ -123,7 +122,10 @@ impl Cache {
         let lock_path = self.folder.join(format!("{key}.lock"));
         let opened = File::options().create(true).truncate(false).write(true).open(&lock_path);
         let file = opened.map_err(CompileError::cache("cannot make the file", &lock_path))?;
-        file.lock().map_err(CompileError::cache("cannot lock", &lock_path))?;
+        if file.try_lock().is_err() {
+            progress("wait");
+            file.lock().map_err(CompileError::cache("cannot lock", &lock_path))?;
+        }
         let _lock = LockedFile::new(file);
         if let Some(found) = self.get(key)? {
             return Ok(found);
@@ -131,25 +133,30 @@ impl Cache {
         self.make_room(key);
         let folder = tempfile::Builder::new().prefix("compiling-").tempdir_in(&self.folder);
         let folder = folder.map_err(CompileError::cache("cannot make a folder in", &self.folder))?;
-        let made = folder.path().join("step.pt2");
-        make(&folder.path().join("request.json"), &made)?;
-        self.keep(key, &made)?;
+        let written = folder.path().join("record.json");
+        fs::write(&written, record.to_json()).map_err(CompileError::cache("cannot write the record", &written))?;
+        let kept = self.path(key).with_extension("json");
+        fs::rename(&written, &kept).map_err(CompileError::cache("cannot keep the record", &kept))?;
+        make(&kept, folder.path(), progress)?;
+        self.keep(key, folder.path())?;
         Ok(self.path(key))
     }
 
     /// Moves a finished package into its place. The checksum comes first: a package without one is refused.
     fn keep(&self, key: &str, made: &Path) -> Result<(), CompileError> {
         let cannot = |path: &Path| CompileError::cache("cannot keep the package", path.to_owned());
-        let mut file = File::open(made).map_err(cannot(made))?;
-        fs::set_permissions(made, fs::Permissions::from_mode(0o600)).map_err(cannot(made))?;
-        let checksum = digest(&mut file).map_err(cannot(made))?;
-        file.sync_all().map_err(cannot(made))?;
+        let package = made.join("step.pt2");
+        let mut file = File::open(&package).map_err(cannot(&package))?;
+        fs::set_permissions(&package, fs::Permissions::from_mode(0o600)).map_err(cannot(&package))?;
+        let checksum = digest(&mut file).map_err(cannot(&package))?;
+        file.sync_all().map_err(cannot(&package))?;
         let path = self.path(key);
-        let beside = made.with_extension("sha256");
+        let beside = made.join("step.sha256");
         let mut written = File::create(&beside).map_err(cannot(&beside))?;
         written.write_all(checksum.as_bytes()).and_then(|()| written.sync_all()).map_err(cannot(&beside))?;
+        let _ = fs::rename(made.join("explain.json"), path.with_extension(EXPLAINED));
         fs::rename(&beside, path.with_extension("sha256")).map_err(cannot(&path))?;
-        fs::rename(made, &path).map_err(cannot(&path))
+        fs::rename(&package, &path).map_err(cannot(&path))
     }
 
     /// Deletes the packages that were used least recently, and what killed compilations have left, until there is room.
@@ -169,7 +176,9 @@ impl Cache {
                 break;
             }
             if path != self.path(key) && fs::remove_file(&path).is_ok() {
-                let _ = fs::remove_file(path.with_extension("sha256"));
+                for extension in ["sha256", "json", EXPLAINED] {
+                    let _ = fs::remove_file(path.with_extension(extension));
+                }
                 bytes -= size;
             }
         }
@@ -198,7 +207,7 @@ mod tests {
     fn with_package(text: &str) -> (tempfile::TempDir, Cache, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path().join("cache"), LIMIT).unwrap();
-        let path = cache.get_or_make("key", |_, package| write(package, text)).unwrap();
+        let path = cache.get_or_make("key", &record(), &mut |_| (), |_, made, _| package(made, text)).unwrap();
         (folder, cache, path)
     }
 
@@ -206,14 +215,22 @@ mod tests {
         fs::write(path, text).map_err(CompileError::cache("cannot write", path))
     }
 
-    fn never(_: &Path, _: &Path) -> Result<(), CompileError> {
+    fn package(made: &Path, text: &str) -> Result<(), CompileError> {
+        write(&made.join("step.pt2"), text)
+    }
+
+    fn record() -> Record {
+        Record::new(serde_json::json!({ "operators": [] }))
+    }
+
+    fn never(_: &Path, _: &Path, _: &mut dyn FnMut(&str)) -> Result<(), CompileError> {
         panic!("the package is there")
     }
 
     #[test]
     fn a_package_is_made_once_and_found_again() {
         let (_folder, cache, path) = with_package("code");
-        assert_eq!(cache.get_or_make("key", never).unwrap(), path);
+        assert_eq!(cache.get_or_make("key", &record(), &mut |_| (), never).unwrap(), path);
         assert_eq!(fs::read_to_string(path).unwrap(), "code");
     }
 
@@ -222,7 +239,7 @@ mod tests {
         let refused = |spoil: &dyn Fn(&Path)| {
             let (_folder, cache, path) = with_package("code");
             spoil(&path);
-            cache.get_or_make("key", never).expect_err("it should be refused").to_string()
+            cache.get_or_make("key", &record(), &mut |_| (), never).expect_err("it should be refused").to_string()
         };
         let text = refused(&|path| fs::write(path, "cone").unwrap());
         assert!(text.contains("its bytes are not those that were compiled") && text.contains("delete it"), "{text}");
@@ -237,18 +254,18 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_compilation_leaves_nothing_and_is_tried_again() {
+    fn a_failed_compilation_leaves_its_record_and_is_tried_again() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path().to_owned(), LIMIT).unwrap();
-        let failed = cache.get_or_make("key", |request, package| {
-            write(request, "operators")?;
-            write(package, "half")?;
+        let failed = cache.get_or_make("key", &record(), &mut |_| (), |_, made, _| {
+            package(made, "half")?;
             Err(CompileError::NoCompiler { compiler: "c++".to_owned() })
         });
         assert!(matches!(failed, Err(CompileError::NoCompiler { .. })));
-        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(left, ["key.lock"]);
-        cache.get_or_make("key", |_, package| write(package, "whole")).unwrap();
+        let mut left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["key.json", "key.lock"]);
+        cache.get_or_make("key", &record(), &mut |_| (), |_, made, _| package(made, "whole")).unwrap();
     }
 
     #[test]
@@ -259,9 +276,9 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let package = cache.get_or_make("key", |_, package| {
+                    let package = cache.get_or_make("key", &record(), &mut |_| (), |_, folder, _| {
                         made.fetch_add(1, Ordering::SeqCst);
-                        write(package, "code")
+                        super::tests::package(folder, "code")
                     });
                     assert_eq!(fs::read_to_string(package.unwrap()).unwrap(), "code");
                 });
@@ -274,7 +291,9 @@ mod tests {
     fn the_least_recently_used_packages_make_room() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path().to_owned(), 20).unwrap();
-        let make = |key: &str| drop(cache.get_or_make(key, |_, package| write(package, "10 letters")).unwrap());
+        let make = |key: &str| {
+            drop(cache.get_or_make(key, &record(), &mut |_| (), |_, made, _| package(made, "10 letters")).unwrap())
+        };
         for (key, at) in [("a", 1), ("b", 2), ("c", 3)] {
             make(key);
             let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(at);

@@ -1,17 +1,20 @@
 """Compiles a recorded step: makes a graph of its operators and hands it to AOTInductor.
 
-    python compile.py request.json package.pt2 folder
+    python compile.py record.json folder cache
 
-The request has the operators of `overdrive_ffi::record`, and what comes in and goes out. The folder keeps what is found
-out about this machine. Says on stdout what it does, a
+The record has the operators of `overdrive_ffi::record`, and what comes in and goes out. The folder gets `step.pt2`, the
+package, and `explain.json`, what its code calls. The cache keeps what is found out about this machine. Says on stdout what it does, a
 line each: `stage NAME`, and at the end `done`. Errors go to stderr.
 """
 
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+import zipfile
+from collections import Counter
 
 import torch
 import torch._inductor
@@ -169,11 +172,25 @@ class VectorSets:
             open(self.path, "w").close()
 
 
+def explained(path):
+    """What the package's code calls: kernels that Inductor has fused, and operators of libtorch."""
+    with zipfile.ZipFile(path) as package:
+        code = "".join(package.read(name).decode() for name in package.namelist() if name.endswith(".wrapper.cpp"))
+    calls = code[code.find("run_impl("):]
+    fused = re.findall(r"\b((?:cpp_fused|triton)_\w+)\(", calls)
+    operators = re.findall(r"\baoti_torch_(?:cpu|cuda)_(\w+)\(", calls)
+    # Operators without a C function of their own.
+    others = re.findall(r"\baoti_torch_(call_dispatcher|proxy_executor_call_function)\(", calls)
+    return {"fused": sorted(fused), "operators": Counter(operators + others)}
+
+
 def main():
-    with open(sys.argv[1]) as file:
-        request = json.load(file)
+    record, folder, cache = sys.argv[1:]
+    package = os.path.join(folder, "step.pt2")
+    with open(record) as file:
+        request = json.load(file)["request"]
     torch.set_num_threads(request["threads"])
-    vectors = VectorSets(sys.argv[3])
+    vectors = VectorSets(cache)
     # The generator of eager runs draws the same numbers.
     config.fallback_random = True
     inputs = [example(given) for given in request["inputs"]]
@@ -183,7 +200,9 @@ def main():
         program = torch.export.export(Step(request), tuple(inputs), strict=False)
     print("stage compile", flush=True)
     with torch.no_grad():
-        torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2])
+        torch._inductor.aoti_compile_and_package(program, package_path=package)
+    with open(os.path.join(folder, "explain.json"), "w") as file:
+        json.dump(explained(package), file)
     vectors.note()
     print("done", flush=True)
 

@@ -33,14 +33,17 @@ pub enum CompileError {
     },
     /// There is no Python to compile with.
     #[error(
-        "no Python with torch {torch} was found ({tried}): set OVERDRIVE_PYTHON to one, or prepare the package on a \
-         machine that has one and copy its cache folder"
+        "no Python with torch {torch} was found ({tried}): set OVERDRIVE_PYTHON to one; or copy {} to a machine that has \
+         one, run `overdrive-compile prepare` on it there, and copy it back",
+        cache.display()
     )]
     NoPython {
         /// The version that is needed.
         torch: &'static str,
         /// What was tried.
         tried: String,
+        /// The folder that has the record.
+        cache: PathBuf,
     },
     /// There is no C++ compiler, which Inductor needs.
     #[error("the C++ compiler {compiler} was not found: install g++, or set CXX to one")]

@@ -4,11 +4,12 @@ use overdrive_ffi::{Form, Package};
 use serde_json::{Value, json};
 use tch::Tensor;
 
-use crate::cache::{self, Cache};
+use crate::cache::Cache;
 use crate::error::CompileError;
 use crate::inputs;
 use crate::options::Options;
-use crate::python;
+use crate::packages;
+use crate::record::Record;
 use crate::trace::Trace;
 
 /// A number that is given anew at each run, and the arguments that it stands for: operator and place.
@@ -31,13 +32,8 @@ pub(crate) struct Graph {
 impl Graph {
     /// Compiles a recorded step, or takes it from the cache.
     pub(crate) fn compile(trace: &Trace, scalars: &[Scalar], options: &Options) -> Result<Self, CompileError> {
-        let request = request(trace, scalars, options.threads());
-        let cache = Cache::of_user()?;
-        let path = cache.get_or_make(&cache::key(&request), |at, package| {
-            let python = python::find()?;
-            std::fs::write(at, request.to_string()).map_err(CompileError::cache("cannot write the request", at))?;
-            python::compile(&python, at, package, cache.folder(), &mut options.progress())
-        })?;
+        let record = Record::new(request(trace, scalars, options.threads()));
+        let path = packages::package(&Cache::of_user()?, &record, &mut options.progress())?;
         let tensors = || trace.externals().iter().map(|(_, tensor)| tensor);
         let scalars: Vec<(f64, Tensor)> = scalars.iter().map(|_| (0.0, Tensor::from(0.0))).collect();
         let forms = tensors().chain(scalars.iter().map(|(_, tensor)| tensor)).map(Form::of).collect();

@@ -38,6 +38,8 @@ impl Options {
         move |stage| {
             options.say(match stage {
                 "trace" => "compiling a step: this takes a minute, and is kept for the next run",
+                "wait" => "another process compiles this step: waiting for it",
+                "compile" => "compiling its kernels",
                 other => other,
             });
         }

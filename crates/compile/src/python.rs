@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
+use crate::cache::Cache;
 use crate::error::CompileError;
 
 /// The torch that packages are made with: the one that this libtorch belongs to.
@@ -16,8 +17,8 @@ pub(crate) const PROGRAM: &str = include_str!("compile.py");
 /// Finds a Python with the right torch: `OVERDRIVE_PYTHON`, the one whose torch this libtorch is, `python3`.
 ///
 /// # Errors
-/// When none of them has it.
-pub(crate) fn find() -> Result<PathBuf, CompileError> {
+/// When none of them has it. `cache` is the folder of records that could be compiled elsewhere.
+pub(crate) fn find(cache: &Path) -> Result<PathBuf, CompileError> {
     let mut tried = Vec::new();
     for python in candidates() {
         match version(&python) {
@@ -26,7 +27,7 @@ pub(crate) fn find() -> Result<PathBuf, CompileError> {
             Err(why) => tried.push(format!("{}: {why}", python.display())),
         }
     }
-    Err(CompileError::NoPython { torch: TORCH, tried: tried.join("; ") })
+    Err(CompileError::NoPython { torch: TORCH, tried: tried.join("; "), cache: cache.to_owned() })
 }
 
 /// Whether steps can be compiled here: a Python with torch, and a C++ compiler.
@@ -34,7 +35,7 @@ pub(crate) fn find() -> Result<PathBuf, CompileError> {
 /// # Errors
 /// [`CompileError::NoPython`] and [`CompileError::NoCompiler`].
 pub fn check_compiler() -> Result<(), CompileError> {
-    find()?;
+    find(Cache::of_user()?.folder())?;
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
     let started = Command::new(&compiler).arg("--version").stdin(Stdio::null()).output();
     match started {
@@ -90,21 +91,21 @@ fn quiet(python: &Path) -> Command {
     command
 }
 
-/// Compiles the request at `request` into a package at `package`; `folder` keeps what Python finds out about this
-/// machine. `progress` gets a word for each stage.
+/// Compiles the record at `record` into `folder`, which gets the package `step.pt2` and `explain.json`; `cache` keeps what
+/// Python finds out about this machine. `progress` gets a word for each stage.
 ///
 /// # Errors
 /// When Python cannot be started or fails; the end of its standard error is in the message.
 pub(crate) fn compile(
     python: &Path,
-    request: &Path,
-    package: &Path,
+    record: &Path,
     folder: &Path,
+    cache: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), CompileError> {
     let failed = |status: String, output: String| CompileError::Failed { python: python.to_owned(), status, output };
     let mut command = quiet(python);
-    command.args(["-W", "ignore", "-c", PROGRAM]).args([request, package, folder]);
+    command.args(["-W", "ignore", "-c", PROGRAM]).args([record, folder, cache]);
     let spawned = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = spawned.map_err(|error| failed(error.to_string(), String::new()))?;
     let stderr = child.stderr.take();

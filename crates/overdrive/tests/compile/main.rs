@@ -4,6 +4,7 @@ mod inference;
 mod life;
 mod losses;
 mod models;
+mod processes;
 mod refusals;
 mod steps;
 

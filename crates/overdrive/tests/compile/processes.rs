@@ -1,0 +1,123 @@
+//! Several processes, some of them without Python, and one folder of packages.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use overdrive::optim::AdamW;
+use overdrive_compile as compile;
+use overdrive_compile::{Options, Prepared};
+
+use crate::losses::{batch, mlp};
+
+/// Is set for a process that trains.
+const TRAINS: &str = "OVERDRIVE_TEST_COMPILE_TRAINS";
+
+/// Trains, and says how the steps ran. Started by the tests below.
+#[test]
+fn a_process_that_trains() {
+    if std::env::var_os(TRAINS).is_none() {
+        return;
+    }
+    let model = mlp();
+    let mut opt = AdamW::builder(&model).build().unwrap();
+    let mut step = compile::step(&model, |batch| Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1])));
+    let losses: Vec<f64> = (0..6)
+        .map(|number| {
+            let batch = batch(number);
+            tch::manual_seed(number);
+            step.run(&mut opt, &batch).unwrap().double_value(&[])
+        })
+        .collect();
+    println!("\nlast loss {:.6}, compiled: {}", losses[5], step.why_eager().unwrap_or("yes"));
+}
+
+fn start(cache: &Path, python: Option<&str>) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "processes::a_process_that_trains", "--nocapture"]).env(TRAINS, "1");
+    command.env("OVERDRIVE_COMPILE_CACHE", cache);
+    if let Some(python) = python {
+        command.env("OVERDRIVE_PYTHON", python).env("PATH", "");
+    }
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// The line that the process has said, and its errors.
+fn end(child: Child) -> (String, String) {
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let (out, errors) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr).into_owned());
+    assert!(status.success(), "{out}{errors}");
+    let line = out.lines().find(|line| line.starts_with("last loss")).expect("no losses").to_owned();
+    (line, errors)
+}
+
+#[test]
+fn of_four_processes_one_compiles_and_all_run() {
+    let Some(_alone) = crate::compiling() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let children: Vec<Child> = (0..4).map(|_| start(folder.path(), None)).collect();
+    let ended: Vec<(String, String)> = children.into_iter().map(end).collect();
+    assert!(ended.iter().all(|(line, _)| line == &ended[0].0 && line.ends_with("compiled: yes")), "{ended:?}");
+    let compiled = ended.iter().filter(|(_, errors)| errors.contains("compiling a step")).count();
+    assert_eq!(compiled, 1, "{ended:?}");
+}
+
+#[test]
+fn a_machine_without_python_runs_a_package_that_was_prepared_elsewhere() {
+    let Some(_alone) = crate::compiling() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let without = || end(start(folder.path(), Some("/no/python")));
+    let (line, errors) = without();
+    assert!(line.contains("compiled: no Python with torch") && line.contains("overdrive-compile prepare"), "{line}");
+    assert!(errors.contains("not compiled"), "{errors}");
+
+    let mut said = Vec::new();
+    compile::prepare(folder.path(), |_, prepared| said.push(prepared.unwrap())).unwrap();
+    assert!(said.iter().all(|prepared| matches!(prepared, Prepared::Compiled)) && !said.is_empty(), "{said:?}");
+    let explained = compile::explain(folder.path()).unwrap();
+    assert!(explained.contains("_fused_adamw_") && explained.contains("cpp_fused_"), "{explained}");
+
+    let (prepared, _) = without();
+    assert!(prepared.ends_with("compiled: yes"), "{prepared}");
+    assert_eq!(prepared.split(',').next(), line.split(',').next(), "the losses");
+    let mut again = Vec::new();
+    compile::prepare(folder.path(), |_, prepared| again.push(prepared.unwrap())).unwrap();
+    assert!(again.iter().all(|prepared| matches!(prepared, Prepared::Present)), "{again:?}");
+}
+
+#[test]
+fn records_of_other_processors_and_versions_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |text: &str| {
+        std::fs::write(folder.path().join("0.json"), text).unwrap();
+        let mut said = Vec::new();
+        compile::prepare(folder.path(), |_, prepared| said.push(prepared.unwrap_err().to_string())).unwrap();
+        said.remove(0)
+    };
+    assert!(refused("no JSON").contains("no record of a step"));
+    assert!(refused(r#"{"processor": "z80", "request": {}}"#).contains("another kind of processor"));
+    let error = compile::prepare(&folder.path().join("0.json"), |_, _| ()).unwrap_err().to_string();
+    assert!(error.contains("0.json"), "{error}");
+}
+
+#[test]
+fn auto_takes_one_of_the_two_ways_and_says_so() {
+    let Some(_alone) = crate::compiling() else { return };
+    let (plain, compiled) = (mlp(), mlp());
+    let mut plain_opt = AdamW::builder(&plain).build().unwrap();
+    let mut opt = AdamW::builder(&compiled).build().unwrap();
+    let options = Options { auto: true, strict: true, ..Options::default() };
+    let mut step =
+        compile::step(&compiled, |batch| Ok(compiled.forward(&batch[0])?.cross_entropy_for_logits(&batch[1])))
+            .options(options);
+    // Three uncompiled, ten of each way, and more in the faster one: the same training whichever it is.
+    for number in 0..30 {
+        let batch = batch(number);
+        tch::manual_seed(number);
+        let expected = crate::steps::plain_step(&plain, &mut plain_opt, &batch);
+        tch::manual_seed(number);
+        let found = step.run(&mut opt, &batch).unwrap().double_value(&[]);
+        assert!((found - expected).abs() <= 1e-5 * expected, "step {number}: {found}, but {expected}");
+    }
+    let why = step.why_eager();
+    assert!(why.is_none_or(|why| why.contains("it runs uncompiled from now on")), "{why:?}");
+}
