@@ -13,8 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fmt, io};
 
-/// The folder of the stand-ins; empty if libtorch has no CUDA code.
+/// The folder of the stand-ins; empty if there are none.
 pub const LIBRARIES: &str = env!("FAKECUDA_LIBRARIES");
+
+/// Why there are no stand-ins: libtorch has no CUDA code, or that of another CUDA.
+pub const LEFT_OUT: &str = env!("FAKECUDA_LEFT_OUT");
 
 /// The library of `operators/`.
 const OPERATORS: &str = "libfakecuda_operators.so";
@@ -29,7 +32,7 @@ pub enum Runs {
     OnGpu,
     /// The stand-ins.
     OnFake,
-    /// Nothing: libtorch has no CUDA code, or the stand-ins are switched off with `FAKECUDA=0`.
+    /// Nothing: there are no stand-ins ([`LEFT_OUT`]), or they are switched off with `FAKECUDA=0`.
     OnNothing,
 }
 
@@ -88,13 +91,13 @@ pub fn start(devices: usize) -> io::Result<Runs> {
 /// As [`start`], also where there is a GPU: what is counted does not depend on it.
 ///
 /// # Errors
-/// When libtorch has no CUDA code, or the program cannot be started again.
+/// When there are no stand-ins, or the program cannot be started again.
 pub fn start_fake(devices: usize) -> io::Result<()> {
     if Fake::get().is_some() {
         return Ok(());
     }
     if LIBRARIES.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "libtorch has no CUDA code"));
+        return Err(io::Error::new(io::ErrorKind::Unsupported, LEFT_OUT));
     }
     if env::var_os(STARTED).is_some() {
         return Err(io::Error::other("the stand-ins for NVIDIA's libraries were not loaded (LD_PRELOAD)"));

@@ -43,7 +43,7 @@ fn main() -> Result<()> {
         fake.compute().map_err(anyhow::Error::msg)?;
     }
     ensure!(runs == Runs::OnNothing || Cuda::is_available(), "on {runs}, but libtorch finds none");
-    println!("on {runs}");
+    println!("on {runs} {}", overdrive_fakecuda::LEFT_OUT);
     let mut arguments = Arguments::from_args();
     // The tests share one device: memory statistics and `ForbidSync` apply to the whole process.
     arguments.test_threads = Some(1);
