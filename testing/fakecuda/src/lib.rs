@@ -183,7 +183,8 @@ impl Fake {
         function(c"fakecuda_reset").map(|_| Self(()))
     }
 
-    /// Runs all work, and begins to count at 0. Blocks the host until the work has run.
+    /// Runs all work, and begins to count at 0. Blocks the host until the work has run. What has read numbers that nobody
+    /// computed stays until the next [`notes`](Self::notes).
     pub fn reset(self) {
         call!(c"fakecuda_reset"() -> ());
     }
@@ -198,7 +199,8 @@ impl Fake {
         text.lines().filter_map(line).collect()
     }
 
-    /// What was wrong since [`reset`](Self::reset), a line each: races, reading what nobody computed.
+    /// What was wrong since [`reset`](Self::reset), a line each. What has read numbers that nobody computed is told once,
+    /// whatever was reset.
     pub fn notes(self) -> Vec<String> {
         text(call!(c"fakecuda_notes"() -> *const c_char)).lines().map(str::to_owned).collect()
     }
@@ -233,7 +235,8 @@ impl Fake {
         call!(c"fakecuda_trace_waits"(on => bool) -> ());
     }
 
-    /// Where the host has waited since [`reset`](Self::reset): how often, and the functions that led there.
+    /// Where the host has waited since [`reset`](Self::reset): how often, and the functions that led there, innermost
+    /// first: those of the program up to the test, and then those of libtorch.
     pub fn waits(self) -> String {
         text(call!(c"fakecuda_waits"() -> *const c_char))
     }
