@@ -169,8 +169,11 @@ macro_rules! call {
 }
 
 mod faults;
+mod lent;
 mod orders;
 pub mod runtime;
+
+pub use lent::Lent;
 
 fn text(at: *const c_char) -> String {
     // SAFETY: the stand-ins' texts end with a zero byte, and stay until this thread's next call.

@@ -16,7 +16,7 @@ use crate::memory::Memory;
 use crate::nccl::journal;
 use crate::operation::Costs;
 use crate::peers::Peers;
-use crate::progress::{Order, Pace, Progress};
+use crate::progress::{Order, POLLS, Pace, Progress};
 use crate::waiting::Locked;
 use crate::waits::Waits;
 
@@ -125,6 +125,15 @@ impl World {
             counts: BTreeMap::new(),
             notes: Vec::new(),
         }
+    }
+
+    /// As at the beginning, but for what was counted and noted.
+    pub fn restore(&mut self) {
+        self.progress.set_pace(Pace::Eager);
+        self.progress.set_polls(POLLS);
+        (self.finds_races, self.guards, self.costs) = (false, false, Costs::default());
+        (self.waits.are_traced, self.issued) = (false, Issued::default());
+        self.devices.iter_mut().for_each(|device| device.memory.set_limit(usize::MAX));
     }
 
     pub fn count(&mut self, what: &str, times: u64) {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::c_char;
 
+use super::faults::fakecuda_heal;
 use super::operators::computed;
 use crate::guard;
 use crate::poison::poison;
@@ -70,6 +71,16 @@ pub extern "C" fn fakecuda_set_pace(pace: i32, seed: u64) {
         _ => Pace::Random(seed),
     };
     world().progress.set_pace(pace);
+}
+
+/// Puts back what a test may set; counts and notes stay. Work runs at once, nothing fails, nothing is looked for.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_restore() {
+    let mut world = world();
+    world.synchronize_all();
+    world.restore();
+    drop(world);
+    fakecuda_heal();
 }
 
 /// Whether races are looked for.
