@@ -153,14 +153,14 @@ impl Faults {
 
 /// Whether a name can be that of a C function alone, and none has it. Names of kernels do not begin so.
 fn is_no_function(name: &str) -> bool {
-    let begins = |beginning: &&str| {
+    let begins = |beginning: &str| {
         let rest = name.strip_prefix(beginning);
         rest.is_some_and(|rest| rest.starts_with(|it: char| it.is_ascii_uppercase()))
     };
     // SAFETY: the name is a text that ends with a zero byte.
     let is_there = |name: &CStr| !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null();
     // Where the stand-ins' own names are not to be seen, nothing is known of others.
-    ["cuda", "nccl", "nvml"].iter().any(|it| begins(&it))
+    ["cuda", "nccl", "nvml"].iter().any(|it| begins(it))
         && is_there(c"fakecuda_planted")
         && CString::new(name).is_ok_and(|name| !is_there(&name))
 }
