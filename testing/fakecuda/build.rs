@@ -9,9 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
+#[path = "../../crates/ffi/build/cuda_headers.rs"]
+mod cuda_headers;
 mod entries;
+mod libtorch;
 
-/// The file name of each library that is stood in for, and the beginnings of its names.
+use libtorch::RUNTIME as WHOLE;
+
+/// The file name of each library that is stood in for, and the beginnings of its names. [`WHOLE`] defines everything; the
+/// others are empty, and only bear their names.
 const LIBRARIES: [(&str, &[&str]); 8] = [
     ("libcublasLt.so.13", &["cublasLt"]),
     ("libcublas.so.13", &["cublas"]),
@@ -23,24 +29,60 @@ const LIBRARIES: [(&str, &[&str]); 8] = [
     ("libcuda.so.1", &["cu"]),
 ];
 
-/// The library that defines everything; the others are empty, and only bear their names.
-const WHOLE: &str = "libcudart.so.13";
-
 /// The library of `operators/`.
 const OPERATORS: &str = "libfakecuda_operators.so";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=entries.rs");
+    println!("cargo::rerun-if-changed=libtorch.rs");
     println!("cargo::rerun-if-changed=runtime");
     println!("cargo::rerun-if-changed=operators");
     println!("cargo::rerun-if-env-changed=LIBTORCH");
-    println!("cargo::rustc-env=FAKECUDA_LIBRARIES=");
     println!("cargo::rustc-check-cfg=cfg(has_stand_ins)");
-    let Some(torch) = env::var_os("LIBTORCH").map(PathBuf::from) else { return };
-    if !torch.join("lib/libtorch_cuda.so").exists() {
-        return;
+    let built = match env::var_os("LIBTORCH").map(PathBuf::from) {
+        Some(torch) => includes(&torch).map(|includes| build(&torch, &includes)),
+        None => Err("LIBTORCH is not set".to_owned()),
+    };
+    let (libraries, left_out) = match built {
+        Ok(libraries) => {
+            println!("cargo::rustc-cfg=has_stand_ins");
+            (libraries.display().to_string(), String::new())
+        }
+        Err(why) => (String::new(), why.replace('\n', "; ")),
+    };
+    println!("cargo::rustc-env=FAKECUDA_LIBRARIES={libraries}");
+    println!("cargo::rustc-env=FAKECUDA_LEFT_OUT={left_out}");
+}
+
+/// The folders of headers to build with.
+///
+/// # Errors
+/// Why the stand-ins are left out. A warning says so too where libtorch has CUDA code.
+fn includes(torch: &Path) -> Result<Vec<PathBuf>, String> {
+    for name in cuda_headers::VARIABLES {
+        println!("cargo::rerun-if-env-changed={name}");
     }
+    let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let toolkit = Path::new("/usr/local/cuda");
+    let found = libtorch::check(torch).and_then(|()| {
+        let found = cuda_headers::find(torch, variable, toolkit);
+        for path in cuda_headers::watched(torch, variable, toolkit, found.as_deref().ok()) {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+        found.map_err(|looked| format!("CUDA's headers were not found{looked}"))
+    });
+    if let Err(why) = found.as_ref()
+        && torch.join("lib/libtorch_cuda.so").exists()
+    {
+        println!("cargo::warning=tests of CUDA code without a GPU are left out: {}", why.replace('\n', "; "));
+    }
+    let own = [torch.join("include"), torch.join("include/torch/csrc/api/include")];
+    Ok(own.into_iter().chain(found?).collect())
+}
+
+/// Builds the stand-ins, and returns their folder.
+fn build(torch: &Path, includes: &[PathBuf]) -> PathBuf {
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
     let libraries = out.join("libraries");
     fs::create_dir_all(&libraries).unwrap_or_else(|error| panic!("cannot make {}: {error}", libraries.display()));
@@ -48,14 +90,13 @@ fn main() {
     let runtime = build_runtime(&out);
     let has = names(&runtime, &["--defined-only", "--extern-only"]);
     let mut wanted = has.clone();
-    for library in libraries_of(&torch) {
+    for library in libraries_of(torch) {
         wanted.extend(names(&library, &["--dynamic", "--undefined-only"]));
     }
     let (runtime, entries) = entries::put_before(&runtime, &has, &out);
     link(&out, &libraries, (&runtime, entries), &by_library(&wanted), &has);
-    build_operators(&out, &libraries, &torch);
-    println!("cargo::rustc-env=FAKECUDA_LIBRARIES={}", libraries.display());
-    println!("cargo::rustc-cfg=has_stand_ins");
+    build_operators(&out, &libraries, &torch.join("lib"), includes);
+    libraries
 }
 
 fn write(path: &Path, text: &str) {
@@ -88,23 +129,20 @@ fn build_runtime(out: &Path) -> PathBuf {
 }
 
 /// The library that computes what operators do; it is loaded into a program with libtorch.
-fn build_operators(out: &Path, libraries: &Path, torch: &Path) {
+fn build_operators(out: &Path, libraries: &Path, lib: &Path, includes: &[PathBuf]) {
     // libtorch's headers take long to compile: once for all sources.
     let one_file = out.join("all.cpp");
     let sources = ["emulated", "cudnn", "decided", "operators"];
     write(&one_file, &sources.map(|source| format!("#include \"{source}.cpp\"\n")).concat());
-    let (lib, cuda) = (torch.join("lib"), torch.join("../nvidia/cu13/include"));
     let mut build = cc::Build::new();
     build.cpp(true).cargo_metadata(false).debug(false).opt_level(1).warnings(false);
     let mut command = build.get_compiler().to_command();
     command.args(["-std=c++17", "-fPIC", "-shared", "-Wno-subobject-linkage"]);
     command.arg(concat!("-I", env!("CARGO_MANIFEST_DIR"), "/operators"));
-    for include in
-        [torch.join("include"), torch.join("include/torch/csrc/api/include"), cuda.clone(), cuda.join("cccl")]
-    {
+    for include in includes {
         command.arg("-isystem").arg(include);
     }
-    command.arg(&one_file).arg("-o").arg(libraries.join(OPERATORS)).arg("-L").arg(&lib).arg("-L").arg(libraries);
+    command.arg(&one_file).arg("-o").arg(libraries.join(OPERATORS)).arg("-L").arg(lib).arg("-L").arg(libraries);
     command.args(["-Wl,--no-as-needed", "-ltorch_cuda", "-lc10_cuda", "-ltorch_cpu", "-lc10", &format!("-l:{WHOLE}")]);
     run(command.arg("-Wl,-rpath,$ORIGIN").arg(format!("-Wl,-rpath,{}", lib.display())));
 }

@@ -95,7 +95,7 @@ fn pytorch(python: &Path, recipes: &[Recipe]) -> Result<Vec<Answer>> {
 /// # Errors
 /// When this process does not run on the stand-ins, or a step fails.
 pub fn rows(python: &Path) -> Result<Vec<Row>> {
-    let fake = Fake::get().context("libtorch has no CUDA code, so nothing can be counted")?;
+    let fake = Fake::get().context("there are no stand-ins, so nothing can be counted")?;
     fake.compute().map_err(anyhow::Error::msg)?;
     tch::set_num_threads(1);
     let recipes = recipes();

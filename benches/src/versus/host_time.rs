@@ -30,7 +30,7 @@ const STEPS: [(&str, u32); 3] = [("mlp", 400), ("cnn", 300), ("gpt", 100)];
 
 pub fn measure(options: &Options) -> Result<VersusReport> {
     overdrive_fakecuda::start_fake(1)?;
-    Fake::get().context("libtorch has no CUDA code, so there is no step to time")?;
+    Fake::get().context("there are no stand-ins, so there is no step to time")?;
     overdrive::tch::set_num_threads(1);
     overdrive::tch::Cuda::set_user_enabled_cudnn(false);
     let recipes = STEPS.map(|(model, _)| Recipe::new(model, "AdamW"));

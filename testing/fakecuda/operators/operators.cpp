@@ -49,6 +49,12 @@ bool is_written(const OperatorHandle& op, const c10::Argument& argument) {
   return (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) || is_hidden_result(op, argument);
 }
 
+// These return memory that they do not write; `resize_` adds some.
+bool leaves_unwritten(const OperatorHandle& op) {
+  const auto& name = op.schema().name();
+  return name == "aten::empty" || name == "aten::empty_strided" || name == "aten::resize_";
+}
+
 // The host's own generator must not move because a device draws numbers.
 class KeepGenerator {
  public:
@@ -153,6 +159,7 @@ class Wrapped final : public c10::OperatorKernel {
       return decide_on_host(op, stack);
     }
     if (depth > 0) return call_original(original_, op, keys, stack);
+    if (leaves_unwritten(op)) return allocate(op, keys, stack);
     const auto& schema = op.schema();
     const auto& declared = schema.arguments();
     size_t count = declared.size();
@@ -165,7 +172,7 @@ class Wrapped final : public c10::OperatorKernel {
         const auto& value = (*stack)[stack->size() - count + i];
         bool writes = is_written(op, declared[i]);
         if (writes) written.emplace_back(i, value);
-        call->arguments.push_back(snapshot(value, writes ? Use::UPDATE : Use::READ, call->ranges));
+        call->arguments.push_back(writes ? IValue() : snapshot(value, Use::READ, call->ranges));
       }
     }
     auto before = fakecuda_launched();
@@ -190,6 +197,21 @@ class Wrapped final : public c10::OperatorKernel {
   }
 
  private:
+  // The allocator hands out memory that was freed: without this, it would still hold numbers.
+  void allocate(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    auto before = bytes_behind((*stack)[stack->size() - op.schema().arguments().size()]);
+    {
+      Within within(op);
+      call_original(original_, op, keys, stack);
+    }
+    auto after = bytes_behind(stack->back());
+    if (after <= before) return;
+    auto tensor = stack->back().toTensor();
+    auto stream = c10::cuda::getCurrentCUDAStream(tensor.device().index());
+    const auto* begin = static_cast<const char*>(tensor.storage().data());
+    fakecuda_unwritten(stream.stream(), op.schema().name().c_str(), begin + before, after - before);
+  }
+
   static void push(std::unique_ptr<Call> call) {
     auto name = call->op.schema().name();
     auto* data = call.release();

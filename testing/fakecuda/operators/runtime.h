@@ -37,6 +37,9 @@ int fakecuda_launch(const char* kernel, void* stream) noexcept;
 int fakecuda_operator(void* stream, const char* name, const fakecuda_range* ranges, size_t count,
                       const char* (*run)(void*), void (*drop)(void*), void* data) noexcept;
 
+// An operator has allocated these bytes and not written them: they are poison from this place of the stream on.
+int fakecuda_unwritten(void* stream, const char* name, const void* at, size_t bytes) noexcept;
+
 // The host has written these bytes of the device.
 void fakecuda_known(const void* at, size_t bytes) noexcept;
 }

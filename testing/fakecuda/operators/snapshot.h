@@ -28,6 +28,12 @@ inline size_t span(const at::Tensor& tensor) {
   return static_cast<size_t>(last + 1) * tensor.element_size();
 }
 
+// How many bytes the memory behind a value has on the device.
+inline size_t bytes_behind(const c10::IValue& value) {
+  if (!value.isTensor() || !on_device(value.toTensor()) || !value.toTensor().has_storage()) return 0;
+  return value.toTensor().storage().nbytes();
+}
+
 // What an operator does with an argument, or with a result, which is new.
 enum class Use { READ, UPDATE, RESULT };
 

@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, CString, c_char};
 
-use crate::Fake;
 use crate::runtime::Code;
+use crate::{Fake, text};
 
 impl Fake {
     /// The nth call from now of the C function of this name (`cudaMalloc`), or the nth kernel, copy or fill whose name
@@ -18,6 +18,12 @@ impl Fake {
     pub fn fail_later(self, what: &str, nth: u64, code: Code) {
         let what = c_text(what);
         call!(c"fakecuda_fail_later"(what.as_ptr() => *const c_char, nth => u64, code => i32) -> ());
+    }
+
+    /// The failures that were planted and not met yet, a line each: also those of functions and devices that do not
+    /// exist. Empty at the end of a test that has met what it planted.
+    pub fn planted(self) -> Vec<String> {
+        text(call!(c"fakecuda_planted"() -> *const c_char)).lines().map(str::to_owned).collect()
     }
 
     /// From now on each call on this device fails with the code; 0 stands for `cudaErrorDevicesUnavailable`.

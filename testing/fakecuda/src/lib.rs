@@ -13,8 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fmt, io};
 
-/// The folder of the stand-ins; empty if libtorch has no CUDA code.
+/// The folder of the stand-ins; empty if there are none.
 pub const LIBRARIES: &str = env!("FAKECUDA_LIBRARIES");
+
+/// Why there are no stand-ins: libtorch has no CUDA code, or that of another CUDA.
+pub const LEFT_OUT: &str = env!("FAKECUDA_LEFT_OUT");
 
 /// The library of `operators/`.
 const OPERATORS: &str = "libfakecuda_operators.so";
@@ -29,7 +32,7 @@ pub enum Runs {
     OnGpu,
     /// The stand-ins.
     OnFake,
-    /// Nothing: libtorch has no CUDA code, or the stand-ins are switched off with `FAKECUDA=0`.
+    /// Nothing: there are no stand-ins ([`LEFT_OUT`]), or they are switched off with `FAKECUDA=0`.
     OnNothing,
 }
 
@@ -88,13 +91,13 @@ pub fn start(devices: usize) -> io::Result<Runs> {
 /// As [`start`], also where there is a GPU: what is counted does not depend on it.
 ///
 /// # Errors
-/// When libtorch has no CUDA code, or the program cannot be started again.
+/// When there are no stand-ins, or the program cannot be started again.
 pub fn start_fake(devices: usize) -> io::Result<()> {
     if Fake::get().is_some() {
         return Ok(());
     }
     if LIBRARIES.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "libtorch has no CUDA code"));
+        return Err(io::Error::new(io::ErrorKind::Unsupported, LEFT_OUT));
     }
     if env::var_os(STARTED).is_some() {
         return Err(io::Error::other("the stand-ins for NVIDIA's libraries were not loaded (LD_PRELOAD)"));
@@ -166,8 +169,11 @@ macro_rules! call {
 }
 
 mod faults;
+mod lent;
 mod orders;
 pub mod runtime;
+
+pub use lent::Lent;
 
 fn text(at: *const c_char) -> String {
     // SAFETY: the stand-ins' texts end with a zero byte, and stay until this thread's next call.
@@ -180,7 +186,8 @@ impl Fake {
         function(c"fakecuda_reset").map(|_| Self(()))
     }
 
-    /// Runs all work, and begins to count at 0. Blocks the host until the work has run.
+    /// Runs all work, and begins to count at 0. Blocks the host until the work has run. What has read numbers that nobody
+    /// computed stays until the next [`notes`](Self::notes).
     pub fn reset(self) {
         call!(c"fakecuda_reset"() -> ());
     }
@@ -195,7 +202,8 @@ impl Fake {
         text.lines().filter_map(line).collect()
     }
 
-    /// What was wrong since [`reset`](Self::reset), a line each: races, reading what nobody computed.
+    /// What was wrong since [`reset`](Self::reset), a line each. What has read numbers that nobody computed is told once,
+    /// whatever was reset.
     pub fn notes(self) -> Vec<String> {
         text(call!(c"fakecuda_notes"() -> *const c_char)).lines().map(str::to_owned).collect()
     }
@@ -230,7 +238,8 @@ impl Fake {
         call!(c"fakecuda_trace_waits"(on => bool) -> ());
     }
 
-    /// Where the host has waited since [`reset`](Self::reset): how often, and the functions that led there.
+    /// Where the host has waited since [`reset`](Self::reset): how often, and the functions that led there, innermost
+    /// first: those of the program up to the test, and then those of libtorch.
     pub fn waits(self) -> String {
         text(call!(c"fakecuda_waits"() -> *const c_char))
     }

@@ -40,7 +40,7 @@ fn function(name: &CStr) -> *mut libc::c_void {
 }
 
 #[test]
-#[cfg_attr(not(has_stand_ins), ignore = "skipped: libtorch has no CUDA code")]
+#[cfg_attr(not(has_stand_ins), ignore = "skipped: libtorch has no code for CUDA 13")]
 fn the_monitors_figures_are_what_was_set() {
     let figures = "1:temperature=85,utilization=70,power=-3,throttle_reasons=72,pcie_sent=5,tensor_utilization=40";
     let variables = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_NVML", figures)];
@@ -72,7 +72,7 @@ fn the_monitors_figures_are_what_was_set() {
 }
 
 #[test]
-#[cfg_attr(not(has_stand_ins), ignore = "skipped: libtorch has no CUDA code")]
+#[cfg_attr(not(has_stand_ins), ignore = "skipped: libtorch has no code for CUDA 13")]
 fn memory_and_processes_are_those_of_the_stand_in() {
     alone("memory_and_processes_are_those_of_the_stand_in", &[("FAKECUDA_DEVICES", "2")], || {
         let nvml = open().unwrap();
@@ -89,7 +89,7 @@ fn memory_and_processes_are_those_of_the_stand_in() {
 }
 
 #[test]
-#[cfg_attr(not(has_stand_ins), ignore = "skipped: libtorch has no CUDA code")]
+#[cfg_attr(not(has_stand_ins), ignore = "skipped: libtorch has no code for CUDA 13")]
 fn a_lost_device_answers_nothing_and_the_other_one_goes_on() {
     alone("a_lost_device_answers_nothing_and_the_other_one_goes_on", &[("FAKECUDA_DEVICES", "2")], || {
         let nvml = open().unwrap();
@@ -105,7 +105,7 @@ fn a_lost_device_answers_nothing_and_the_other_one_goes_on() {
 }
 
 #[test]
-#[cfg_attr(not(has_stand_ins), ignore = "skipped: libtorch has no CUDA code")]
+#[cfg_attr(not(has_stand_ins), ignore = "skipped: libtorch has no code for CUDA 13")]
 fn without_a_driver_nothing_initializes() {
     alone("without_a_driver_nothing_initializes", &[("FAKECUDA_NVML", "driver=0")], || {
         assert!(matches!(open(), Err(NvmlError::DriverNotLoaded)));
@@ -113,7 +113,7 @@ fn without_a_driver_nothing_initializes() {
 }
 
 #[test]
-#[cfg_attr(not(has_stand_ins), ignore = "skipped: libtorch has no CUDA code")]
+#[cfg_attr(not(has_stand_ins), ignore = "skipped: libtorch has no code for CUDA 13")]
 fn the_nth_call_of_a_function_fails() {
     alone("the_nth_call_of_a_function_fails", &[("FAKECUDA_FAIL", "nvmlDeviceGetName:2:999")], || {
         let nvml = open().unwrap();

@@ -1,9 +1,11 @@
 //! Planted failures: of a call, of a piece of work, of a device.
 
 use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::entry::{FAULTS, is_watched, watch};
+use crate::environment::{settings, tell, text};
 use crate::error::CudaError;
 
 /// When a piece of work fails.
@@ -87,6 +89,22 @@ impl Faults {
         self.lost.insert(device, error);
     }
 
+    /// What can never fail, by its name, and why.
+    fn impossible(&self) -> impl Iterator<Item = (String, String)> {
+        let devices = settings().devices;
+        let lost = self.lost.keys().filter(move |device| **device >= devices);
+        let lost = lost.map(move |device| (format!("lost:{device}"), format!("is none of {devices} devices")));
+        let names = self.plans.iter().filter(|plan| is_no_function(&plan.what));
+        names.map(|plan| (plan.what.clone(), "is no function".to_owned())).chain(lost)
+    }
+
+    /// What is planted and was not met, and what never can be.
+    fn planted(&self) -> Vec<String> {
+        let plans =
+            self.plans.iter().map(|plan| format!("{:?} has {} to go until {}", plan.what, plan.left, plan.code));
+        plans.chain(self.impossible().map(|(what, why)| format!("{what:?} {why}"))).collect()
+    }
+
     /// The code of the first plan that is due.
     fn due(&mut self, is_meant: impl Fn(&Plan) -> bool) -> Option<(Moment, i32)> {
         self.plans.iter_mut().filter(|plan| is_meant(plan)).for_each(|plan| plan.left -= 1);
@@ -133,6 +151,20 @@ impl Faults {
     }
 }
 
+/// Whether a name can be that of a C function alone, and none has it. Names of kernels do not begin so.
+fn is_no_function(name: &str) -> bool {
+    let begins = |beginning: &str| {
+        let rest = name.strip_prefix(beginning);
+        rest.is_some_and(|rest| rest.starts_with(|it: char| it.is_ascii_uppercase()))
+    };
+    // SAFETY: the name is a text that ends with a zero byte.
+    let is_there = |name: &CStr| !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null();
+    // Where the stand-ins' own names are not to be seen, nothing is known of others.
+    ["cuda", "nccl", "nvml"].iter().any(|it| begins(it))
+        && is_there(c"fakecuda_planted")
+        && CString::new(name).is_ok_and(|name| !is_there(&name))
+}
+
 /// What a library's function returns when CUDA itself has failed: its own code, as its header has them. The driver's
 /// functions that only look something up succeed.
 fn status(name: &str, error: CudaError) -> i32 {
@@ -151,16 +183,26 @@ fn status(name: &str, error: CudaError) -> i32 {
 }
 
 static ALL: LazyLock<Mutex<Faults>> = LazyLock::new(|| {
-    let text = std::env::var("FAKECUDA_FAIL").unwrap_or_default();
+    const NAME: &str = "FAKECUDA_FAIL";
+    let text = text(NAME);
     let (faults, unread) = Faults::read(&text);
-    for item in unread {
-        eprintln!("fakecuda: FAKECUDA_FAIL: {item:?} is not NAME:NTH:CODE, later NAME:NTH:CODE or lost:DEVICE");
-    }
+    unread.iter().for_each(|item| tell(NAME, item, "is not NAME:NTH:CODE, later NAME:NTH:CODE or lost:DEVICE"));
+    faults.impossible().for_each(|(what, why)| tell(NAME, &what, &why));
     Mutex::new(faults)
 });
 
 fn all() -> MutexGuard<'static, Faults> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the environment plants.
+pub fn read_environment() {
+    drop(all());
+}
+
+/// The failures that were planted and not met yet, in words.
+pub fn planted() -> Vec<String> {
+    all().planted()
 }
 
 /// The status that a call on this device returns; 0 if it succeeds.
@@ -266,6 +308,17 @@ mod tests {
         let mut faults = read("lost:1");
         assert_eq!([0, 1].map(|device| faults.call("cudaMalloc", device)), [0, 46]);
         assert_eq!(faults.call("cudaSetDevice", 1), 0, "to another one");
+    }
+
+    #[test]
+    fn what_was_not_met_and_what_never_can_be_is_told() {
+        let mut faults = read("cudaMalloc:2:2;lost:0;lost:99");
+        let devices = settings().devices;
+        let lost = format!("\"lost:99\" is none of {devices} devices");
+        faults.call("cudaMalloc", 99);
+        assert_eq!(faults.planted(), ["\"cudaMalloc\" has 1 to go until 2".to_owned(), lost.clone()]);
+        faults.call("cudaMalloc", 99);
+        assert_eq!(faults.planted(), [lost]);
     }
 
     #[test]

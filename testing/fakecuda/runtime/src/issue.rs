@@ -106,7 +106,7 @@ impl World {
         if self.finds_races {
             for race in self.accesses.note(at, what, accesses, clock) {
                 self.count("races", 1);
-                self.notes.push(race.to_string());
+                self.note(race.to_string());
             }
         }
     }

@@ -15,6 +15,7 @@ mod capture;
 mod capturing;
 mod clock;
 mod entry;
+mod environment;
 mod error;
 mod faults;
 mod graph;

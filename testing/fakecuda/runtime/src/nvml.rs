@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use crate::environment::{tell, text};
+
 macro_rules! figures {
     ($($figure:ident = $name:literal, $usual:literal;)+) => {
         /// A figure of a device.
@@ -114,10 +116,9 @@ impl Figures {
 }
 
 static ALL: LazyLock<Mutex<Figures>> = LazyLock::new(|| {
-    let text = std::env::var("FAKECUDA_NVML").unwrap_or_default();
     let mut figures = Figures::default();
-    for item in figures.read(&text) {
-        eprintln!("fakecuda: FAKECUDA_NVML: {item:?} is not NAME=VALUE or DEVICE:NAME=VALUE of a known name");
+    for item in figures.read(&text("FAKECUDA_NVML")) {
+        tell("FAKECUDA_NVML", item, "is not NAME=VALUE or DEVICE:NAME=VALUE of a known name");
     }
     Mutex::new(figures)
 });

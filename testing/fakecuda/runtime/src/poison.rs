@@ -8,7 +8,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 #[derive(Debug, Default)]
 pub struct Poison {
     ranges: BTreeMap<usize, (usize, String)>,
-    /// What read them, in words.
+    /// What has read them since somebody asked, in words.
     pub reads: Vec<String>,
 }
 

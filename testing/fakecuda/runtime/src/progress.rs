@@ -103,7 +103,7 @@ pub struct Progress {
 }
 
 /// How many queries in a row find the same work waiting before it runs, unless a test says otherwise.
-const POLLS: u64 = 1000;
+pub const POLLS: u64 = 1000;
 
 impl Progress {
     /// Without streams.

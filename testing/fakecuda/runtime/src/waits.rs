@@ -3,36 +3,56 @@
 use std::backtrace::Backtrace;
 use std::ffi::{CStr, CString, c_char, c_void};
 
-/// The waits since tracing began or was reset, in words.
+/// The waits since tracing began or was reset, in words: each with how often it was so.
 #[derive(Default)]
 pub struct Waits {
     pub are_traced: bool,
-    pub texts: Vec<String>,
+    told: Vec<(String, u64)>,
 }
 
-/// More than these would only repeat themselves.
+/// No test looks at more.
 const KEPT: usize = 1000;
-/// How many functions are told of each wait, from the one that called the stand-in.
+/// How many functions are told of a wait: of the program, and of its libraries.
 const FUNCTIONS: usize = 40;
 /// What the linked C functions are called behind their entries (`entries.rs` of the package that links them).
 const BEHIND: &str = "fc_behind_";
+/// How a program begins, or a test's: what called it says nothing of the wait.
+const BEGINNINGS: [&str; 4] = ["libtest_mimic::", "test::", "std::rt::lang_start", "std::sys::backtrace::__rust_begin"];
+/// By this they call the function that they were given.
+const CALL: &str = "core::ops::function::FnOnce::call_once";
 
 impl Waits {
     /// Notes who waits, if that is wanted.
     pub fn note(&mut self, what: &str) {
-        if !self.are_traced || self.texts.len() >= KEPT {
-            return;
+        if self.are_traced {
+            let names = functions(&Backtrace::force_capture().to_string());
+            self.add(format!("{what}\n") + &names.iter().map(|name| format!("    {name}\n")).collect::<String>());
         }
-        let trace = Backtrace::force_capture().to_string();
-        let mut text = format!("{what}\n");
-        for name in functions(&trace) {
-            text += &format!("    {name}\n");
+    }
+
+    fn add(&mut self, wait: String) {
+        let has_room = self.told.len() < KEPT;
+        match self.told.iter_mut().find(|(told, _)| *told == wait) {
+            Some((_, times)) => *times += 1,
+            None if has_room => self.told.push((wait, 1)),
+            None => {}
         }
-        self.texts.push(text);
+    }
+
+    /// Forgets them.
+    pub fn clear(&mut self) {
+        self.told.clear();
+    }
+
+    /// All of them, in the order in which they came first.
+    pub fn text(&self) -> String {
+        let times = |times: u64| if times == 1 { String::new() } else { format!("{times} times: ") };
+        self.told.iter().map(|(wait, often)| times(*often) + wait).collect()
     }
 }
 
-/// The names in a backtrace's text, without the stand-in's own.
+/// The names in a backtrace's text: the program's from the one that waited to the test's, and then those of libraries
+/// in C++. The stand-in's own are left out.
 fn functions(trace: &str) -> Vec<String> {
     let of_line = |line: &str| {
         let (number, name) = line.trim_start().split_once(": ")?;
@@ -41,7 +61,13 @@ fn functions(trace: &str) -> Vec<String> {
     let names: Vec<String> = trace.lines().filter_map(of_line).collect();
     let own = |name: &String| name.contains("overdrive_fakecuda") || name.contains("std::backtrace");
     let first = names.iter().rposition(own).map_or(0, |last| last + 1);
-    names[first..].iter().take(FUNCTIONS).map(|name| demangled(name.strip_prefix(BEHIND).unwrap_or(name))).collect()
+    let begins = |name: &String| BEGINNINGS.iter().any(|beginning| name.starts_with(beginning));
+    let names: Vec<&String> = names[first..].iter().take_while(|name| !begins(name)).collect();
+    let end = names.iter().rposition(|name| *name == CALL).unwrap_or(names.len());
+    let is_rust = |name: &&&String| name.contains("::");
+    let (program, libraries): (Vec<&&String>, Vec<_>) = names[..end].iter().partition(is_rust);
+    let told = program.into_iter().take(FUNCTIONS).chain(libraries.into_iter().take(FUNCTIONS));
+    told.map(|name| demangled(name.strip_prefix(BEHIND).unwrap_or(name))).collect()
 }
 
 /// The name as C++ has it, if the program has C++'s library.
@@ -78,21 +104,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_has_the_names_of_its_callers_only_when_they_are_wanted() {
+    fn waits_are_told_only_when_they_are_wanted() {
         let mut waits = Waits::default();
         waits.note("stream");
-        assert!(waits.texts.is_empty());
+        assert_eq!(waits.text(), "");
         waits.are_traced = true;
         waits.note("stream");
-        assert_eq!(waits.texts.len(), 1);
-        assert!(waits.texts[0].starts_with("stream\n    "), "{}", waits.texts[0]);
+        assert_eq!(waits.text(), "stream\n", "the stand-in's own functions are left out");
     }
 
     #[test]
-    fn functions_begin_behind_the_stand_in() {
+    fn equal_waits_are_told_once() {
+        let mut waits = Waits::default();
+        ["a\n    f\n", "b\n", "a\n    f\n"].into_iter().for_each(|wait| waits.add(wait.to_owned()));
+        assert_eq!(waits.text(), "2 times: a\n    f\nb\n");
+        waits.clear();
+        assert_eq!(waits.text(), "");
+    }
+
+    #[test]
+    fn functions_begin_behind_the_stand_in_and_end_with_the_test() {
         let trace = "   0: std::backtrace::Backtrace::create\n   1: overdrive_fakecuda_runtime::waits::note\n   \
-                     2: cudaStreamSynchronize\n             at file.rs:1\n   3: main\n";
-        assert_eq!(functions(trace), ["cudaStreamSynchronize", "main"]);
-        assert_eq!(functions(&trace.replace("cudaS", "fc_behind_cudaS")), ["cudaStreamSynchronize", "main"]);
+                     2: cudaStreamSynchronize\n             at file.rs:1\n   3: _ZN2at4itemEv\n   4: tch::item\n   \
+                     5: gpu::a_test\n   6: core::ops::function::FnOnce::call_once\n   7: gpu::checked\n   \
+                     8: test::run\n   9: main\n";
+        let expected = ["tch::item", "gpu::a_test", "cudaStreamSynchronize", &demangled("_ZN2at4itemEv")];
+        assert_eq!(functions(trace), expected);
+        assert_eq!(functions(&trace.replace("cudaS", "fc_behind_cudaS")), expected);
+        assert_eq!(functions("0: main\n1: __libc_start_main\n"), ["main", "__libc_start_main"]);
     }
 }

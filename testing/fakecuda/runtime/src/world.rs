@@ -7,6 +7,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::capture::Captures;
 use crate::clock::Accesses;
+use crate::environment::{self, Settings};
 use crate::error::CudaError;
 use crate::faults;
 use crate::graph::Graphs;
@@ -15,23 +16,9 @@ use crate::memory::Memory;
 use crate::nccl::journal;
 use crate::operation::Costs;
 use crate::peers::Peers;
-use crate::progress::{Order, Pace, Progress};
+use crate::progress::{Order, POLLS, Pace, Progress};
 use crate::waiting::Locked;
 use crate::waits::Waits;
-
-/// What is asked for by a program's environment.
-struct Settings {
-    devices: usize,
-    bytes: usize,
-}
-
-impl Settings {
-    fn read() -> Self {
-        let number =
-            |name: &str, usual: usize| std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(usual);
-        Self { devices: number("FAKECUDA_DEVICES", 1), bytes: number("FAKECUDA_BYTES", 16 << 30) }
-    }
-}
 
 /// A device: its memory, its legacy stream, and whether anything has used it.
 pub struct Device {
@@ -64,7 +51,7 @@ pub struct World {
     pub notes: Vec<String>,
 }
 
-static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| Mutex::new(World::new(&Settings::read())));
+static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| Mutex::new(World::new(environment::read())));
 
 thread_local! {
     /// The thread's device.
@@ -116,7 +103,8 @@ impl World {
         let mut progress = Progress::new(Pace::Eager);
         // A device without addresses is left out.
         let device = |number| {
-            let memory = Memory::new(settings.bytes).ok()?;
+            let told = |error: &std::io::Error| eprintln!("fakecuda: there is no device {number}: {error}");
+            let memory = Memory::new(settings.bytes).inspect_err(told).ok()?;
             Some(Device { memory, legacy: progress.add_stream(number, Order::Legacy), has_context: false })
         };
         let devices = (0..settings.devices).filter_map(device).collect();
@@ -137,6 +125,15 @@ impl World {
             counts: BTreeMap::new(),
             notes: Vec::new(),
         }
+    }
+
+    /// As at the beginning, but for what was counted and noted.
+    pub fn restore(&mut self) {
+        self.progress.set_pace(Pace::Eager);
+        self.progress.set_polls(POLLS);
+        (self.finds_races, self.guards, self.costs) = (false, false, Costs::default());
+        (self.waits.are_traced, self.issued) = (false, Issued::default());
+        self.devices.iter_mut().for_each(|device| device.memory.set_limit(usize::MAX));
     }
 
     pub fn count(&mut self, what: &str, times: u64) {

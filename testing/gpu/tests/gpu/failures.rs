@@ -6,10 +6,10 @@ use std::error::Error;
 use anyhow::{Result, bail, ensure};
 use overdrive::dataload::{OnDevice, TensorDataset};
 use overdrive::prelude::*;
-use overdrive_fakecuda::{Fake, Pace};
+use overdrive_fakecuda::Pace;
 use tch::nn::{self, Module};
 
-use crate::{FLOAT, GPU, checked};
+use crate::{FLOAT, GPU, fake};
 
 /// `cudaErrorInvalidValue`: the call is refused, and the device goes on.
 const INVALID_VALUE: i32 = 1;
@@ -17,25 +17,6 @@ const INVALID_VALUE: i32 = 1;
 const LAUNCH_FAILURE: i32 = 719;
 /// `cudaErrorDevicesUnavailable`.
 const UNAVAILABLE: i32 = 46;
-
-/// Forgets planted failures when a test ends, however it does.
-struct Plant(Fake);
-
-impl Plant {
-    fn new() -> Result<Self> {
-        let Some(fake) = Fake::get() else { bail!("only a fake device fails on purpose") };
-        fake.reset();
-        Ok(Self(fake))
-    }
-}
-
-impl Drop for Plant {
-    fn drop(&mut self) {
-        self.0.heal();
-        self.0.set_pace(Pace::Eager);
-        self.0.reset();
-    }
-}
 
 /// The error that was expected, which has to speak of CUDA.
 fn cuda_error<T, E: Error + Send + Sync + 'static>(what: &str, result: Result<T, E>) -> Result<String> {
@@ -70,7 +51,7 @@ impl Training {
 
 /// Each launch of a step fails in turn: the step says so, and no later one is disturbed.
 pub fn a_launch_that_fails_is_the_steps_error_and_the_next_step_works() -> Result<()> {
-    let plant = Plant::new()?;
+    let fake = fake()?;
     let mut training = Training::new()?;
     training.backward();
     training.opt.step()?;
@@ -78,9 +59,9 @@ pub fn a_launch_that_fails_is_the_steps_error_and_the_next_step_works() -> Resul
         training.opt.zero_grad()?;
         training.backward();
         let before = training.values()?;
-        plant.0.fail("", nth, INVALID_VALUE);
+        fake.fail("", nth, INVALID_VALUE);
         let stepped = training.opt.step();
-        plant.0.heal();
+        fake.heal();
         if stepped.is_ok() {
             ensure!(nth > 2, "a step has at least two kernels");
             ensure!(training.values()? != before, "the step did nothing");
@@ -96,15 +77,15 @@ pub fn a_launch_that_fails_is_the_steps_error_and_the_next_step_works() -> Resul
 
 /// The device is behind: the failure comes after the step has returned.
 pub fn a_kernel_that_fails_is_told_by_whatever_waits_next() -> Result<()> {
-    let plant = Plant::new()?;
+    let fake = fake()?;
     let mut training = Training::new()?;
     let mut scaler = GradScaler::new(GPU);
     let loader = loader(GPU)?;
     training.backward();
     training.opt.step()?;
     drop(scaler.scale(&Tensor::ones([1], FLOAT))?);
-    plant.0.set_pace(Pace::Lazy);
-    plant.0.fail_later("", 1, LAUNCH_FAILURE);
+    fake.set_pace(Pace::Lazy);
+    fake.fail_later("", 1, LAUNCH_FAILURE);
     training.opt.step()?;
     cuda_error("reading the parameters", training.model.ws.f_to_device(Device::Cpu))?;
     // The process has lost its device: every part says so.
@@ -136,49 +117,49 @@ fn loader_with_cache(device: Device) -> Result<(Tensor, Tensor), overdrive::data
 
 /// No batch may be on its way: libtorch ends the process if a pinned batch or one in use is freed on a lost device.
 pub fn a_lost_device_ends_an_epoch_with_an_error() -> Result<()> {
-    let plant = Plant::new()?;
+    let fake = fake()?;
     let loader = DataLoader::builder(TensorDataset::new(samples())?).batch_size(8).to_device(GPU).build()?;
     let mut epoch = loader.iter();
     let Some(first) = epoch.next() else { bail!("no batch") };
     drop(first?);
-    plant.0.lose(0, UNAVAILABLE);
+    fake.lose(0, UNAVAILABLE);
     let Some(error) = epoch.find_map(Result::err) else { bail!("the epoch went on without a device") };
     cuda_error("a batch", Err::<(), _>(error))?;
     drop(epoch);
-    plant.0.heal();
+    fake.heal();
     ensure!(loader.iter().filter_map(Result::ok).count() == SAMPLES / 8, "the loader is used up");
     Ok(())
 }
 
 pub fn a_full_device_ends_an_epoch_and_the_next_one_is_whole() -> Result<()> {
-    let plant = Plant::new()?;
+    let fake = fake()?;
     overdrive::ffi::cuda::empty_cache()?;
-    ensure!(plant.0.limit(0, 1 << 10));
+    ensure!(fake.limit(0, 1 << 10));
     let loader = loader(GPU)?;
     let Some(error) = loader.iter().find_map(Result::err) else { bail!("the device has room") };
     ensure!(format!("{:#}", anyhow::Error::from(error)).contains("out of memory"));
-    ensure!(plant.0.limit(0, 1 << 34));
+    ensure!(fake.limit(0, 1 << 34));
     ensure!(loader.iter().filter_map(Result::ok).count() == SAMPLES / 8, "the loader is used up");
     Ok(())
 }
 
 /// A first step allocates its state. Without room it fails, and the same step works once there is some.
 pub fn a_full_device_leaves_an_optimizer_as_it_was() -> Result<()> {
-    let plant = Plant::new()?;
+    let fake = fake()?;
     let mut training = Training::new()?;
     let vs = nn::VarStore::new(GPU);
     let large = vs.root().zeros("large", &[1 << 22]);
     training.opt = AdamW::builder(vs.trainable_variables()).lr(1e-2).build()?;
     large.sum(Kind::Float).backward();
     overdrive::ffi::cuda::empty_cache()?;
-    ensure!(plant.0.limit(0, (1 << 22) * 4 * 3));
+    ensure!(fake.limit(0, (1 << 22) * 4 * 3));
     let Err(error) = training.opt.step() else { bail!("there is room for the state") };
     ensure!(format!("{:#}", anyhow::Error::from(error)).contains("out of memory"));
     ensure!(
         large.to_device(Device::Cpu).abs().max().double_value(&[]) == 0.0,
         "a step that failed has moved its parameter"
     );
-    ensure!(plant.0.limit(0, 1 << 34));
+    ensure!(fake.limit(0, 1 << 34));
     training.opt.step()?;
     let moved = large.double_value(&[0]);
     ensure!((moved + 1e-2).abs() < 1e-6, "{moved} is not the first step's");
@@ -195,53 +176,5 @@ pub fn a_device_that_does_not_exist_is_named() -> Result<()> {
     cuda_error("a loader", batch.map(drop))?;
     cuda_error("a cache", loader_with_cache(nowhere))?;
     cuda_error("memory", overdrive::ffi::cuda::memory_stats(7))?;
-    Ok(())
-}
-
-/// Attention with dropout draws numbers of the device, which the stand-in does not know. What an operator in place makes
-/// of them is not known either, though it may look like numbers.
-pub fn numbers_that_nobody_computed_fail_by_name() -> Result<()> {
-    let plant = Plant::new()?;
-    type Update = fn(&mut Tensor) -> Result<(), tch::TchError>;
-    let updates: [(&str, Update); 4] = [
-        ("nothing", |_| Ok(())),
-        ("adding", |out| out.f_add_(&Tensor::ones([1], FLOAT)).map(drop)),
-        ("NaN as 0", |out| out.f_nan_to_num_(0.0, 0.0, 0.0).map(drop)),
-        ("one row filled", |out| out.f_index_fill_(2, &Tensor::ones([1], (Kind::Int64, GPU)), 1.0).map(drop)),
-    ];
-    for (name, update) in updates {
-        let read = checked(|| {
-            let mut out = attention_with_dropout();
-            update(&mut out)?;
-            drop(Vec::<f32>::try_from(out.reshape([-1]).to_device(Device::Cpu))?);
-            Ok(())
-        });
-        let Err(error) = read else { bail!("{name}: the host read what nobody has computed, and the test passed") };
-        let text = format!("{error:#}");
-        ensure!(text.contains("scaled_dot_product") && text.contains("dropout"), "{name}: {text}");
-    }
-    drop(plant);
-    Ok(())
-}
-
-fn attention_with_dropout() -> Tensor {
-    let x = Tensor::randn([1, 2, 8, 16], FLOAT);
-    Tensor::scaled_dot_product_attention(&x, &x, &x, None::<&Tensor>, 0.5, false, None, false)
-}
-
-/// What is written whole is known, whatever was there; of memory that is written in part, that part.
-pub fn what_is_written_over_numbers_that_nobody_computed_is_known() -> Result<()> {
-    let plant = Plant::new()?;
-    checked(|| {
-        let mut out = attention_with_dropout();
-        let _ = out.f_fill_(1.0)?;
-        ensure!(out.sum(Kind::Float).double_value(&[]) == 256.0);
-        let mut rows = attention_with_dropout().reshape([16, 16]);
-        let places = Tensor::from_slice(&[3i64, 5]).to_device(GPU);
-        let _ = rows.f_index_copy_(0, &places, &Tensor::ones([2, 16], FLOAT))?;
-        ensure!(rows.index_select(0, &places).sum(Kind::Float).double_value(&[]) == 32.0);
-        Ok(())
-    })?;
-    drop(plant);
     Ok(())
 }

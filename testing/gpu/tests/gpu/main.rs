@@ -6,12 +6,14 @@ mod calibration;
 mod failures;
 mod loading;
 mod optimizers;
+mod poison;
 mod profiling;
 mod ranks;
+mod reports;
 mod requirements;
 mod uploads;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive::amp::StepOutcome;
 use overdrive::core::TorchErrorKind;
@@ -43,7 +45,7 @@ fn main() -> Result<()> {
         fake.compute().map_err(anyhow::Error::msg)?;
     }
     ensure!(runs == Runs::OnNothing || Cuda::is_available(), "on {runs}, but libtorch finds none");
-    println!("on {runs}");
+    println!("on {runs} {}", overdrive_fakecuda::LEFT_OUT);
     let mut arguments = Arguments::from_args();
     // The tests share one device: memory statistics and `ForbidSync` apply to the whole process.
     arguments.test_threads = Some(1);
@@ -77,8 +79,15 @@ fn main() -> Result<()> {
         failures::a_full_device_ends_an_epoch_and_the_next_one_is_whole,
         failures::a_full_device_leaves_an_optimizer_as_it_was,
         failures::a_device_that_does_not_exist_is_named,
-        failures::numbers_that_nobody_computed_fail_by_name,
-        failures::what_is_written_over_numbers_that_nobody_computed_is_known,
+        poison::numbers_that_nobody_computed_fail_by_name,
+        poison::what_is_written_over_numbers_that_nobody_computed_is_known,
+        poison::memory_of_a_freed_tensor_is_poison,
+        poison::work_under_way_still_reads_a_freed_tensor,
+        poison::a_reset_keeps_what_has_read_poison,
+        reports::equal_waits_are_told_once_and_by_the_program,
+        reports::a_race_is_told_once,
+        reports::a_failure_that_nothing_meets_fails_its_test,
+        reports::what_a_test_sets_ends_with_it,
         ranks::failures::an_absent_rank_is_a_rendezvous_error,
         ranks::failures::a_dead_rank_is_lost,
         ranks::failures::a_rank_that_has_lost_another_ends,
@@ -172,14 +181,23 @@ fn main() -> Result<()> {
 }
 
 /// Runs a test; on a fake device it fails if that has noted anything: the host read what nobody has computed, kernels
-/// without numbers, collectives that do not match.
+/// without numbers, collectives that do not match; or if it has planted a failure that nothing met. What it sets on the
+/// fake device ends with it.
 fn checked(test: impl FnOnce() -> Result<()>) -> Result<()> {
-    let Some(fake) = Fake::get() else { return test() };
+    let Some(fake) = Fake::get().map(Fake::lend) else { return test() };
     fake.reset();
+    // What a test before this one has read, and nobody has asked for.
+    drop(fake.notes());
     test()?;
-    let notes = fake.notes();
+    let (notes, planted) = (fake.notes(), fake.planted());
     ensure!(notes.is_empty(), "{}", notes.join("; "));
+    ensure!(planted.is_empty(), "planted and not met: {}", planted.join("; "));
     Ok(())
+}
+
+/// The fake device, for a test that is listed in `requirements::FAKE_ONLY`.
+fn fake() -> Result<Fake> {
+    Fake::get().context("only a fake device can show it")
 }
 
 fn the_tests_fail_where_their_stand_in_is_not_loaded() -> Result<()> {

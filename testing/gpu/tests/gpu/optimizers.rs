@@ -9,7 +9,7 @@ use overdrive::optim::{
 use overdrive::prelude::*;
 use overdrive_fakecuda::{Fake, waits};
 
-use crate::{FLOAT, GPU};
+use crate::{FLOAT, GPU, fake};
 
 /// The largest difference between host and device after 100 steps on the same gradients.
 fn host_and_device(make: Make) -> Result<f64> {
@@ -125,7 +125,7 @@ pub fn steps_in_backward_run_on_the_device() -> Result<()> {
 
 /// Many parameters are updated by the same kernels as few.
 pub fn an_eight_bit_step_launches_equally_often_for_more_parameters() -> Result<()> {
-    let Some(fake) = Fake::get() else { anyhow::bail!("only a fake device counts") };
+    let fake = fake()?;
     let launches = |params: usize| -> Result<u64> {
         let params: Vec<_> = (0..params).map(|_| Tensor::randn([70, 90], FLOAT).set_requires_grad(true)).collect();
         let mut opt = AdamW8Bit::builder(params.iter().map(Tensor::shallow_clone).collect::<Vec<_>>()).build()?;

@@ -9,7 +9,7 @@ use crate::ranks;
 const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
-const FAKE_ONLY: [&str; 30] = [
+const FAKE_ONLY: [&str; 37] = [
     "loading::a_batch_dropped_early_is_found",
     "ranks::failures::a_cut_link_times_out_where_the_host_waits",
     "uploads::every_wait_is_counted",
@@ -38,8 +38,15 @@ const FAKE_ONLY: [&str; 30] = [
     "failures::a_lost_device_ends_an_epoch_with_an_error",
     "failures::a_full_device_ends_an_epoch_and_the_next_one_is_whole",
     "failures::a_full_device_leaves_an_optimizer_as_it_was",
-    "failures::numbers_that_nobody_computed_fail_by_name",
-    "failures::what_is_written_over_numbers_that_nobody_computed_is_known",
+    "poison::numbers_that_nobody_computed_fail_by_name",
+    "poison::what_is_written_over_numbers_that_nobody_computed_is_known",
+    "poison::memory_of_a_freed_tensor_is_poison",
+    "poison::work_under_way_still_reads_a_freed_tensor",
+    "poison::a_reset_keeps_what_has_read_poison",
+    "reports::equal_waits_are_told_once_and_by_the_program",
+    "reports::a_race_is_told_once",
+    "reports::a_failure_that_nothing_meets_fails_its_test",
+    "reports::what_a_test_sets_ends_with_it",
 ];
 
 /// Each rank has a GPU of its own.

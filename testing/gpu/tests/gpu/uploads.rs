@@ -9,17 +9,16 @@ use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, 
 use overdrive_fakecuda::{Counts, Fake, Pace, runtime, waits};
 use tch::nn;
 
-use crate::{FLOAT, GPU};
+use crate::{FLOAT, GPU, fake};
 
 /// What `run` makes the stand-ins count, when it has run once before.
 fn counted<T, E: Into<anyhow::Error>>(mut run: impl FnMut() -> Result<T, E>) -> Result<Counts> {
     drop(run().map_err(Into::into)?);
-    let Some(fake) = Fake::get() else { anyhow::bail!("only a fake device counts") };
+    let fake = fake()?;
     fake.reset();
     fake.trace_waits(true);
-    let ran = run();
+    drop(run().map_err(Into::into)?);
     fake.trace_waits(false);
-    drop(ran.map_err(Into::into)?);
     Ok(fake.counts())
 }
 
@@ -42,7 +41,7 @@ fn costs<T, E: Into<anyhow::Error>>(bytes: u64, run: impl FnMut() -> Result<T, E
 
 /// Each way in which the host waits is found alone, and so is an upload that is not from pinned memory.
 pub fn every_wait_is_counted() -> Result<()> {
-    let Some(fake) = Fake::get() else { anyhow::bail!("only a fake device counts") };
+    let fake = fake()?;
     let failed = |code| anyhow::anyhow!("CUDA's error {code}");
     let (host, device) = (vec![0u8; 64], runtime::malloc(64).map_err(failed)?);
     let pinned = || runtime::malloc_host(64).map_err(failed);
@@ -75,9 +74,9 @@ pub fn every_wait_is_counted() -> Result<()> {
         fake.reset();
         let code = way();
         let counts = fake.counts();
-        fake.set_pace(Pace::Eager);
         ensure!(code == 0 && waits(&counts) == expected, "{what}: {code}, {} waits: {counts:?}", waits(&counts));
     }
+    fake.set_pace(Pace::Eager);
     let pageable = Tensor::ones([4], (Kind::Float, Device::Cpu));
     ensure!(costs(16, || pageable.f_to_device_(GPU, Kind::Float, true, false)).is_err(), "it is not pinned");
     Ok(())
@@ -102,7 +101,7 @@ pub fn rows_on_the_device_are_gathered_without_waiting() -> Result<()> {
 
 /// The first epoch of a cache on the device uploads each sample once, and the places that it is kept at.
 pub fn a_cache_on_the_device_uploads_each_sample_once() -> Result<()> {
-    let Some(fake) = Fake::get() else { anyhow::bail!("only a fake device counts") };
+    let fake = fake()?;
     let samples =
         (Tensor::zeros([48, 16], (Kind::Float, Device::Cpu)), Tensor::zeros([48], (Kind::Int64, Device::Cpu)));
     let loader = DataLoader::builder(TensorDataset::new(samples)?).batch_size(8).cache(OnDevice(GPU))?.build()?;
@@ -136,12 +135,9 @@ pub fn a_pinned_tensor_may_change_after_its_upload() -> Result<()> {
     if let Some(fake) = Fake::get() {
         fake.set_pace(Pace::Lazy);
     }
-    let uploaded = ffi::upload(&host, GPU);
+    let uploaded = ffi::upload(&host, GPU)?;
     let _changed = host.fill_(2.0);
-    if let Some(fake) = Fake::get() {
-        fake.set_pace(Pace::Eager);
-    }
-    ensure!(Vec::<f32>::try_from(uploaded?.to_device(Device::Cpu))? == [1.0; 4]);
+    ensure!(Vec::<f32>::try_from(uploaded.to_device(Device::Cpu))? == [1.0; 4]);
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::c_char;
 
+use super::faults::fakecuda_heal;
 use super::operators::computed;
 use crate::guard;
 use crate::poison::poison;
@@ -30,7 +31,7 @@ fn note_touches(world: &mut World) {
     world.notes.extend(touches);
 }
 
-/// Waits for all work, and begins to count at 0.
+/// Waits for all work, and begins to count at 0. What has read poison stays until somebody asks.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_reset() {
     let mut world = world();
@@ -38,8 +39,7 @@ pub extern "C" fn fakecuda_reset() {
     note_touches(&mut world);
     world.counts.clear();
     world.notes.clear();
-    world.waits.texts.clear();
-    poison().reads.clear();
+    world.waits.clear();
     computed().clear();
 }
 
@@ -52,13 +52,13 @@ pub extern "C" fn fakecuda_counts() -> *const c_char {
     kept(&text)
 }
 
-/// Races and whatever else was wrong, a line each.
+/// Races and whatever else was wrong since the last reset, a line each; what has read poison is told once.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_notes() -> *const c_char {
     let mut world = world();
     note_touches(&mut world);
-    let text: String =
-        world.notes.iter().chain(&poison().reads).map(|note| format!("{}\n", note.replace('\n', " "))).collect();
+    let reads = std::mem::take(&mut poison().reads);
+    let text: String = world.notes.iter().chain(&reads).map(|note| format!("{}\n", note.replace('\n', " "))).collect();
     kept(&text)
 }
 
@@ -71,6 +71,16 @@ pub extern "C" fn fakecuda_set_pace(pace: i32, seed: u64) {
         _ => Pace::Random(seed),
     };
     world().progress.set_pace(pace);
+}
+
+/// Puts back what a test may set; counts and notes stay. Work runs at once, nothing fails, nothing is looked for.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_restore() {
+    let mut world = world();
+    world.synchronize_all();
+    world.restore();
+    drop(world);
+    fakecuda_heal();
 }
 
 /// Whether races are looked for.
@@ -110,9 +120,10 @@ pub extern "C" fn fakecuda_trace_waits(on: bool) {
     world().waits.are_traced = on;
 }
 
-/// The traced waits: a line for each, with the functions below it, innermost first.
+/// The traced waits: a line for each and how often, with the functions below it, innermost first: those of the program,
+/// and then those of its libraries.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_waits() -> *const c_char {
-    let text = world().waits.texts.concat();
+    let text = world().waits.text();
     kept(&text)
 }

@@ -2,8 +2,9 @@
 
 use std::ffi::{CStr, c_char};
 
+use super::control::kept;
 use crate::error::CudaError;
-use crate::faults::{Faults, Moment, change};
+use crate::faults::{Faults, Moment, change, planted};
 use crate::nccl::communicator::cut_links;
 use crate::world::{LAST_ERROR, world};
 
@@ -44,6 +45,12 @@ pub unsafe extern "C" fn fakecuda_fail_later(what: *const c_char, nth: u64, code
 pub extern "C" fn fakecuda_lose(device: u32, code: i32) {
     let error = if code == 0 { CudaError::DEVICES_UNAVAILABLE } else { CudaError(code) };
     change(|faults| faults.lose(device as usize, error));
+}
+
+/// The failures that were planted and not met yet, a line each.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_planted() -> *const c_char {
+    kept(&planted().iter().map(|it| format!("{}\n", it.replace('\n', " "))).collect::<String>())
 }
 
 /// Forgets all planted failures, and those that happened. No real process recovers from a sticky error: this is for

@@ -12,9 +12,12 @@ use crate::operation::{Kind, Operation};
 use crate::poison::poison;
 use crate::world::{CURRENT, World, world};
 
+/// Why new memory is poison.
+pub const UNWRITTEN: &str = "nothing has written this memory";
+
 /// Makes new memory poison: each float32 in it is NaN. No program may rely on zeros there.
-pub fn spoil(block: usize, bytes: usize) {
-    poison().mark(block, bytes, "nothing has written this memory");
+pub fn spoil(block: usize, bytes: usize, why: &str) {
+    poison().mark(block, bytes, why);
     // SAFETY: a block in use, of at least so many bytes.
     unsafe { std::ptr::write_bytes(block as *mut u8, 0xff, bytes) };
 }
@@ -31,7 +34,7 @@ pub unsafe extern "C" fn cudaMalloc(address: *mut usize, bytes: usize) -> i32 {
     world.count("device allocations", 1);
     let block = world.allocate(CURRENT.get(), bytes);
     if let Some(block) = block {
-        spoil(world.on_host(block), bytes);
+        spoil(world.on_host(block), bytes, UNWRITTEN);
     }
     // SAFETY: as the caller says.
     unsafe { *address = block.unwrap_or(0) };

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::code;
 use super::control::kept;
 use super::cublas::launch_of_library;
+use super::memory::{UNWRITTEN, spoil};
 use crate::clock::Access;
 use crate::numbers::{Bytes, compute};
 use crate::poison::poison;
@@ -51,6 +52,25 @@ pub unsafe extern "C" fn fakecuda_within(name: *const c_char) {
 pub extern "C" fn fakecuda_known(at: usize, bytes: usize) {
     let at = world().on_host(at);
     poison().clear(at, bytes);
+}
+
+/// The memory may be what a freed tensor had, which work before this place of the stream still uses. The real device
+/// does nothing here: no capture refuses it.
+///
+/// # Safety
+/// `name` has to be a text that ends with a zero byte, and the bytes a block in use.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_unwritten(stream: usize, name: *const c_char, at: usize, bytes: usize) -> i32 {
+    // SAFETY: as the caller says.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    let mut world = world();
+    let (block, why) = (world.on_host(at), format!("{UNWRITTEN}, which {name} has allocated"));
+    let accesses = [Access { bytes: at..at + bytes, writes: true }];
+    let work = Arc::new(move || spoil(block, bytes, &why));
+    code(world.stream(stream).and_then(|stream| match world.legacy_is_unusable(stream) {
+        true => Ok(()),
+        false => world.push(stream, &name, &accesses, work),
+    }))
 }
 
 /// It is no wait of the program's: nothing counts it, and no failure is told. A stream that is captured has no work

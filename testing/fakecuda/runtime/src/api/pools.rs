@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::code;
-use super::memory::spoil;
+use super::memory::{UNWRITTEN, spoil};
 use crate::error::CudaError;
 use crate::world::{World, world};
 
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn cudaMallocAsync(address: *mut usize, bytes: usize, stre
         world.use_device(device)?;
         world.count("allocations in the order of a stream", 1);
         let block = world.allocate(device, bytes).ok_or(CudaError::MEMORY_ALLOCATION)?;
-        spoil(world.on_host(block), bytes);
+        spoil(world.on_host(block), bytes, UNWRITTEN);
         Ok(block)
     });
     // SAFETY: as the caller says, and it is not null.

@@ -43,7 +43,7 @@ fn paces(seeds: u64) -> Vec<Pace> {
 /// Runs a program at a pace, with its result and what a fake device found: accesses without an order, and pinned pages
 /// that the host touched before it had waited for their copy.
 fn watched<T>(pace: Pace, program: impl FnOnce() -> T) -> Result<(T, Vec<String>)> {
-    let Some(fake) = Fake::get() else { return Ok((program(), Vec::new())) };
+    let Some(fake) = Fake::get().map(Fake::lend) else { return Ok((program(), Vec::new())) };
     fake.set_pace(pace);
     fake.find_races(true);
     ensure!(fake.guard_pinned(true), "pinned memory cannot be guarded");
@@ -51,9 +51,6 @@ fn watched<T>(pace: Pace, program: impl FnOnce() -> T) -> Result<(T, Vec<String>
     let result = program();
     let (notes, left_out) = (fake.notes(), fake.counts().get("copies that the guard left out").copied());
     fake.reset();
-    fake.set_pace(Pace::Eager);
-    fake.find_races(false);
-    fake.guard_pinned(false);
     ensure!(left_out.is_none(), "the guard left out {left_out:?} copies");
     Ok((result, notes))
 }

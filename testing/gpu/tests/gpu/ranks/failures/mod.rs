@@ -109,8 +109,8 @@ fn others(rank: usize) -> bool {
     rank != 1
 }
 
-fn is_lost(word: &String) -> bool {
-    ["Lost", ENDED].contains(&word.as_str())
+fn is_lost(word: impl AsRef<str>) -> bool {
+    ["Lost", ENDED].contains(&word.as_ref())
 }
 
 /// Over tcp:// rank 0 waits for the others before NCCL does. Otherwise they meet in their first collective.
