@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use overdrive_core::LockedFile;
 use overdrive_ffi::check_owner;
@@ -19,6 +20,11 @@ use crate::record::Record;
 
 /// The bytes that all packages may take together, before the least recently used ones are deleted.
 const LIMIT: u64 = 4 << 30;
+
+/// The folders of compilations that are under way.
+const COMPILING: &str = "compiling-";
+/// Such a folder is left by a process that was killed if nothing was made in it for so long.
+const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 
 /// The file that says what a package's code calls.
 pub(crate) const EXPLAINED: &str = "explain.json";
@@ -131,7 +137,7 @@ impl Cache {
             return Ok(found);
         }
         self.make_room(key);
-        let folder = tempfile::Builder::new().prefix("compiling-").tempdir_in(&self.folder);
+        let folder = tempfile::Builder::new().prefix(COMPILING).tempdir_in(&self.folder);
         let folder = folder.map_err(CompileError::cache("cannot make a folder in", &self.folder))?;
         let written = folder.path().join("record.json");
         fs::write(&written, record.to_json()).map_err(CompileError::cache("cannot write the record", &written))?;
@@ -165,6 +171,10 @@ impl Cache {
         let mut packages = Vec::new();
         for entry in entries.flatten() {
             let (path, Ok(about)) = (entry.path(), entry.metadata()) else { continue };
+            let is_old = || about.modified().is_ok_and(|at| at.elapsed().is_ok_and(|age| age > ABANDONED));
+            if entry.file_name().to_string_lossy().starts_with(COMPILING) && is_old() {
+                let _ = fs::remove_dir_all(&path);
+            }
             if path.extension().is_some_and(|extension| extension == "pt2") {
                 packages.push((about.modified().ok(), about.len(), path));
             }
@@ -266,6 +276,21 @@ mod tests {
         left.sort();
         assert_eq!(left, ["key.json", "key.lock"]);
         cache.get_or_make("key", &record(), &mut |_| (), |_, made, _| package(made, "whole")).unwrap();
+    }
+
+    #[test]
+    fn what_a_killed_compilation_left_is_deleted_a_day_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().to_owned(), LIMIT).unwrap();
+        let [old, new] = ["compiling-old", "compiling-new"].map(|name| folder.path().join(name));
+        for left in [&old, &new] {
+            fs::create_dir(left).unwrap();
+            write(&left.join("step.pt2"), "half").unwrap();
+        }
+        let day_ago = std::time::SystemTime::now() - ABANDONED - Duration::from_secs(1);
+        File::open(&old).unwrap().set_modified(day_ago).unwrap();
+        cache.get_or_make("key", &record(), &mut |_| (), |_, made, _| package(made, "code")).unwrap();
+        assert!(!old.exists() && new.exists());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod agreed;
 mod checkpoints;
+mod compiled;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
@@ -38,6 +39,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("records", records::scenario),
     ("unmarked", unmarked::scenario),
     ("tracks", tracks::scenario),
+    ("compiled", compiled::scenario),
 ];
 
 /// The folder that the ranks of one run share.
@@ -54,6 +56,7 @@ fn main() -> Result<()> {
     let tests: &[(&str, Test)] = &[
         ("scaled_autocast_clipped_accumulation_of_2_equals_the_large_batch", || run("mixed", 2).map(drop)),
         ("steps_in_backward_of_2_equal_those_of_the_large_batch", || run("inside", 2).map(drop)),
+        ("a_compiled_loss_of_2_follows_the_plain_one", || run("compiled", 2).map(drop)),
         ("one_bit_adam_of_2_refuses_a_scaler", || run("one_bit_adam", 2).map(drop)),
         ("a_window_reports_the_hooks_failure_and_is_abandoned", || run("abandoned", 2).map(drop)),
         ("a_lost_rank_is_reported_in_a_window", || run("lost_in_window", 2).map(drop)),

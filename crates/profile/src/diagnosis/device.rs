@@ -232,7 +232,10 @@ fn launches(facts: &Facts<'_>, profiled: &ProfiledSteps, seconds: f64, evidence:
         .scope(facts.scope_of_ops(|op| if is_launch(op) { op.calls } else { 0.0 }))
         .evidence(evidence)
         .evidence(format!("the host launches {operators:.0} operators per step"))
-        .remedy("do more in each operator: larger batches, fused optimizers (`.fused(true)`), `channels_last`");
+        .remedy(
+            "do more in each operator: larger batches, fused optimizers (`.fused(true)`), `channels_last`; or compile the \
+             step, which fuses operators: `compile::step` of overdrive-compile",
+        );
     if let Some((name, calls)) = call {
         finding = finding.evidence(format!("{calls:.0} calls of {name} per step"));
     }

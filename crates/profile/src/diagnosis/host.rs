@@ -107,7 +107,10 @@ fn tiny_operators(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding
                 1e6 * operator_seconds / operators,
                 phases.join(", ")
             ))
-            .remedy("do more in each operator: larger batches, whole tensors instead of loops over rows or time steps"),
+            .remedy(
+                "do more in each operator: larger batches, whole tensors instead of loops over rows or time steps; or \
+                 compile the step, which fuses operators: `compile::step` of overdrive-compile",
+            ),
     )
 }
 
