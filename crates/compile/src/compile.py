@@ -36,6 +36,9 @@ MEMORY_FORMATS = [torch.contiguous_format, torch.preserve_format, torch.channels
 def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1, beta2, weight_decay, eps,
          amsgrad=False, maximize=False, *, decoupled):
     """What `_fused_adam_` and `_fused_adamw_` compute, in operators that Inductor fuses."""
+    # In tensors of their own: Inductor would compute the powers of 0-dim tensors again for each few elements.
+    sizes = torch.stack([(lr / (1 - beta1 ** step.double())).to(params[0].dtype) for step in steps])
+    scales = torch.stack([(1 - beta2 ** step.double()).sqrt().reciprocal().to(params[0].dtype) for step in steps])
     for i, (param, grad) in enumerate(zip(params, grads)):
         if maximize:
             grad = -grad
@@ -43,16 +46,13 @@ def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1
             param.mul_(1 - lr * weight_decay)
         else:
             grad = grad + param * weight_decay
-        step = steps[i].double()
         exp_avgs[i].add_((grad - exp_avgs[i]) * (1 - beta1))
         exp_avg_sqs[i].mul_(beta2).add_(grad * grad * (1 - beta2))
         second = exp_avg_sqs[i]
         if amsgrad:
             max_exp_avg_sqs[i].copy_(torch.maximum(max_exp_avg_sqs[i], second))
             second = max_exp_avg_sqs[i]
-        scale = (1 - beta2 ** step).sqrt().reciprocal().to(param.dtype)
-        size = (lr / (1 - beta1 ** step)).to(param.dtype)
-        param.sub_(size * exp_avgs[i] / (second.sqrt() * scale + eps))
+        param.sub_(sizes[i] * exp_avgs[i] / (second.sqrt() * scales[i] + eps))
 
 
 def sgd(params, grads, momenta, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step):
