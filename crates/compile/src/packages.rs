@@ -126,6 +126,6 @@ fn describe(request: &Value, explained: Option<&Value>) -> String {
 
 /// `a, 3 b`.
 fn list(counts: BTreeMap<&str, usize>) -> String {
-    let one = |(name, times)| if times == 1 { format!("{name}") } else { format!("{times} {name}") };
+    let one = |(name, times): (&str, usize)| if times == 1 { name.to_owned() } else { format!("{times} {name}") };
     counts.into_iter().map(one).collect::<Vec<_>>().join(", ")
 }

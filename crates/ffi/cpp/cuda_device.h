@@ -5,7 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 // Of cuda_missing.rs.
-extern "C" const char* od_cuda_why_unavailable();
+extern "C" const char* od_cuda_why_unavailable() noexcept;
 
 namespace overdrive {
 

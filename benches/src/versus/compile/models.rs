@@ -2,7 +2,6 @@
 
 use anyhow::{Result, bail};
 use overdrive::compile;
-use overdrive::core::Module;
 use overdrive::nn::Forward;
 use overdrive::nn::models::resnet18;
 use overdrive::prelude::*;
@@ -54,7 +53,7 @@ fn cnn() -> Result<nn::Sequential> {
     ])
 }
 
-fn train(model: impl Module + Forward + 'static, inputs: Tensor, targets: Tensor, way: Way) -> Result<Step> {
+fn train(model: impl Forward + 'static, inputs: Tensor, targets: Tensor, way: Way) -> Result<Step> {
     // For the rest of the process, which measures nothing else.
     let model: &'static _ = Box::leak(Box::new(model));
     let mut opt = AdamW::builder(model).lr(1e-3).build()?;

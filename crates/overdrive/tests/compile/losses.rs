@@ -29,7 +29,7 @@ fn follows(kind: Option<Kind>, micro_batches: usize, tolerance: f64) {
     };
     let mut loss_of = compile::loss(&compiled, |batch| loss(&compiled, batch))
         .options(Options { strict: true, ..Options::default() });
-    let mut train = |model: &nn::Sequential, loss_of: &mut dyn FnMut(&[Tensor]) -> Tensor| {
+    let train = |model: &nn::Sequential, loss_of: &mut dyn FnMut(&[Tensor]) -> Tensor| {
         let mut opt = AdamW::builder(model).build().unwrap();
         let mut accum = Accumulator::new(micro_batches).unwrap();
         let mut averages = AveragedModel::new(model, Averaging::Ema { decay: 0.9 }).unwrap();

@@ -1,9 +1,9 @@
 //! A compiled loss under DDP, beside the same model uncompiled.
 
 use anyhow::{Result, ensure};
-use overdrive::compile;
-use overdrive::nn::{self, Forward, sequential};
+use overdrive::nn::{self, sequential};
 use overdrive::prelude::*;
+use overdrive_compile as compile;
 use overdrive_ddp::DistributedDataParallel;
 
 use crate::harness::Meeting;
@@ -46,7 +46,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     }
     ensure!(loss_of.why_eager().is_none());
     for (one, other) in plain.named_parameters().iter().zip(compiled.named_parameters()) {
-        ensure!(one.tensor().allclose(other.tensor(), 1e-5, 1e-6, false), "{}", one.name());
+        ensure!(one.tensor().allclose(other.tensor(), 1e-5, 1e-6, false), "{:?}", one.name());
     }
     Ok(())
 }
