@@ -233,7 +233,8 @@ mod tests {
         let list = VersusCase::list();
         assert!(list.starts_with("  step        A training step of a small MLP"), "{list}");
         let names = list.lines().filter_map(|line| line[2..].split(' ').next()).filter(|name| !name.is_empty());
-        let cases = ["step", "optim", "checkpoint", "load", "loader", "ddp", "profile", "gpu-counts", "host-time"];
+        let cases =
+            ["step", "optim", "checkpoint", "load", "loader", "ddp", "profile", "gpu-counts", "host-time", "compile"];
         assert_eq!(names.collect::<Vec<_>>(), cases);
         assert!(list.lines().all(|line| line.chars().count() <= 100), "{list}");
     }
