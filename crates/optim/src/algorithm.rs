@@ -194,10 +194,11 @@ impl Step<'_> {
 
     /// Fills the state of the parameters whose first step this is.
     pub(crate) fn start(&self, slot: &TensorList, value: f64) -> Result<(), TorchError> {
-        match self.first.contains(&true) {
-            true => fill(&slot.select(self.first)?, &vec![value; slot.len()]),
-            false => Ok(()),
+        if !self.first.contains(&true) {
+            return Ok(());
         }
+        let slot = slot.select(self.first)?;
+        fill(&slot, &vec![value; slot.len()])
     }
 
     /// The gradients to descend along: negated if `maximize`.
