@@ -154,7 +154,7 @@ def example(given):
 
 class VectorSets:
     """The processor's vector instructions. To see whether the compiler and libtorch have them, Inductor starts a Python
-    for each set, in every process anew: 10 s. That all of them work is noted in a file."""
+    for each set, in every process anew, which takes seconds. That all of them work is noted in a file."""
 
     def __init__(self, folder):
         compiler = os.environ.get("CXX", "g++")
