@@ -42,6 +42,8 @@ fn main() {
     build
         .cpp(true)
         .std("c++17")
+        // Of libtorch's headers: most of each program, a hundred times.
+        .debug(false)
         .include("cpp")
         // errno after a square root is not used, and setting it would keep loops with square roots scalar.
         .flag_if_supported("-fno-math-errno")
