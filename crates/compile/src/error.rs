@@ -79,6 +79,14 @@ pub enum CompileError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A record that is not compiled here.
+    #[error("the record {} is not compiled: {reason}", path.display())]
+    RecordRefused {
+        /// The record.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
     /// A tensor that the compiled step cannot take.
     #[error("{what} is {found}, but the step was recorded with {expected}")]
     OtherTensor {

@@ -46,12 +46,13 @@ pub fn prepare(folder: &Path, mut said: impl FnMut(&str, Result<Prepared, Compil
 }
 
 fn prepare_one(cache: &Cache, name: &str, path: &Path) -> Result<Prepared, CompileError> {
-    let refused = |reason: &str| CompileError::Refused { path: path.to_owned(), reason: reason.to_owned() };
+    let refused = |reason: &str| CompileError::RecordRefused { path: path.to_owned(), reason: reason.to_owned() };
     overdrive_ffi::check_owner(path)?;
     let record = read(path)?.ok_or_else(|| refused("it is no record of a step"))?;
     if record.processor != processor() {
         return Err(refused(
-            "it was recorded on another kind of processor, and a package runs only on the kind it is for",
+            "it was recorded on another kind of processor, and a package runs only on the kind that it is made on: prepare \
+             it on a machine of that kind",
         ));
     }
     if cache::key(&record) != name {

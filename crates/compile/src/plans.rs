@@ -107,7 +107,7 @@ impl<K: Eq + Hash, C> Plans<K, C> {
         let plan = match self.plans.remove(&key) {
             Some(Plan::Recorded(before)) => compile(&before, &trace, &self.options).map(|compiled| Plan::Compiled {
                 compiled: Box::new(compiled),
-                trial: self.options.auto.then(Trial::default),
+                trial: self.options.auto.then(|| Trial::new(trace.gpus())),
             }),
             _ => trace.check().map(|()| Plan::Recorded(Box::new(trace))),
         };

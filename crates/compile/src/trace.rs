@@ -1,9 +1,11 @@
 //! A recorded step, and what makes two of them the same.
 
+use std::collections::BTreeSet;
+
 use overdrive_ffi::record::{Record, Recording};
 use overdrive_ffi::{Form, TensorId};
 use serde_json::Value;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::error::CompileError;
 
@@ -71,6 +73,15 @@ impl Trace {
     /// The tensors from outside with their numbers, those of the batch first.
     pub(crate) fn externals(&self) -> &[(i64, Tensor)] {
         &self.record.externals
+    }
+
+    /// The GPUs that have its tensors from outside.
+    pub(crate) fn gpus(&self) -> BTreeSet<usize> {
+        let gpu = |(_, tensor): &(i64, Tensor)| match tensor.device() {
+            Device::Cuda(gpu) => Some(gpu),
+            _ => None,
+        };
+        self.externals().iter().filter_map(gpu).collect()
     }
 
     /// The numbers of the results.

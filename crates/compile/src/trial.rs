@@ -1,5 +1,6 @@
 //! Compiled steps beside uncompiled ones: which are faster.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ const STEPS: usize = 9;
 /// Steps in turns, both ways.
 #[derive(Debug, Default)]
 pub(crate) struct Trial {
+    /// The GPUs that a step computes on. Waiting for another one would make a context there.
+    gpus: BTreeSet<usize>,
     times: [Vec<Duration>; 2],
     running: Option<(Way, Instant)>,
 }
@@ -29,10 +32,19 @@ pub(crate) struct Verdict {
 }
 
 impl Trial {
+    /// Of steps that compute on these GPUs.
+    pub(crate) fn new(gpus: BTreeSet<usize>) -> Self {
+        Self { gpus, ..Self::default() }
+    }
+
+    fn wait_for_gpus(&self) {
+        self.gpus.iter().for_each(|gpu| tch::Cuda::synchronize(*gpu as i64));
+    }
+
     /// Begins a step, and says which way it has to run.
     pub(crate) fn begin(&mut self) -> Way {
         let way = if self.times[0].len() <= self.times[1].len() { Way::Compiled } else { Way::Uncompiled };
-        wait_for_devices();
+        self.wait_for_gpus();
         self.running = Some((way, Instant::now()));
         way
     }
@@ -40,7 +52,7 @@ impl Trial {
     /// Ends the step that was begun; the verdict once there are enough.
     pub(crate) fn end(&mut self) -> Option<Verdict> {
         let (way, begun) = self.running.take()?;
-        wait_for_devices();
+        self.wait_for_gpus();
         self.add(way, begun.elapsed())
     }
 
@@ -53,10 +65,6 @@ impl Trial {
         let faster = if compiled < uncompiled { Way::Compiled } else { Way::Uncompiled };
         Some(Verdict { faster, compiled, uncompiled })
     }
-}
-
-fn wait_for_devices() {
-    (0..tch::Cuda::device_count()).for_each(tch::Cuda::synchronize);
 }
 
 fn median(times: &[Duration]) -> Duration {
