@@ -181,7 +181,7 @@ def explained(path):
     operators = re.findall(r"\baoti_torch_(?:cpu|cuda)_(\w+)\(", calls)
     # Operators without a C function of their own.
     others = re.findall(r"\baoti_torch_(call_dispatcher|proxy_executor_call_function)\(", calls)
-    return {"fused": sorted(fused), "operators": Counter(operators + others)}
+    return {"fused": sorted(set(fused)), "operators": Counter(operators + others)}
 
 
 def main():

@@ -38,8 +38,10 @@ pub enum Prepared {
 /// # Errors
 /// When the folder cannot be read, or others may write to it.
 pub fn prepare(folder: &Path, mut said: impl FnMut(&str, Result<Prepared, CompileError>)) -> Result<(), CompileError> {
+    // First, because a cache makes its folder, and a misspelt one should stay absent.
+    let records = records(folder)?;
     let cache = Cache::at(folder.to_owned(), u64::MAX)?;
-    for (name, path) in records(folder)? {
+    for (name, path) in records {
         said(&name, prepare_one(&cache, &name, &path));
     }
     Ok(())

@@ -75,6 +75,8 @@ fn a_machine_without_python_runs_a_package_that_was_prepared_elsewhere() {
     assert!(said.iter().all(|prepared| matches!(prepared, Prepared::Compiled)) && !said.is_empty(), "{said:?}");
     let explained = compile::explain(folder.path()).unwrap();
     assert!(explained.contains("_fused_adamw_") && explained.contains("cpp_fused_"), "{explained}");
+    let lines: Vec<&str> = explained.lines().collect();
+    assert!(lines.windows(2).all(|pair| pair[0] != pair[1]), "a kernel is listed twice:\n{explained}");
 
     let (prepared, _) = without();
     assert!(prepared.ends_with("compiled: yes"), "{prepared}");
@@ -96,8 +98,10 @@ fn records_of_other_processors_and_versions_are_refused() {
     let text = refused("no JSON");
     assert!(text.contains("no record of a step") && !text.contains("delete it"), "{text}");
     assert!(refused(r#"{"processor": "z80", "request": {}}"#).contains("another kind of processor"));
-    let error = compile::prepare(&folder.path().join("0.json"), |_, _| ()).unwrap_err().to_string();
-    assert!(error.contains("0.json"), "{error}");
+    for absent in ["0.json", "misspelt"].map(|name| folder.path().join(name)) {
+        let error = compile::prepare(&absent, |_, _| ()).unwrap_err().to_string();
+        assert!(error.contains(&*absent.to_string_lossy()) && !absent.is_dir(), "{error}");
+    }
 }
 
 #[test]
