@@ -75,15 +75,18 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     uses_only(meeting.rank, meeting.size)
 }
 
-/// The first epochs allocate; the driver is asked for nothing after them, and only the batches are copied: images as the
-/// three bytes of each pixel.
+/// The driver is asked for what one epoch holds at a time, however many epochs follow, and only the batches are copied:
+/// images as the three bytes of each pixel.
 pub fn later_epochs_ask_the_driver_for_nothing() -> Result<()> {
     let loader = DataLoader::builder(TensorDataset::new(samples())?).batch_size(BATCH).to_device(GPU).build()?;
-    asks_for_nothing(&loader, FEATURES * 4 + 8)?;
-    asks_for_nothing(&gates::images(GPU)?, 3 * FEATURES + 8)
+    asks_for_one_epoch(&loader, FEATURES * 4 + 8)?;
+    asks_for_one_epoch(&gates::images(GPU)?, 3 * FEATURES + 8)
 }
 
-fn asks_for_nothing(loader: &DataLoader<(Tensor, Tensor)>, sample_bytes: i64) -> Result<()> {
+/// How many batches are under way at a time depends on how far the workers get ahead, so an epoch may be the first to
+/// hold one more. An epoch's batches are the most that any of them can hold.
+fn asks_for_one_epoch(loader: &DataLoader<(Tensor, Tensor)>, sample_bytes: i64) -> Result<()> {
+    const EPOCHS: u64 = 20;
     let fake = Fake::get().context("only a fake device counts what the driver is asked for")?;
     let epoch = || -> Result<()> {
         for batch in loader {
@@ -91,16 +94,22 @@ fn asks_for_nothing(loader: &DataLoader<(Tensor, Tensor)>, sample_bytes: i64) ->
         }
         Ok(())
     };
-    (0..4).try_for_each(|_| epoch())?;
-    fake.reset();
     epoch()?;
+    fake.reset();
+    (0..EPOCHS).try_for_each(|_| epoch())?;
     let counts = fake.counts();
     let count = |name: &str| counts.get(name).copied().unwrap_or(0);
-    for never in ["events created", "device allocations", "pinned allocations", "streams created"] {
-        ensure!(count(never) == 0, "{never}: {}", count(never));
+    let batches = SAMPLES as u64 / BATCH as u64;
+    // A batch has two tensors. libtorch's allocators record an event for each, on the host and on the device, and the
+    // loader one for the batch.
+    for (name, most) in
+        [("events created", 5 * batches), ("device allocations", 2 * batches), ("pinned allocations", 2 * batches)]
+    {
+        ensure!(count(name) <= most, "{name}: {} in {EPOCHS} epochs, {most} are enough", count(name));
     }
+    ensure!(count("streams created") == 0, "{counts:?}");
     ensure!(waits(&counts) == 0, "{counts:?}");
-    let bytes = (SAMPLES * sample_bytes) as u64;
+    let bytes = EPOCHS * (SAMPLES * sample_bytes) as u64;
     ensure!(count("bytes host to device, pinned") == bytes, "{counts:?}");
     ensure!(count("bytes host to device, pageable") == 0, "{counts:?}");
     Ok(())
