@@ -15,7 +15,7 @@ const CARGO_DENY: &str = "0.20.2";
 
 type Step = (&'static str, fn(&Workspace, &mut Results) -> Result<()>);
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     ("fmt", |ws, _| workspace::succeed(&mut ws.cargo(["fmt", "--all", "--check"]))),
     ("tidy", |ws, _| tidy::run(ws).map(drop)),
     ("deny", |ws, _| deny(ws)),
@@ -33,11 +33,8 @@ const STEPS: [Step; 10] = [
     ("docs", |ws, _| {
         workspace::succeed(ws.cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
     }),
-    ("test", |ws, results| {
-        let totals = test::totals(ws, &test::Options::default())?;
-        results.tests = Some(totals);
-        if totals.failed == 0 { Ok(()) } else { bail!("{} tests failed", totals.failed) }
-    }),
+    ("test", |ws, results| results.add(test::totals(ws, &test::Options::default())?)),
+    ("compile", |ws, results| results.add(test::apart(ws)?)),
     ("parity", |ws, results| {
         let (status, line) = parity::all(ws)?;
         results.parity = line;
@@ -58,10 +55,18 @@ struct Results {
     recipes: String,
 }
 
+impl Results {
+    fn add(&mut self, totals: Totals) -> Result<()> {
+        *self.tests.get_or_insert_default() += totals;
+        if totals.failed == 0 { Ok(()) } else { bail!("{} tests failed", totals.failed) }
+    }
+}
+
 /// Run everything that CI runs, cheapest first
 #[derive(Args, Default)]
 pub struct Options {
-    /// Only these steps, separated by commas: fmt, tidy, deny, no-torch, setup, clippy, docs, test, parity, recipes
+    /// Only these steps, separated by commas: fmt, tidy, deny, no-torch, setup, clippy, docs, test, compile, parity,
+    /// recipes
     #[arg(long, value_name = "STEPS", value_delimiter = ',')]
     only: Vec<String>,
 }

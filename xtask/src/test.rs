@@ -13,9 +13,13 @@ use crate::setup;
 use crate::totals::Totals;
 use crate::workspace::{self, Workspace};
 
-/// Run every test and every example; the last line has the totals
+/// Tests of compiled steps: Python compiles for minutes where a package is not cached, so they run apart.
+const APART: &str = "overdrive-compile-tests";
+
+/// Run the tests and every example; the last line has the totals
 ///
-/// A test that needs a GPU counts as skipped where there is none.
+/// A test that needs a GPU counts as skipped where there is none. Tests of compiled steps run apart, by
+/// `cargo xtask test -- --test compile`.
 #[derive(Args, Default)]
 pub struct Options {
     /// Arguments for `cargo test`: a name to filter by, `-p PACKAGE`, ..; the examples are not run then
@@ -27,6 +31,11 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     let totals = totals(ws, options)?;
     println!("{totals}");
     Ok(if totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The tests that [`run`] leaves out by default.
+pub fn apart(ws: &Workspace) -> Result<Totals> {
+    totals(ws, &Options { args: ["--test", "compile"].map(String::from).into() })
 }
 
 pub fn totals(ws: &Workspace, options: &Options) -> Result<Totals> {
@@ -48,6 +57,10 @@ fn tests(ws: &Workspace, args: &[String], failures: &mut Failures) -> Result<Tot
     let mut command = ws.cargo(["test", "--no-fail-fast"]);
     if !args.iter().any(|arg| arg.starts_with("-p") || arg.starts_with("--package")) {
         command.arg("--workspace");
+    }
+    // With a filter, tests are not many.
+    if args.is_empty() {
+        command.args(["--exclude", APART]);
     }
     let mut totals = Totals::default();
     let status = workspace::tee(command.args(args), |line| {

@@ -1,10 +1,10 @@
 //! What happens to a compiled step while its surroundings change.
 
 use overdrive::core::{Module, Optimizer, Stateful};
+use overdrive::nn;
 use overdrive::optim::{AdamW, Lion};
 use overdrive_compile as compile;
 use overdrive_compile::{CompileError, Options};
-use overdrive_nn as nn;
 use tch::{Kind, Tensor};
 
 use crate::losses::{batch, mlp};

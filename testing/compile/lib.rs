@@ -1,0 +1,2 @@
+//! Tests alone; `tests/compile` has them.
+#![forbid(unsafe_code)]
