@@ -3,7 +3,7 @@
 use crate::Contender;
 use crate::report::{Setting, WorkloadReport};
 use crate::text::{accuracy, list, seconds, times};
-use crate::verdict::{GoalResult, LEAST_PAIRS, Outcome};
+use crate::verdict::{GoalResult, LEAST_PAIRS, Outcome, Side};
 
 /// What is to be known of a workload's numbers, but for the comparisons.
 pub(crate) fn of(report: &WorkloadReport, setting: &Setting) -> Vec<String> {
@@ -78,8 +78,12 @@ impl GoalResult {
         if self.outcome == Outcome::Disturbed {
             return format!("not comparable with {with}, because timings were disturbed");
         }
-        let goal = times(self.at_least);
-        format!("{} as fast as {with} ({}; goal {goal}: {})", it.text(), it.side(), self.outcome)
+        let (goal, side) = (times(self.at_least), it.side());
+        let goal = match (self.outcome, side) {
+            (Outcome::Undecided, Side::Undecided) => format!("as is the goal of {goal}"),
+            (outcome, _) => format!("goal {goal}: {outcome}"),
+        };
+        format!("{} as fast as {with} ({side}; {goal})", it.text())
     }
 }
 

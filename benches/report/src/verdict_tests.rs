@@ -47,6 +47,11 @@ fn faster_slower_and_undecided_are_said_of_each_apart_from_its_goal() {
     let said = crate::Report::new(sample::report().setting, at_speeds(&[&[2.1, 2.2, 2.3]])).conclusion;
     let expected = "Overdrive is 2.20x (2.10-2.30) as fast as PyTorch as written (faster; goal 2.20x: undecided);";
     assert!(said[1].contains(expected), "{said:?}");
+    let said = crate::Report::new(sample::report().setting, at_speeds(&[&[0.9, 1.0, 2.3]])).conclusion;
+    assert!(
+        said[1].contains("1.00x (0.90-2.30) as fast as PyTorch as written (undecided; as is the goal of 2.20x)"),
+        "{said:?}"
+    );
 }
 
 #[test]

@@ -5,9 +5,13 @@ import json
 import math
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
+
+# Ctrl-C in a terminal goes to the benchmark too, which says that it was interrupted.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 TORCH = "2.11.0"
 

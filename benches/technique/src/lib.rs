@@ -11,6 +11,7 @@ pub mod contender;
 mod data;
 pub mod digits;
 mod digits_files;
+mod interrupt;
 pub mod job;
 pub mod model;
 mod photo_files;
@@ -35,6 +36,7 @@ use overdrive_ffi as ffi;
 use overdrive_ffi::cuda::{self, NoCuda};
 
 use data::Data;
+use interrupt::Interrupt;
 use job::Job;
 use player::{MOST_REPETITIONS, Player, Started, Starting};
 use team::{Team, failures_of_ours};
@@ -53,6 +55,7 @@ const SEEDS: u32 = 3;
 /// ours fails, after the report of the others.
 pub fn run(options: &BenchOptions) -> Result<()> {
     let mut bench = Bench::new(options)?;
+    let interrupt = Interrupt::watch(options, bench.peers.path())?;
     let workloads = options.workloads();
     let bar = bench.bar(&workloads)?;
     let (mut measurements, mut failures) = (Vec::<Measurements>::new(), Vec::new());
@@ -63,6 +66,7 @@ pub fn run(options: &BenchOptions) -> Result<()> {
         }
         // After each workload, so that what ends the program later takes nothing away.
         bench.write(&measurements, &failures)?;
+        interrupt.has_written(&measurements);
     }
     bar.finish_and_clear();
     let failed = failures.clone();

@@ -87,6 +87,8 @@ class Step(torch.nn.Module):
         self.request = request
 
     def forward(self, *inputs):
+        # In a record for batches of any size: where the size is found.
+        size = inputs[self.request["batch"][0]].shape[0] if "batch" in self.request else None
         tensors = {given["number"]: tensor for given, tensor in zip(self.request["inputs"], inputs)}
         scalars = {}
         for scalar, tensor in zip(self.request["scalars"], inputs[len(self.request["inputs"]):]):
@@ -94,13 +96,13 @@ class Step(torch.nn.Module):
                 scalars[node, arg] = tensor
         for at, node in enumerate(self.request["operators"]):
             try:
-                self.call(at, node, tensors, scalars)
+                self.call(at, node, tensors, scalars, size)
             except Exception as error:
                 raise RuntimeError(f"operator {at}, {node['op']}.{node['overload']}: {error}; {node['args']}") from error
         return tuple(tensors[number] for number in self.request["outputs"])
 
-    def call(self, at, node, tensors, scalars):
-        args = [scalars.get((at, i), value(arg, tensors)) for i, arg in enumerate(node["args"])]
+    def call(self, at, node, tensors, scalars, size):
+        args = [scalars.get((at, i), value(arg, tensors, size)) for i, arg in enumerate(node["args"])]
         formula = FORMULAS.get(node["op"])
         if formula:
             while args and args[-1] is None:
@@ -127,14 +129,17 @@ def bind(number, result, tensors):
         tensors[number] = result
 
 
-def value(arg, tensors):
+def value(arg, tensors, size):
     if isinstance(arg, list):
-        return [value(item, tensors) for item in arg]
+        return [value(item, tensors, size) for item in arg]
     if not isinstance(arg, dict):
         return arg
     (kind, what), = arg.items()
     if kind == "tensor":
         return tensors[what]
+    if kind == "batch":
+        factor, offset = what
+        return factor * size + offset
     if kind == "dtype":
         return dtype(what)
     if kind == "device":
@@ -195,9 +200,12 @@ def main():
     config.fallback_random = True
     inputs = [example(given) for given in request["inputs"]]
     inputs += [torch.zeros((), dtype=torch.float64) for _ in request["scalars"]]
+    size = torch.export.Dim("batch", min=2)
+    varying = request.get("batch", [])
+    shapes = {"inputs": tuple({0: size} if place in varying else None for place in range(len(inputs)))}
     print("stage trace", flush=True)
     with torch.no_grad():
-        program = torch.export.export(Step(request), tuple(inputs), strict=False)
+        program = torch.export.export(Step(request), tuple(inputs), dynamic_shapes=shapes, strict=False)
     print("stage compile", flush=True)
     with torch.no_grad():
         torch._inductor.aoti_compile_and_package(program, package_path=package)

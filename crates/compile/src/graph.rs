@@ -1,5 +1,7 @@
 //! A compiled step: the package, and the tensors it works on.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use overdrive_ffi::{Form, Package};
 use serde_json::{Value, json};
 use tch::Tensor;
@@ -11,6 +13,7 @@ use crate::options::Options;
 use crate::packages;
 use crate::record::Record;
 use crate::trace::Trace;
+use crate::varying::Varying;
 
 /// A number that is given anew at each run, and the arguments that it stands for: operator and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,10 +21,38 @@ pub(crate) struct Scalar {
     pub(crate) uses: Vec<(usize, usize)>,
 }
 
+impl Scalar {
+    /// Whether an operator's argument is one of these.
+    pub(crate) fn is_given(scalars: &[Self], operator: usize, place: usize) -> bool {
+        scalars.iter().any(|scalar| scalar.uses.contains(&(operator, place)))
+    }
+}
+
+/// Compiled code. Batches of several sizes can share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Code(Arc<Mutex<Package>>);
+
+impl Code {
+    /// Compiles a recorded step, or takes it from the cache: for its own batch, or for one of any size.
+    pub(crate) fn of(
+        trace: &Trace,
+        varying: Option<&Varying>,
+        scalars: &[Scalar],
+        options: &Options,
+    ) -> Result<Self, CompileError> {
+        let record = Record::new(request(trace, varying, scalars, options.threads()));
+        let path = packages::package(&Cache::of_user()?, &record, &mut options.progress())?;
+        let scalars = scalars.iter().map(|_| Form::of(&Tensor::from(0.0)));
+        let forms = trace.inputs().map(|(_, form)| form).chain(scalars).collect();
+        let places = varying.map_or(&[][..], |varying| &varying.places);
+        Ok(Self(Arc::new(Mutex::new(Package::load(&path, forms, places)?))))
+    }
+}
+
 /// A compiled step.
 #[derive(Debug)]
 pub(crate) struct Graph {
-    package: Package,
+    code: Code,
     batch: Vec<Form>,
     /// The tensors from outside, which stay the same objects.
     kept: Vec<Tensor>,
@@ -30,19 +61,14 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// Compiles a recorded step, or takes it from the cache.
-    pub(crate) fn compile(trace: &Trace, scalars: &[Scalar], options: &Options) -> Result<Self, CompileError> {
-        let record = Record::new(request(trace, scalars, options.threads()));
-        let path = packages::package(&Cache::of_user()?, &record, &mut options.progress())?;
-        let tensors = || trace.externals().iter().map(|(_, tensor)| tensor);
-        let scalars: Vec<(f64, Tensor)> = scalars.iter().map(|_| (0.0, Tensor::from(0.0))).collect();
-        let forms = tensors().chain(scalars.iter().map(|(_, tensor)| tensor)).map(Form::of).collect();
-        Ok(Self {
-            package: Package::load(&path, forms)?,
-            batch: tensors().take(trace.batch).map(Form::of).collect(),
-            kept: tensors().skip(trace.batch).map(Tensor::shallow_clone).collect(),
-            scalars,
-        })
+    /// A step that was recorded, and is run by code for it.
+    pub(crate) fn new(code: Code, trace: &Trace, scalars: &[Scalar]) -> Self {
+        Self {
+            code,
+            batch: trace.batch.iter().map(|(_, form)| form.clone()).collect(),
+            kept: trace.kept().iter().map(|(_, tensor)| tensor.shallow_clone()).collect(),
+            scalars: scalars.iter().map(|_| (0.0, Tensor::from(0.0))).collect(),
+        }
     }
 
     /// Runs the step; returns what the recorded one did.
@@ -58,17 +84,21 @@ impl Graph {
             }
             inputs.push(tensor.shallow_clone());
         }
-        Ok(self.package.run(&inputs)?)
+        Ok(self.code.0.lock().unwrap_or_else(PoisonError::into_inner).run(&inputs)?)
     }
 }
 
 /// What compile.py reads.
-fn request(trace: &Trace, scalars: &[Scalar], threads: i64) -> Value {
-    json!({
-        "operators": trace.operators,
-        "inputs": trace.externals().iter().map(|(number, tensor)| inputs::to_json(&Form::of(tensor), *number)).collect::<Vec<_>>(),
+fn request(trace: &Trace, varying: Option<&Varying>, scalars: &[Scalar], threads: i64) -> Value {
+    let mut request = json!({
+        "operators": varying.map_or(&trace.operators, |varying| &varying.operators),
+        "inputs": trace.inputs().map(|(number, form)| inputs::to_json(&form, number)).collect::<Vec<_>>(),
         "scalars": scalars.iter().map(|scalar| json!({ "uses": scalar.uses })).collect::<Vec<_>>(),
         "outputs": trace.results(),
         "threads": threads,
-    })
+    });
+    if let Some(varying) = varying {
+        request["batch"] = json!(varying.places);
+    }
+    request
 }

@@ -27,6 +27,13 @@ pub(crate) fn take(form: &Form, tensor: &Tensor, place: usize) -> Result<Tensor,
     Ok(own)
 }
 
+/// The forms of a batch without its size: the first dimension is 0.
+pub(crate) fn of_any_size(batch: &[Form]) -> Vec<Form> {
+    let mut forms = batch.to_vec();
+    forms.iter_mut().filter_map(|form| form.shape.first_mut()).for_each(|size| *size = 0);
+    forms
+}
+
 /// As compile.py reads it.
 pub(crate) fn to_json(form: &Form, number: i64) -> Value {
     json!({

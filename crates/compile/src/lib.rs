@@ -39,6 +39,7 @@ mod step;
 mod trace;
 mod trial;
 mod update;
+mod varying;
 
 pub use error::{BoxError, CompileError};
 pub use forward::{CompiledForward, forward};

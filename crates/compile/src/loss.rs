@@ -9,8 +9,9 @@ use tch::Tensor;
 use crate::error::{BoxError, CompileError};
 use crate::fingerprint::fingerprint;
 use crate::graph::Graph;
+use crate::inputs;
 use crate::options::Options;
-use crate::plans::{Next, Plans};
+use crate::plans::{self, Next, Plans};
 use crate::trace::Recorder;
 
 /// The closure of [`loss`].
@@ -50,6 +51,12 @@ struct Key {
     model: u64,
     batch: Vec<Form>,
     differentiable: Vec<bool>,
+}
+
+impl plans::Key for Key {
+    fn of_any_size(&self) -> Self {
+        Self { batch: inputs::of_any_size(&self.batch), ..self.clone() }
+    }
 }
 
 #[derive(Debug)]
@@ -147,10 +154,9 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
         let results: Vec<Tensor> = std::iter::once(loss.f_detach()?).chain(grads).collect();
         let count = recorder.operators();
         let trace = recorder.finish(&results, count)?;
-        self.steps.learn(key, trace, |before, trace, options| {
-            before.check_same(trace, |_, _| false)?;
+        self.steps.learn(key, trace, Ok(Vec::new()), |graph| {
             let wanted = wanted.iter().map(|tensor| Wanted::new(tensor, batch)).collect();
-            Ok(Compiled { graph: Graph::compile(trace, &[], options)?, wanted })
+            Compiled { graph, wanted }
         })?;
         attach(&wanted, results)
     }

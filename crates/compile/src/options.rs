@@ -8,6 +8,9 @@ pub struct Options {
     /// How many batches of different shapes, dtypes or modes of the model are compiled, each for itself; the others run
     /// uncompiled. Default 4.
     pub shapes: usize,
+    /// Whether a second size of the batch (its tensors' first dimension) is compiled for all sizes from 2. The first
+    /// step of each further size runs uncompiled. Default true. (`dynamic` of `torch.compile`)
+    pub dynamic: bool,
     /// Whether compiled and uncompiled steps are timed in turns, and the faster ones taken, which is said. Takes 10 steps
     /// of each, all of them real ones. Default false.
     pub auto: bool,
@@ -17,7 +20,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { strict: false, shapes: 4, auto: false, verbose: true }
+        Self { strict: false, shapes: 4, dynamic: true, auto: false, verbose: true }
     }
 }
 

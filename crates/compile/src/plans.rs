@@ -4,15 +4,25 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use crate::error::CompileError;
+use crate::graph::{Code, Graph, Scalar};
 use crate::options::Options;
 use crate::trace::Trace;
 use crate::trial::{Trial, Way};
+use crate::varying::Varying;
+
+/// What a plan is for: the batch's forms, and all else that a step depends on.
+pub(crate) trait Key: Eq + Hash {
+    /// The same for batches of any size.
+    fn of_any_size(&self) -> Self;
+}
 
 /// The plans of a step by what they are for. `C` is what a compiled step needs to run.
 #[derive(Debug)]
 pub(crate) struct Plans<K, C> {
     pub(crate) options: Options,
     plans: HashMap<K, Plan<C>>,
+    /// What is known of batches that differ in their size.
+    families: HashMap<K, Family>,
     why_eager: Option<String>,
 }
 
@@ -24,6 +34,8 @@ enum Plan<C> {
     Recorded(Box<Trace>),
     Compiled {
         compiled: Box<C>,
+        /// Whether its code is for batches of any size.
+        is_shared: bool,
         /// Until the faster way is known.
         trial: Option<Trial>,
     },
@@ -31,6 +43,24 @@ enum Plan<C> {
     Refused,
     /// Is faster uncompiled.
     Slower,
+}
+
+/// Steps over batches that differ in their size.
+#[derive(Debug)]
+struct Family {
+    /// One that was compiled.
+    trace: Trace,
+    any_size: AnySize,
+}
+
+/// Code for batches of any size.
+#[derive(Debug)]
+enum AnySize {
+    /// There was one size so far.
+    Unknown,
+    Compiled(Varying, Code),
+    /// Each size is compiled for itself.
+    Refused,
 }
 
 /// What a step has to do.
@@ -47,9 +77,9 @@ pub(crate) enum Next<'p, C> {
     Record,
 }
 
-impl<K: Eq + Hash, C> Plans<K, C> {
+impl<K: Key, C> Plans<K, C> {
     pub(crate) fn new() -> Self {
-        Self { options: Options::default(), plans: HashMap::new(), why_eager: None }
+        Self { options: Options::default(), plans: HashMap::new(), families: HashMap::new(), why_eager: None }
     }
 
     pub(crate) fn why_eager(&self) -> Option<&str> {
@@ -59,9 +89,9 @@ impl<K: Eq + Hash, C> Plans<K, C> {
     /// What a step of this kind has to do now.
     pub(crate) fn next(&mut self, key: &K) -> Next<'_, C> {
         self.end_trial(key);
-        let has_room = self.plans.len() < self.options.shapes;
+        let has_room = self.plans.contains_key(key) || self.has_room(key);
         match self.plans.get_mut(key) {
-            Some(Plan::Compiled { compiled, trial }) => match trial.as_mut().map_or(Way::Compiled, Trial::begin) {
+            Some(Plan::Compiled { compiled, trial, .. }) => match trial.as_mut().map_or(Way::Compiled, Trial::begin) {
                 Way::Compiled => Next::Run(compiled),
                 Way::Uncompiled => Next::Plain,
             },
@@ -71,6 +101,14 @@ impl<K: Eq + Hash, C> Plans<K, C> {
             None if has_room => Next::First,
             None => Next::Plain,
         }
+    }
+
+    /// Whether a step may be compiled. One over a batch of another size takes no room if there is code for any size.
+    fn has_room(&self, key: &K) -> bool {
+        let any_size = self.families.get(&key.of_any_size()).map(|known| &known.any_size);
+        let takes_room = |plan: &&Plan<C>| !matches!(plan, Plan::Compiled { is_shared: true, .. });
+        matches!(any_size, Some(AnySize::Compiled(..)))
+            || self.plans.values().filter(takes_room).count() < self.options.shapes
     }
 
     /// Ends the time of a step that was begun, if the ways of this kind of step are being compared.
@@ -93,8 +131,8 @@ impl<K: Eq + Hash, C> Plans<K, C> {
         self.plans.insert(key, Plan::Started);
     }
 
-    /// Takes the record of a step. `compile` is called with this one if there was one before: it makes sure that both are
-    /// the same.
+    /// Takes the record of a step, in which these numbers are given anew at each run. The second record of a step makes
+    /// sure that both are the same, and compiles it; if there is code for batches of any size, the first is enough.
     ///
     /// # Errors
     /// In strict mode why the step cannot be compiled. Otherwise it runs uncompiled from now on, and says so.
@@ -102,24 +140,80 @@ impl<K: Eq + Hash, C> Plans<K, C> {
         &mut self,
         key: K,
         trace: Trace,
-        compile: impl FnOnce(&Trace, &Trace, &Options) -> Result<C, CompileError>,
+        scalars: Result<Vec<Scalar>, CompileError>,
+        compiled: impl FnOnce(Graph) -> C,
     ) -> Result<(), CompileError> {
-        let plan = match self.plans.remove(&key) {
-            Some(Plan::Recorded(before)) => compile(&before, &trace, &self.options).map(|compiled| Plan::Compiled {
-                compiled: Box::new(compiled),
-                trial: self.options.auto.then(|| Trial::new(trace.gpus())),
-            }),
-            _ => trace.check().map(|()| Plan::Recorded(Box::new(trace))),
+        let before = match self.plans.remove(&key) {
+            Some(Plan::Recorded(before)) => Some(*before),
+            _ => None,
         };
-        match plan {
-            Ok(plan) => drop(self.plans.insert(key, plan)),
+        let plan = match self.plan(&key, before, trace, scalars, compiled) {
+            Ok(plan) => plan,
             Err(error) if self.options.strict => return Err(error),
             Err(error) => {
                 self.options.say(&format!("not compiled: {error}"));
                 self.why_eager = Some(error.to_string());
-                self.plans.insert(key, Plan::Refused);
+                Plan::Refused
+            }
+        };
+        self.plans.insert(key, plan);
+        Ok(())
+    }
+
+    fn plan(
+        &mut self,
+        key: &K,
+        before: Option<Trace>,
+        mut trace: Trace,
+        scalars: Result<Vec<Scalar>, CompileError>,
+        compiled: impl FnOnce(Graph) -> C,
+    ) -> Result<Plan<C>, CompileError> {
+        trace.check()?;
+        let scalars = scalars?;
+        let family = key.of_any_size();
+        let known = self.families.get_mut(&family);
+        let (code, is_shared) = match (known.as_ref().and_then(|known| known.code_for(&trace, &scalars)), before) {
+            (Some(code), _) => (code, true),
+            (None, None) => return Ok(Plan::Recorded(Box::new(trace))),
+            (None, Some(before)) => {
+                before.check_same(&trace, &scalars)?;
+                match known.and_then(|known| known.compile(&trace, &scalars, &self.options)) {
+                    Some(code) => (code, true),
+                    None => (Code::of(&trace, None, &scalars, &self.options)?, false),
+                }
+            }
+        };
+        let graph = Graph::new(code, &trace, &scalars);
+        let trial = self.options.auto.then(|| Trial::new(trace.gpus()));
+        trace.forget_callers();
+        self.families.entry(family).or_insert(Family { trace, any_size: AnySize::Unknown });
+        Ok(Plan::Compiled { compiled: Box::new(compiled(graph)), is_shared, trial })
+    }
+}
+
+impl Family {
+    /// The code for batches of any size, if this record is of the same step.
+    fn code_for(&self, trace: &Trace, scalars: &[Scalar]) -> Option<Code> {
+        let AnySize::Compiled(varying, code) = &self.any_size else { return None };
+        (varying.has(trace, scalars) && self.trace.check_same_tensors(trace).is_ok()).then(|| code.clone())
+    }
+
+    /// Compiles for batches of any size, of which this record is the second.
+    fn compile(&mut self, trace: &Trace, scalars: &[Scalar], options: &Options) -> Option<Code> {
+        if !options.dynamic || !matches!(self.any_size, AnySize::Unknown) {
+            return None;
+        }
+        let varying = Varying::join(&self.trace, trace, scalars)?;
+        match Code::of(trace, Some(&varying), scalars, options) {
+            Ok(code) => {
+                self.any_size = AnySize::Compiled(varying, code.clone());
+                Some(code)
+            }
+            Err(error) => {
+                options.say(&format!("not compiled for batches of any size, but for each by itself: {error}"));
+                self.any_size = AnySize::Refused;
+                None
             }
         }
-        Ok(())
     }
 }

@@ -8,9 +8,10 @@ use tch::Tensor;
 use crate::error::{BoxError, CompileError};
 use crate::fingerprint::fingerprint;
 use crate::graph::Graph;
+use crate::inputs;
 use crate::loss::{CompiledLoss, LossResult, loss};
 use crate::options::Options;
-use crate::plans::{Next, Plans};
+use crate::plans::{self, Next, Plans};
 use crate::trace::Recorder;
 use crate::update::{self, Number};
 
@@ -46,6 +47,12 @@ struct Key {
     model: u64,
     optimizer: (OptimizerId, Option<u64>),
     batch: Vec<Form>,
+}
+
+impl plans::Key for Key {
+    fn of_any_size(&self) -> Self {
+        Self { batch: inputs::of_any_size(&self.batch), ..self.clone() }
+    }
 }
 
 struct Compiled {
@@ -153,11 +160,11 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
         let mut update = 0;
         let loss = self.finish(opt, &loss, || update = recorder.operators())?;
         let trace = recorder.finish(std::slice::from_ref(&loss), update)?;
-        self.steps.learn(key, trace, |before, trace, options| {
-            before.check_same(trace, update::varies)?;
-            let (scalars, numbers) = update::numbers(trace, opt)?;
-            Ok(Compiled { graph: Graph::compile(trace, &scalars, options)?, numbers })
-        })?;
+        let (scalars, numbers) = match update::numbers(&trace, opt) {
+            Ok((scalars, numbers)) => (Ok(scalars), numbers),
+            Err(error) => (Err(error), Vec::new()),
+        };
+        self.steps.learn(key, trace, scalars, |graph| Compiled { graph, numbers })?;
         Ok(loss)
     }
 }

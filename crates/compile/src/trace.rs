@@ -8,6 +8,7 @@ use serde_json::Value;
 use tch::{Device, Tensor};
 
 use crate::error::CompileError;
+use crate::graph::Scalar;
 
 /// A recorded step: its operators, and the tensors that come in and go out.
 #[derive(Debug)]
@@ -15,8 +16,8 @@ pub(crate) struct Trace {
     record: Record,
     /// The operators, parsed.
     pub(crate) operators: Vec<Value>,
-    /// How many of the first tensors from outside are the batch's.
-    pub(crate) batch: usize,
+    /// The tensors of the batch: their numbers, and what they are.
+    pub(crate) batch: Vec<(i64, Form)>,
     /// The first operator of the update.
     pub(crate) update: usize,
 }
@@ -63,25 +64,42 @@ impl Recorder {
 
     /// Ends the record of a step with these results.
     pub(crate) fn finish(self, results: &[Tensor], update: usize) -> Result<Trace, CompileError> {
-        let record = self.recording.finish(results)?;
+        let mut record = self.recording.finish(results)?;
         let operators = serde_json::from_str(&record.operators).unwrap_or_default();
-        Ok(Trace { record, operators, batch: self.batch.len(), update })
+        let batch = record.externals.drain(..self.batch.len()).map(|(number, tensor)| (number, Form::of(&tensor)));
+        Ok(Trace { batch: batch.collect(), record, operators, update })
     }
 }
 
 impl Trace {
-    /// The tensors from outside with their numbers, those of the batch first.
-    pub(crate) fn externals(&self) -> &[(i64, Tensor)] {
+    /// The tensors from outside that are not the batch's, with their numbers. They stay the same objects.
+    pub(crate) fn kept(&self) -> &[(i64, Tensor)] {
         &self.record.externals
+    }
+
+    /// All that comes in: numbers and forms, those of the batch first.
+    pub(crate) fn inputs(&self) -> impl Iterator<Item = (i64, Form)> {
+        let kept = self.kept().iter().map(|(number, tensor)| (*number, Form::of(tensor)));
+        self.batch.iter().cloned().chain(kept)
+    }
+
+    /// The form of a tensor of the batch.
+    pub(crate) fn form(&self, place: usize) -> Option<&Form> {
+        self.batch.get(place).map(|(_, form)| form)
     }
 
     /// The GPUs that have its tensors from outside.
     pub(crate) fn gpus(&self) -> BTreeSet<usize> {
-        let gpu = |(_, tensor): &(i64, Tensor)| match tensor.device() {
+        let gpu = |(_, form): (i64, Form)| match form.device {
             Device::Cuda(gpu) => Some(gpu),
             _ => None,
         };
-        self.externals().iter().filter_map(gpu).collect()
+        self.inputs().filter_map(gpu).collect()
+    }
+
+    /// Frees what only errors need.
+    pub(crate) fn forget_callers(&mut self) {
+        self.record.forget_callers();
     }
 
     /// The numbers of the results.
@@ -96,35 +114,21 @@ impl Trace {
         Err(CompileError::NotRecordable { reason: refusal.reason.clone(), caller })
     }
 
-    /// An error unless the other record is of the same step: the same operators with the same numbers, over the same
-    /// tensors apart from the batch. `varies` says which arguments are given anew at each run.
-    pub(crate) fn check_same(&self, other: &Self, varies: impl Fn(&Value, usize) -> bool) -> Result<(), CompileError> {
-        let changes =
-            |difference: String, at: usize| CompileError::Changes { difference, caller: other.record.caller(at) };
-        for (at, (one, two)) in self.operators.iter().zip(&other.operators).enumerate() {
-            if one["op"] != two["op"] || one["overload"] != two["overload"] || one["out"] != two["out"] {
-                return Err(changes(format!("{} ran where {} had run", name(two), name(one)), at));
-            }
-            let (Some(args), Some(others)) = (one["args"].as_array(), two["args"].as_array()) else { continue };
-            let differs = |index: &usize| args.get(*index) != others.get(*index) && !varies(one, *index);
-            if let Some(index) = (0..args.len().max(others.len())).find(differs) {
-                let text = |args: &[Value]| args.get(index).unwrap_or(&Value::Null).to_string();
-                let (now, before) = (text(others), text(args));
-                return Err(changes(format!("argument {index} of {} was {before}, then {now}", name(one)), at));
-            }
+    /// An error unless the other record is of the same step: the same operators with the same numbers, apart from those
+    /// that are given anew at each run, over the same tensors apart from the batch.
+    pub(crate) fn check_same(&self, other: &Self, scalars: &[Scalar]) -> Result<(), CompileError> {
+        match first_difference(&self.operators, &other.operators, scalars) {
+            Some((at, difference)) => Err(CompileError::Changes { difference, caller: other.record.caller(at) }),
+            None => self.check_same_tensors(other),
         }
-        let (before, now) = (self.operators.len(), other.operators.len());
-        if before != now {
-            return Err(changes(format!("it had {before} operators, then {now}"), before.min(now)));
-        }
-        self.check_same_tensors(other)
     }
 
-    fn check_same_tensors(&self, other: &Self) -> Result<(), CompileError> {
+    /// An error unless the other record has the same tensors from outside, apart from the batch, and the same results.
+    pub(crate) fn check_same_tensors(&self, other: &Self) -> Result<(), CompileError> {
         let changes = |difference: String| Err(CompileError::Changes { difference, caller: None });
         let outside = |trace: &Self| {
-            let kept = trace.externals().iter().skip(trace.batch);
-            kept.map(|(number, tensor)| (*number, TensorId::of(tensor), Form::of(tensor))).collect::<Vec<_>>()
+            let of = |(number, tensor): &(i64, Tensor)| (*number, TensorId::of(tensor), Form::of(tensor));
+            trace.kept().iter().map(of).collect::<Vec<_>>()
         };
         let (before, now) = (outside(self), outside(other));
         if let Some((_, (_, _, form))) = before.iter().zip(&now).find(|(one, two)| one != two) {
@@ -137,6 +141,23 @@ impl Trace {
         }
         Ok(())
     }
+}
+
+/// The first operator in which two records differ, and how.
+pub(crate) fn first_difference(one: &[Value], two: &[Value], scalars: &[Scalar]) -> Option<(usize, String)> {
+    for (at, (one, two)) in one.iter().zip(two).enumerate() {
+        if one["op"] != two["op"] || one["overload"] != two["overload"] || one["out"] != two["out"] {
+            return Some((at, format!("{} ran where {} had run", name(two), name(one))));
+        }
+        let (Some(args), Some(others)) = (one["args"].as_array(), two["args"].as_array()) else { continue };
+        let differs = |place: &usize| args.get(*place) != others.get(*place) && !Scalar::is_given(scalars, at, *place);
+        if let Some(place) = (0..args.len().max(others.len())).find(differs) {
+            let text = |args: &[Value]| args.get(place).unwrap_or(&Value::Null).to_string();
+            return Some((at, format!("argument {place} of {} was {}, then {}", name(one), text(args), text(others))));
+        }
+    }
+    let (before, now) = (one.len(), two.len());
+    (before != now).then(|| (before.min(now), format!("it had {before} operators, then {now}")))
 }
 
 /// An operator's name with its overload.

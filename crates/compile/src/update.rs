@@ -37,11 +37,6 @@ fn places(operator: &Value) -> Option<(usize, usize)> {
     }
 }
 
-/// Whether an argument is given anew at each step.
-pub(crate) fn varies(operator: &Value, index: usize) -> bool {
-    places(operator).is_some_and(|(lr, momentum)| index == lr || index == momentum)
-}
-
 /// The numbers that the update takes at each step.
 ///
 /// # Errors
@@ -79,7 +74,7 @@ pub(crate) fn numbers(trace: &Trace, opt: &impl Optimizer) -> Result<(Vec<Scalar
 /// The group of the first parameter that an operator updates.
 fn group_of(trace: &Trace, operator: &Value, params: &[tch::Tensor], lens: &[usize]) -> Option<usize> {
     let number = operator["args"][0][0]["tensor"].as_i64()?;
-    let (_, tensor) = trace.externals().iter().find(|(other, _)| *other == number)?;
+    let (_, tensor) = trace.kept().iter().find(|(other, _)| *other == number)?;
     let place = params.iter().position(|param| TensorId::of(param) == TensorId::of(tensor))?;
     let mut end = 0;
     lens.iter().position(|len| {

@@ -53,24 +53,33 @@ impl std::fmt::Display for Form {
 pub struct Package {
     handle: NonNull<raw::Package>,
     inputs: Vec<Form>,
+    /// The inputs whose first dimension may have another size, the same for all.
+    varying: Vec<usize>,
 }
+
+/// For a compiler, dimensions of size 1 are other ones.
+const LEAST_SIZE: i64 = 2;
 
 // SAFETY: the loader has no state of a thread, and `run` takes `&mut self`.
 unsafe impl Send for Package {}
 
 impl Package {
-    /// Loads a package that was compiled for inputs of these forms.
+    /// Loads a package that was compiled for inputs of these forms. The first dimension of the `varying` ones may have
+    /// any size from 2, the same for all.
     ///
     /// A package is a shared library, and loading it runs its code, so it has to be a file that only this user or root
     /// can have written. It has to come from a compiler that was told these forms.
     ///
     /// # Errors
     /// When somebody else may have written it, it cannot be read or was not made for this libtorch, or there is no room
-    /// to unpack it in the folder for temporary files.
+    /// to unpack it in the folder for temporary files; when `varying` names an input without dimensions.
     ///
     /// # Source
     /// `torch._inductor.aoti_load_package`
-    pub fn load(path: &Path, inputs: Vec<Form>) -> Result<Self, Error> {
+    pub fn load(path: &Path, inputs: Vec<Form>, varying: &[usize]) -> Result<Self, Error> {
+        if let Some(place) = varying.iter().find(|&&place| inputs.get(place).is_none_or(|form| form.shape.is_empty())) {
+            return Err(Error::refused(format!("input {place} has no first dimension that could vary")));
+        }
         check_owner(path)?;
         let text = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| Error::refused(format!("{} holds a zero byte", path.display())))?;
@@ -82,7 +91,7 @@ impl Package {
         // SAFETY: the text lives through the call; the code is the user's own.
         check(|err| unsafe { raw::od_package_load(text.as_ptr(), index.unwrap_or(-1), &mut out, err) })?;
         let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no package"))?;
-        Ok(Self { handle, inputs })
+        Ok(Self { handle, inputs, varying: varying.to_vec() })
     }
 
     /// Runs it. Inputs that it updates are written in place, without a note for autograd (`Tensor._version`).
@@ -97,6 +106,7 @@ impl Package {
             let (found, expected) = (inputs.len(), self.inputs.len());
             return Err(Error::refused(format!("a compiled step got {found} inputs, but takes {expected}")));
         }
+        self.set_size(inputs)?;
         if let Some(place) = self.inputs.iter().zip(inputs).position(|(form, input)| !form.fits(input)) {
             let form = &self.inputs[place];
             let found =
@@ -107,6 +117,19 @@ impl Package {
         // SAFETY: both handles are live, and the inputs have the forms that the code relies on.
         TensorList::receive(|out, err| unsafe { raw::od_package_run(self.handle.as_ptr(), inputs.as_ptr(), out, err) })?
             .to_vec()
+    }
+
+    /// Takes the size of the varying inputs from the first of them.
+    fn set_size(&mut self, inputs: &[Tensor]) -> Result<(), Error> {
+        let Some(first) = self.varying.first().map(|&place| &inputs[place]) else { return Ok(()) };
+        let size = if first.defined() { first.size().first().copied().unwrap_or(0) } else { 0 };
+        if size < LEAST_SIZE {
+            return Err(Error::refused(format!("a batch of {size}, but this step is for sizes from {LEAST_SIZE}")));
+        }
+        for &place in &self.varying {
+            self.inputs[place].shape[0] = size;
+        }
+        Ok(())
     }
 }
 

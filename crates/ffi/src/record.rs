@@ -140,6 +140,11 @@ impl Drop for Recording {
 }
 
 impl Record {
+    /// Frees the callers of the operators.
+    pub fn forget_callers(&mut self) {
+        self.callers = Vec::new();
+    }
+
     /// The line or function that called an operator: the innermost one that belongs neither to libtorch, tch, the
     /// standard library nor a crate of Overdrive. For an operator of the backward pass, it called `backward`.
     ///

@@ -1,11 +1,13 @@
 //! Compiled steps beside plain ones.
 
+mod beside;
 mod inference;
 mod life;
 mod losses;
 mod models;
 mod processes;
 mod refusals;
+mod sizes;
 mod steps;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

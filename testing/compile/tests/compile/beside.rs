@@ -1,0 +1,54 @@
+//! A model that trains compiled, beside one that does not.
+
+use std::cell::Cell;
+
+use overdrive::core::{Module, Optimizer};
+use overdrive::nn::Forward;
+use overdrive_compile as compile;
+use overdrive_compile::{LossResult, Options};
+use tch::Tensor;
+
+/// Trains two models of the same initial values, one uncompiled; each loss has to be the same to 1e-5. `batch` gets the
+/// step's number. Returns how often the compiled step's closure was called.
+pub fn follows<M: Module + Forward, O: Optimizer>(
+    model: impl Fn() -> M,
+    optimizer: impl Fn(&M) -> O,
+    batch: impl Fn(usize) -> [Tensor; 2],
+    steps: usize,
+    options: Options,
+) -> usize {
+    let make = || {
+        tch::manual_seed(1);
+        model()
+    };
+    let (plain, compiled) = (make(), make());
+    let (mut plain_opt, mut opt) = (optimizer(&plain), optimizer(&compiled));
+    let calls = Cell::new(0);
+    let mut step = compile::step(&compiled, |batch| {
+        calls.set(calls.get() + 1);
+        loss(&compiled, batch)
+    })
+    .options(Options { strict: true, ..options });
+    for number in 0..steps {
+        tch::manual_seed(1000 + number as i64);
+        let batch = batch(number);
+        tch::manual_seed(number as i64);
+        let expected = loss(&plain, &batch).unwrap();
+        expected.backward();
+        plain_opt.step().unwrap();
+        plain_opt.zero_grad().unwrap();
+        tch::manual_seed(number as i64);
+        let found = step.run(&mut opt, &batch).unwrap().double_value(&[]);
+        let expected = expected.double_value(&[]);
+        let is_close = (found - expected).abs() <= 1e-5 * expected.abs();
+        assert!(is_close, "step {number}: {found}, but {expected} uncompiled");
+    }
+    for ((name, one), (_, other)) in plain.named_buffers().iter().zip(compiled.named_buffers()) {
+        assert!(one.allclose(&other, 1e-4, 1e-5, false), "the buffer {name}");
+    }
+    calls.get()
+}
+
+fn loss(model: &impl Forward, batch: &[Tensor]) -> LossResult {
+    Ok(model.forward(&batch[0])?.flatten(0, -2).cross_entropy_for_logits(&batch[1].flatten(0, -1)))
+}

@@ -1,0 +1,104 @@
+//! Batches of several sizes.
+
+use std::cell::Cell;
+
+use overdrive::nn::{self as nn, Forward, sequential};
+use overdrive::optim::AdamW;
+use overdrive::prelude::*;
+use overdrive_compile as compile;
+use overdrive_compile::Options;
+
+use crate::beside::follows;
+use crate::losses::mlp;
+use crate::models::{gpt, tokens};
+
+/// How often the closure of a compiled step is called for batches of these sizes, in strict mode.
+fn calls<M: Module + Forward>(
+    model: impl Fn() -> M,
+    batch: fn(i64) -> [Tensor; 2],
+    sizes: &[i64],
+    options: Options,
+) -> usize {
+    let adam = |model: &M| AdamW::builder(model).build().unwrap();
+    follows(model, adam, |step| batch(sizes[step]), sizes.len(), options)
+}
+
+fn numbers(size: i64) -> [Tensor; 2] {
+    [Tensor::randn([size, 20], (Kind::Float, Device::Cpu)), Tensor::randint(5, [size], (Kind::Int64, Device::Cpu))]
+}
+
+/// The first two sizes are recorded twice and compiled; each further one is recorded once, to see that it is the same step.
+#[test]
+fn a_second_size_is_compiled_for_all_sizes() {
+    let Some(_alone) = crate::compiling() else { return };
+    let sizes = [16, 16, 16, 16, 7, 7, 7, 7, 2, 2, 2, 33, 33, 33, 16, 7];
+    let options = Options { shapes: 2, ..Options::default() };
+    assert_eq!(calls(mlp, numbers, &sizes, options), 3 + 3 + 2 + 2);
+}
+
+#[test]
+fn a_batch_of_one_is_compiled_for_itself() {
+    let Some(_alone) = crate::compiling() else { return };
+    let sizes = [16, 16, 16, 7, 7, 7, 1, 1, 1, 1, 1];
+    assert_eq!(calls(mlp, numbers, &sizes, Options::default()), 3 + 3 + 3);
+    // It is the third to be compiled, so two leave no room for it.
+    let options = Options { shapes: 1, ..Options::default() };
+    assert_eq!(calls(mlp, numbers, &[1, 1, 1, 1, 7, 7, 7, 7], options), 3 + 4);
+}
+
+#[test]
+fn sizes_are_compiled_each_for_itself_on_demand() {
+    let Some(_alone) = crate::compiling() else { return };
+    let options = Options { dynamic: false, shapes: 1, ..Options::default() };
+    assert_eq!(calls(mlp, numbers, &[16, 16, 16, 7, 7, 7, 7], options), 3 + 4);
+}
+
+#[test]
+fn a_gpt_trains_on_batches_of_any_size() {
+    let Some(_alone) = crate::compiling() else { return };
+    let sizes = [4, 4, 4, 4, 3, 3, 3, 3, 2, 2, 2, 6, 6, 6, 4, 3];
+    assert_eq!(calls(gpt, tokens, &sizes, Options::default()), 3 + 3 + 2 + 2);
+}
+
+#[test]
+fn convolutions_and_batch_normalization_train_on_batches_of_any_size() {
+    let Some(_alone) = crate::compiling() else { return };
+    let cnn = || {
+        sequential![
+            // Without a bias: its gradient before a normalization is rounding, which Adam makes a step of.
+            nn::Conv2d::builder(3, 8, 3).padding(1).bias(false).build().unwrap(),
+            nn::BatchNorm2d::new(8).unwrap(),
+            nn::Relu,
+            nn::MaxPool2d::new(2),
+            nn::Flatten::default(),
+            nn::Linear::new(8 * 16, 5).unwrap()
+        ]
+    };
+    let images = |size: i64| {
+        let labels = Tensor::randint(5, [size], (Kind::Int64, Device::Cpu));
+        [Tensor::randn([size, 3, 8, 8], (Kind::Float, Device::Cpu)), labels]
+    };
+    let sizes = [8, 8, 8, 8, 5, 5, 5, 5, 3, 3, 3, 11, 11, 11, 8, 5];
+    assert_eq!(calls(cnn, images, &sizes, Options::default()), 3 + 3 + 2 + 2);
+}
+
+/// A loop over the samples is another list of operators at each size.
+#[test]
+fn a_step_whose_operators_depend_on_the_size_is_compiled_for_each() {
+    let Some(_alone) = crate::compiling() else { return };
+    let model = nn::Linear::new(4, 2).unwrap();
+    let calls = Cell::new(0);
+    let mut loss_of = compile::loss(&model, |batch| {
+        calls.set(calls.get() + 1);
+        let rows: Vec<Tensor> = (0..batch[0].size()[0]).map(|row| batch[0].get(row)).collect();
+        Ok(model.forward(&Tensor::stack(&rows, 0))?.square().mean(Kind::Float))
+    })
+    .options(Options { strict: true, ..Options::default() });
+    for size in [3, 3, 3, 5, 5, 5, 3, 4, 4, 4] {
+        let x = Tensor::randn([size, 4], (Kind::Float, Device::Cpu));
+        let expected = model.forward(&x).unwrap().square().mean(Kind::Float).double_value(&[]);
+        let found = loss_of.run(&[x]).unwrap().double_value(&[]);
+        assert!((found - expected).abs() <= 1e-5 * expected, "{found}, but {expected} uncompiled");
+    }
+    assert_eq!(calls.get(), 2 + 2 + 2);
+}
