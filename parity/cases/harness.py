@@ -23,7 +23,7 @@ DTYPES = {
 MODULES = (
     "amp", "accum", "optim", "optim_grid", "optim_papers", "optim_timm", "checkpoint", "mnist", "dataload", "samplers",
     "sched", "ddp", "profiler", "nn_layers", "nn_sequences", "nn_attention", "nn_models", "nn_gpt2", "nn_files", "nn_summary",
-    "nn_autograd", "optim_closures", "optim_packages", "swa", "metrics", "lr_finder",
+    "nn_autograd", "optim_closures", "optim_packages", "swa", "metrics", "lr_finder", "compile",
 )
 CASES = {}
 
@@ -81,8 +81,8 @@ def skip_module(out, module, wanted, package):
             (out / f"{name}.json").write_text(json.dumps(record))
 
 
-# Without one of these, the cases that need it are skipped.
-OPTIONAL = {"PIL", "numpy", "prodigyopt", "safetensors", "schedulefree", "timm", "torchinfo", "torchvision", "transformers"}
+# Without one of these, the cases that need it are skipped. g++ is no module, but a case says so in the same way.
+OPTIONAL = {"PIL", "g++", "numpy", "prodigyopt", "safetensors", "schedulefree", "timm", "torchinfo", "torchvision", "transformers"}
 
 
 def main():

@@ -8,6 +8,7 @@ line each: `stage NAME`, and at the end `done`. Errors go to stderr.
 """
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -191,7 +192,7 @@ def explained(path):
 
 def main():
     record, folder, cache = sys.argv[1:]
-    package = os.path.join(folder, "step.pt2")
+    path, package = os.path.join(folder, "step.pt2"), io.BytesIO()
     with open(record) as file:
         request = json.load(file)["request"]
     torch.set_num_threads(request["threads"])
@@ -209,8 +210,11 @@ def main():
     print("stage compile", flush=True)
     with torch.no_grad():
         torch._inductor.aoti_compile_and_package(program, package_path=package)
+    # Not by libtorch: its writer ends the process, without the reason, where the disk is full.
+    with open(path, "wb") as file:
+        file.write(package.getbuffer())
     with open(os.path.join(folder, "explain.json"), "w") as file:
-        json.dump(explained(package), file)
+        json.dump(explained(path), file)
     vectors.note()
     print("done", flush=True)
 

@@ -19,7 +19,7 @@ struct Config {
     threshold: Option<f64>,
 }
 
-struct Net(Vec<Tensor>);
+pub struct Net(pub Vec<Tensor>);
 
 impl Module for Net {
     fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>) {

@@ -4,6 +4,7 @@ mod accum;
 mod amp;
 mod checkpoint;
 mod closures;
+mod compile;
 mod dataload;
 mod ddp;
 mod ddp_collectives;
@@ -76,6 +77,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("ddp_training_of_more", ddp::ddp_training_of_more),
     ("ddp_beside_python", ddp::ddp_beside_python),
     ("ddp_collectives", ddp::ddp_collectives),
+    ("compiled_steps", compile::compiled_steps),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
     ("metrics_meters", metrics::meters),
     ("nn_layers", nn::layers),

@@ -1,5 +1,6 @@
 //! Several processes, some of them without Python, and one folder of packages.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -33,11 +34,16 @@ fn a_process_that_trains() {
 
 fn start(cache: &Path, python: Option<&str>) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "processes::a_process_that_trains", "--nocapture"]).env(TRAINS, "1");
-    command.env("OVERDRIVE_COMPILE_CACHE", cache);
     if let Some(python) = python {
         command.env("OVERDRIVE_PYTHON", python).env("PATH", "");
     }
+    start_by(command, cache)
+}
+
+/// By a command that runs this program.
+fn start_by(mut command: Command, cache: &Path) -> Child {
+    command.args(["--exact", "processes::a_process_that_trains", "--nocapture"]).env(TRAINS, "1");
+    command.env("OVERDRIVE_COMPILE_CACHE", cache);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -84,6 +90,74 @@ fn a_machine_without_python_runs_a_package_that_was_prepared_elsewhere() {
     let mut again = Vec::new();
     compile::prepare(folder.path(), |_, prepared| again.push(prepared.unwrap())).unwrap();
     assert!(again.iter().all(|prepared| matches!(prepared, Prepared::Present)), "{again:?}");
+}
+
+/// What is in a folder of packages besides locks and notes about the machine.
+fn left_in(cache: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| !name.ends_with(".lock") && !name.starts_with("vectors-")).collect()
+}
+
+/// The process whose parent is this one.
+fn child_of(parent: u32) -> Option<u32> {
+    let is_child = |pid: &u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.lines().any(|line| line.split_whitespace().eq(["PPid:", &parent.to_string()]))
+    };
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_child)
+}
+
+#[test]
+fn a_killed_compiler_leaves_an_uncompiled_run_and_the_next_one_compiles() {
+    let Some(_alone) = crate::compiling() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = start(folder.path(), None);
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line.contains("compiling its kernels")));
+    let python = child_of(child.id()).expect("a Python that compiles").to_string();
+    assert!(Command::new("kill").args(["-KILL", &python]).status().unwrap().success());
+    let reader = std::thread::spawn(move || said.collect::<Vec<_>>());
+    let (line, _) = end(child);
+    let errors = reader.join().unwrap().join("\n");
+    assert!(line.contains("signal: 9") && errors.contains("not compiled"), "{line}\n{errors}");
+    let left = left_in(folder.path());
+    // The loss by itself was compiled then; of the killed step, the record is left.
+    let packages = left.iter().filter(|name| name.ends_with(".pt2")).count();
+    assert!(packages == 1 && !left.iter().any(|name| name.starts_with("compiling-")), "{left:?}");
+
+    let (again, _) = end(start(folder.path(), None));
+    assert!(again.ends_with("compiled: yes"), "{again}");
+    assert_eq!(again.split(',').next(), line.split(',').next(), "the losses");
+}
+
+/// A disk of this size, on which this program trains. `None` where this user cannot mount one.
+fn start_on_disk(size: &str, folder: &Path) -> Option<Child> {
+    let mount = r#"mount -t tmpfs -o mode=700,size="$0" none "$1" || exit 99; shift; exec "$@""#;
+    let on_disk = |program: &[&std::ffi::OsStr]| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", mount, size]).arg(folder).args(program);
+        command
+    };
+    let tried = on_disk(&["true".as_ref()]).output();
+    if !tried.is_ok_and(|tried| tried.status.success()) {
+        println!("skipped: this user cannot mount a disk");
+        return None;
+    }
+    Some(start_by(on_disk(&[std::env::current_exe().unwrap().as_ref()]), folder))
+}
+
+#[test]
+fn a_full_disk_leaves_an_uncompiled_run() {
+    let Some(_alone) = crate::compiling() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // The record fits on the second one.
+    for (size, expected) in [("4k", "cannot write the record"), ("256k", "No space left on device")] {
+        let Some(child) = start_on_disk(size, folder.path()) else { return };
+        let (line, errors) = end(child);
+        assert!(!line.ends_with("compiled: yes") && errors.contains("not compiled"), "{line}\n{errors}");
+        assert!(errors.contains(expected) && errors.contains("No space left on device"), "{size}: {errors}");
+    }
 }
 
 #[test]
