@@ -1,11 +1,13 @@
 //! What a step costs, as the stand-in counts it.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use anyhow::{Result, bail, ensure};
 use overdrive::tch::Device;
 use overdrive_fakecuda::{Counts, Fake, waits};
 use serde::{Deserialize, Serialize};
 
-use super::ours::Step;
 use super::{Recipe, ours, plain_tch};
 
 /// Steps before the counted ones, in which state is allocated; and the counted ones.
@@ -58,12 +60,31 @@ impl Counted {
     }
 }
 
-/// Counts a step of ours, and returns the loss of each step too.
+/// What was found out about a step.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The counts of one.
+    pub counted: Counted,
+    /// The loss of each, also of those before the counted ones.
+    pub losses: Vec<f64>,
+    /// The operators that the stand-in has computed.
+    pub operators: Vec<String>,
+}
+
+/// Counts a step of ours, once in a process.
 ///
 /// # Errors
 /// When this process does not run on the stand-ins, the step fails, or something reads what nobody has computed.
-pub fn count(recipe: &Recipe) -> Result<(Counted, Vec<f64>)> {
-    counted(recipe, ours::step(recipe, Device::Cuda(0))?)
+pub fn count(recipe: &Recipe) -> Result<Step> {
+    static KNOWN: Mutex<BTreeMap<String, Step>> = Mutex::new(BTreeMap::new());
+    let key = format!("{recipe:?}");
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(step) = known().get(&key) {
+        return Ok(step.clone());
+    }
+    let step = counted(recipe, ours::step(recipe, Device::Cuda(0))?)?;
+    known().insert(key, step.clone());
+    Ok(step)
 }
 
 /// Counts the same step by what tch has; `None` where it lacks something for it.
@@ -74,10 +95,10 @@ pub fn count_plain_tch(recipe: &Recipe) -> Result<Option<Counted>> {
     if !plain_tch::has(recipe) {
         return Ok(None);
     }
-    Ok(Some(counted(recipe, plain_tch::step(recipe, Device::Cuda(0))?)?.0))
+    Ok(Some(counted(recipe, plain_tch::step(recipe, Device::Cuda(0))?)?.counted))
 }
 
-fn counted(recipe: &Recipe, mut step: Step) -> Result<(Counted, Vec<f64>)> {
+fn counted(recipe: &Recipe, mut step: ours::Step) -> Result<Step> {
     let Some(fake) = Fake::get() else { bail!("this process does not run on a fake device") };
     let mut losses = Vec::new();
     for _ in 0..WARM_UP {
@@ -88,12 +109,12 @@ fn counted(recipe: &Recipe, mut step: Step) -> Result<(Counted, Vec<f64>)> {
     for _ in 0..STEPS {
         losses.push((step.train)()?);
     }
-    let counted = Counted::of(&fake.counts(), STEPS);
+    let (counted, operators) = (Counted::of(&fake.counts(), STEPS), fake.computed());
     let losses: Vec<f64> = losses.iter().map(|loss| loss.double_value(&[])).collect();
     ensure!((step.scale)()? == scale, "{}: the scaler has skipped a step", recipe.name());
     each_step_counts(recipe, &losses)?;
     match fake.notes().as_slice() {
-        [] => Ok((counted, losses)),
+        [] => Ok(Step { counted, losses, operators }),
         notes => bail!("{}: {}", recipe.name(), notes.join("; ")),
     }
 }

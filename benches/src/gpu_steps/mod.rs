@@ -6,7 +6,7 @@ mod models;
 pub mod ours;
 pub mod plain_tch;
 
-pub use counted::{Counted, count, count_plain_tch, each_step_counts, losses_on_host};
+pub use counted::{Counted, Step, count, count_plain_tch, each_step_counts, losses_on_host};
 use overdrive::prelude::Tensor;
 use serde::Serialize;
 

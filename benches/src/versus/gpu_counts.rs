@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use overdrive_fakecuda::{Counts, Fake};
 use serde::Deserialize;
 
-use crate::gpu_steps::{Counted, Recipe, count, count_plain_tch, each_step_counts, recipes};
+use crate::gpu_steps::{Counted, Recipe, Step, count, count_plain_tch, each_step_counts, recipes};
 
 /// How far the losses may be apart, as a share of PyTorch's: with float32, and with half precision, whose numbers have 3
 /// digits.
@@ -105,7 +105,7 @@ pub fn rows(python: &Path) -> Result<Vec<Row>> {
         if let Some(error) = theirs.error {
             bail!("{name}: PyTorch: {error}");
         }
-        let (ours, losses) = count(recipe).with_context(|| name.clone())?;
+        let Step { counted: ours, losses, .. } = count(recipe).with_context(|| name.clone())?;
         let differences = losses.iter().zip(&theirs.losses).map(|(ours, theirs)| difference(*ours, *theirs));
         each_step_counts(recipe, &theirs.losses).context("PyTorch")?;
         let pytorch = Counted::of(&theirs.counts, 4);

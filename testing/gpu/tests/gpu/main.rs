@@ -13,6 +13,8 @@ mod reports;
 mod requirements;
 mod uploads;
 
+use std::sync::{Mutex, PoisonError};
+
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive::amp::StepOutcome;
@@ -47,8 +49,8 @@ fn main() -> Result<()> {
     ensure!(runs == Runs::OnNothing || Cuda::is_available(), "on {runs}, but libtorch finds none");
     println!("on {runs} {}", overdrive_fakecuda::LEFT_OUT);
     let mut arguments = Arguments::from_args();
-    // The tests share one device: memory statistics and `ForbidSync` apply to the whole process.
-    arguments.test_threads = Some(1);
+    // A real device is shared by all.
+    arguments.test_threads = Some(if Fake::get().is_some() { 2 } else { 1 });
     let mut tests = trials![
         CONTROL_FLOW;
         the_tests_fail_where_their_stand_in_is_not_loaded,
@@ -167,17 +169,33 @@ fn main() -> Result<()> {
         calibration::copies_say_where_from_and_who_waits,
         calibration::freed_memory_is_used_again,
     ]);
+    // Those first that run beside others.
+    tests.sort_by_key(|(name, ..)| !has_processes_of_its_own(name));
     let trials = tests.into_iter().map(|(name, test, kind)| {
         let missing = requirements::missing(name);
         if let Some(reason) = missing.as_ref().filter(|_| !arguments.list) {
             println!("{name}: skipped: {reason}");
         }
-        // Those of the calibration ask for what is refused.
-        let run = move || if kind == CALIBRATION { test() } else { checked(test) };
+        let run = move || {
+            if has_processes_of_its_own(name) {
+                return test();
+            }
+            let _alone = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+            // Those of the calibration ask for what is refused.
+            if kind == CALIBRATION { test() } else { checked(test) }
+        };
         let trial = Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
         trial.with_kind(kind).with_ignored_flag(missing.is_some())
     });
     libtest_mimic::run(&arguments, trials.collect()).exit()
+}
+
+/// The device of this process: memory statistics, counts and `ForbidSync` apply to the whole process.
+static DEVICE: Mutex<()> = Mutex::new(());
+
+/// Whether a test only starts processes, and looks at how they end.
+fn has_processes_of_its_own(name: &str) -> bool {
+    name.starts_with("ranks::") || name == "loading::nothing_is_early_or_on_another_device"
 }
 
 /// Runs a test; on a fake device it fails if that has noted anything: the host read what nobody has computed, kernels
