@@ -151,7 +151,7 @@ impl BenchOptions {
                 matches!(contender, Contender::PytorchCompiled | Contender::ChannelsLast | Contender::Fused)
             }
             (Size::Default, Workload::Digits) => *contender == Contender::PytorchCompiled,
-            (Size::Default, Workload::Text) => false,
+            (Size::Default, Workload::Text) => *contender == Contender::Compiled,
         };
         let is_chosen = |contender: &Contender| match self.only.as_slice() {
             [] => !is_left_out(contender),

@@ -42,13 +42,15 @@ pub enum Contender {
     DeviceData,
     /// Two micro-batches per step, to save memory.
     Accumulate,
+    /// The loss and its gradients compiled by Inductor.
+    Compiled,
     /// Overdrive: several techniques together, without --quick those that make steps faster in a trial.
     Combined,
 }
 
 impl Contender {
     /// All of them, in the order of a report's rows.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Pytorch,
         Self::PytorchTuned,
         Self::PytorchCompiled,
@@ -64,6 +66,7 @@ impl Contender {
         Self::Tf32,
         Self::DeviceData,
         Self::Accumulate,
+        Self::Compiled,
         Self::Combined,
     ];
 

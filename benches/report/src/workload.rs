@@ -62,7 +62,7 @@ impl Workload {
             Self::Photos => {
                 &[C::Prefetch, C::ScaledDecode, C::ChannelsLast, C::Fused, C::HostCache, C::Bf16, C::Fp16, C::Tf32]
             }
-            Self::Text => &[C::Fused, C::HostCache, C::Bf16, C::Fp16, C::Tf32, C::Accumulate],
+            Self::Text => &[C::Fused, C::HostCache, C::Bf16, C::Fp16, C::Tf32, C::Accumulate, C::Compiled],
         };
         let always = [C::Pytorch, C::PytorchTuned, C::PytorchCompiled, C::Tch];
         let all = always.iter().chain(own).chain(&[C::Combined]).copied();

@@ -17,6 +17,7 @@ pub fn all(job: &Job) -> Vec<Contender> {
     let techniques = job.workload.contenders(cuda).into_iter().filter(|it| it.is_technique());
     // It saves memory, not time.
     let techniques = techniques.filter(|it| *it != Contender::Accumulate);
+    let techniques = techniques.filter(|it| *it != Contender::Compiled || job.compiles);
     if job.tries {
         return techniques.collect();
     }
@@ -83,6 +84,7 @@ mod tests {
             threads: 2,
             batch_size: 1,
             tries: true,
+            compiles: false,
             has_bf16: true,
             options: Default::default(),
             settle_seconds: 0.0,

@@ -39,6 +39,7 @@ pub fn of_workload(workload: Workload, options: &BenchOptions, device: DeviceKin
         seed: options.seed,
         threads,
         tries: !quick,
+        compiles: options.size() == Size::Full,
         has_bf16: if cuda {
             device_capability(0).is_ok_and(|it| it >= BF16_CAPABILITY)
         } else {

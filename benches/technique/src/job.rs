@@ -29,6 +29,9 @@ pub struct Job {
     pub batch_size: usize,
     /// Whether contenders may choose options by measuring at their start. Off for a quick run.
     pub tries: bool,
+    /// Whether the combined contender tries to compile, which takes a minute.
+    #[serde(default)]
+    pub compiles: bool,
     /// Whether the device multiplies bfloat16 in hardware. If nothing is tried, tuned Python and ours then use it.
     pub has_bf16: bool,
     /// The options that tuned Python has chosen, for compiled Python; null until they are known.

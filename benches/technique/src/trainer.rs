@@ -1,11 +1,13 @@
 //! The training loop of all Rust contenders. The job's parts switch the techniques.
 
+use std::rc::Rc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use overdrive_accum::{Accumulator, Samples};
 use overdrive_amp::{GradScaler, autocast};
 use overdrive_bench_report::Contender;
+use overdrive_compile::{self as compile, CompiledLoss, LossResult};
 use overdrive_core::{Optimizer, TchOptimizer};
 use overdrive_dataload::DataError;
 use overdrive_optim::AdamW;
@@ -40,13 +42,14 @@ pub trait Feed {
 /// Computes logits from inputs; the flag is true in training.
 pub type Model = Box<dyn Fn(&Tensor, bool) -> Tensor>;
 
+/// Computes the loss of inputs and targets.
+type Loss = Box<dyn FnMut(&[Tensor]) -> LossResult>;
+
 /// A model with its optimizer.
 pub struct Trainer {
-    /// Owns the variables that the model and the optimizer use.
-    _vs: VarStore,
-    model: Model,
+    model: Rc<Model>,
     device: Device,
-    precision: Option<Kind>,
+    loss: TrainedLoss,
     opt: Box<dyn Optimizer>,
     scaler: GradScaler,
     accum: Accumulator,
@@ -102,11 +105,14 @@ impl Trainer {
                 .into_values()
                 .for_each(|mut variable| variable.set_data(&to_channels_last(&variable.detach())));
         }
-        let precision = match job {
-            job if job.has(Contender::Bf16) => Some(Kind::BFloat16),
-            job if job.has(Contender::Fp16) => Some(Kind::Half),
-            _ => None,
-        };
+        let (model, precision) = (
+            Rc::new(model),
+            match job {
+                job if job.has(Contender::Bf16) => Some(Kind::BFloat16),
+                job if job.has(Contender::Fp16) => Some(Kind::Half),
+                _ => None,
+            },
+        );
         let opt: Box<dyn Optimizer> = if job.has(Contender::Fused) {
             Box::new(AdamW::builder(&vs).lr(LEARNING_RATE).weight_decay(WEIGHT_DECAY).fused(true).build()?)
         } else {
@@ -116,7 +122,9 @@ impl Trainer {
         let scaler = GradScaler::builder(device).enabled(precision == Some(Kind::Half)).build()?;
         let micro_batches = job.micro_batches();
         let accum = Accumulator::new(micro_batches)?;
-        Ok(Self { _vs: vs, model, device, precision, opt, scaler, accum, channels_last, micro_batches })
+        let loss = loss(model.clone(), device, precision);
+        let loss = if job.has(Contender::Compiled) { compiled(vs, loss) } else { TrainedLoss::Plain(loss, vs) };
+        Ok(Self { model, device, loss, opt, scaler, accum, channels_last, micro_batches })
     }
 
     /// Trains. Waits for the device at the end.
@@ -170,24 +178,14 @@ impl Trainer {
         Ok(done)
     }
 
-    fn loss(&self, inputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    fn loss(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let (inputs, targets) = (inputs.to_device(self.device), targets.to_device(self.device));
         let inputs = if self.channels_last { to_channels_last(&inputs) } else { inputs };
-        let loss = || {
-            let logits = (self.model)(&inputs, true);
-            let classes = *logits.size().last().unwrap_or(&1);
-            logits.reshape([-1, classes]).f_cross_entropy_loss::<Tensor>(
-                &targets.reshape([-1]),
-                None,
-                tch::Reduction::Mean,
-                -100,
-                0.0,
-            )
-        };
-        Ok(match self.precision {
-            Some(kind) => autocast(self.device, kind, loss)??,
-            None => loss()?,
-        })
+        let batch = [inputs, targets];
+        match &mut self.loss {
+            TrainedLoss::Plain(loss, _) => loss(&batch).map_err(anyhow::Error::from_boxed),
+            TrainedLoss::Compiled(loss) => Ok(loss.run(&batch)?),
+        }
     }
 
     /// The share of images classified correctly, in float32 as in Python.
@@ -206,6 +204,39 @@ impl Trainer {
         let count = labels.size().first().copied().filter(|count| *count > 0).context("no test images")?;
         Ok(correct as f64 / count as f64)
     }
+}
+
+/// The loss, with the variables of its model.
+enum TrainedLoss {
+    Plain(Loss, #[expect(dead_code, reason = "the model and the optimizer use its variables")] VarStore),
+    Compiled(CompiledLoss<'static, VarStore, Loss>),
+}
+
+fn loss(model: Rc<Model>, device: Device, precision: Option<Kind>) -> Loss {
+    Box::new(move |batch| {
+        let loss = || {
+            let logits = model(&batch[0], true);
+            let classes = *logits.size().last().unwrap_or(&1);
+            let targets = batch[1].reshape([-1]);
+            logits.reshape([-1, classes]).f_cross_entropy_loss::<Tensor>(
+                &targets,
+                None,
+                tch::Reduction::Mean,
+                -100,
+                0.0,
+            )
+        };
+        Ok(match precision {
+            Some(kind) => autocast(device, kind, loss)??,
+            None => loss()?,
+        })
+    })
+}
+
+/// Keeps the variables to the end of the process, because a compiled loss borrows what it watches.
+fn compiled(vs: VarStore, loss: Loss) -> TrainedLoss {
+    let options = compile::Options { strict: true, verbose: false, ..Default::default() };
+    TrainedLoss::Compiled(compile::loss(Box::leak(Box::new(vs)), loss).options(options))
 }
 
 /// Converts a tensor of four dimensions to the channels-last memory format; others are returned unchanged.
