@@ -48,7 +48,7 @@ enum Plan<C> {
 /// Steps over batches that differ in their size.
 #[derive(Debug)]
 struct Family {
-    /// One that was compiled.
+    /// The last one that was compiled for its own size, or the one that was compiled for any.
     trace: Trace,
     any_size: AnySize,
 }
@@ -186,7 +186,12 @@ impl<K: Key, C> Plans<K, C> {
         let graph = Graph::new(code, &trace, &scalars);
         let trial = self.options.auto.then(|| Trial::new(trace.gpus()));
         trace.forget_callers();
-        self.families.entry(family).or_insert(Family { trace, any_size: AnySize::Unknown });
+        match self.families.get_mut(&family) {
+            // The one before may be of a batch of one, which is like no other.
+            Some(known) if matches!(known.any_size, AnySize::Unknown) => known.trace = trace,
+            Some(_) => {}
+            None => drop(self.families.insert(family, Family { trace, any_size: AnySize::Unknown })),
+        }
         Ok(Plan::Compiled { compiled: Box::new(compiled(graph)), is_shared, trial })
     }
 }

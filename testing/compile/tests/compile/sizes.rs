@@ -41,7 +41,10 @@ fn a_batch_of_one_is_compiled_for_itself() {
     let Some(_alone) = crate::compiling() else { return };
     let sizes = [16, 16, 16, 7, 7, 7, 1, 1, 1, 1, 1];
     assert_eq!(calls(mlp, numbers, &sizes, Options::default()), 3 + 3 + 3);
-    // It is the third to be compiled, so two leave no room for it.
+    // It does not keep others from being compiled for all sizes.
+    let sizes = [1, 1, 1, 7, 7, 7, 16, 16, 16, 9, 9, 9];
+    assert_eq!(calls(mlp, numbers, &sizes, Options::default()), 3 + 3 + 3 + 2);
+    // Here it takes the only room.
     let options = Options { shapes: 1, ..Options::default() };
     assert_eq!(calls(mlp, numbers, &[1, 1, 1, 1, 7, 7, 7, 7], options), 3 + 4);
 }
