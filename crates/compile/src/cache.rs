@@ -142,7 +142,9 @@ impl Cache {
         let written = folder.path().join("record.json");
         fs::write(&written, record.to_json()).map_err(CompileError::cache("cannot write the record", &written))?;
         let kept = self.path(key).with_extension("json");
-        fs::rename(&written, &kept).map_err(CompileError::cache("cannot keep the record", &kept))?;
+        // Whatever the umask: a record that others may write to is refused.
+        let own = fs::set_permissions(&written, fs::Permissions::from_mode(0o600));
+        own.and_then(|()| fs::rename(&written, &kept)).map_err(CompileError::cache("cannot keep the record", &kept))?;
         make(&kept, folder.path(), progress)?;
         self.keep(key, folder.path())?;
         Ok(self.path(key))

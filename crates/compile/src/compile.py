@@ -7,13 +7,17 @@ package, and `explain.json`, what its code calls. The cache keeps what is found 
 line each: `stage NAME`, and at the end `done`. Errors go to stderr.
 """
 
+import sys
+
+# Started by `python -c`, it would take a `json.py` of the current folder for a module.
+sys.path = [path for path in sys.path if path]
+
 import hashlib
 import io
 import json
 import os
 import re
 import subprocess
-import sys
 import zipfile
 from collections import Counter
 

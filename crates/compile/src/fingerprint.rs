@@ -4,10 +4,11 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use overdrive_core::{Module, ModuleId, ModuleState, Visitor};
-use overdrive_ffi::TensorId;
+use overdrive_ffi::{Form, TensorId};
 use tch::Tensor;
 
-/// A number that changes when a parameter or buffer is replaced, frozen or unfrozen, or a layer changes its mode.
+/// A number that changes when a parameter or buffer is replaced, moved, cast, frozen or unfrozen, or a layer changes its
+/// mode.
 pub(crate) fn fingerprint<M: Module>(model: &M) -> u64 {
     let mut parts = Parts { hasher: DefaultHasher::new(), around: model.id().into_iter().collect() };
     model.visit(&mut parts);
@@ -23,10 +24,12 @@ struct Parts {
 impl<'a> Visitor<'a> for Parts {
     fn parameter(&mut self, _name: &str, parameter: &Tensor) {
         (TensorId::of(parameter), parameter.requires_grad()).hash(&mut self.hasher);
+        Form::of(parameter).hash(&mut self.hasher);
     }
 
     fn buffer(&mut self, _name: &str, buffer: &Tensor, _persistent: bool) {
         TensorId::of(buffer).hash(&mut self.hasher);
+        Form::of(buffer).hash(&mut self.hasher);
     }
 
     fn module(&mut self, _name: &str, module: &'a dyn Module) {

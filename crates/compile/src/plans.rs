@@ -43,6 +43,8 @@ enum Plan<C> {
     Refused,
     /// Is faster uncompiled.
     Slower,
+    /// There is no room for its code.
+    Uncompiled,
 }
 
 /// Steps over batches that differ in their size.
@@ -96,7 +98,7 @@ impl<K: Key, C> Plans<K, C> {
                 Way::Uncompiled => Next::Plain,
             },
             Some(Plan::Refused) => Next::Refused,
-            Some(Plan::Slower) => Next::Plain,
+            Some(Plan::Slower | Plan::Uncompiled) => Next::Plain,
             Some(Plan::Started | Plan::Recorded(_)) => Next::Record,
             None if has_room => Next::First,
             None => Next::Plain,
@@ -106,9 +108,13 @@ impl<K: Key, C> Plans<K, C> {
     /// Whether a step may be compiled. One over a batch of another size takes no room if there is code for any size.
     fn has_room(&self, key: &K) -> bool {
         let any_size = self.families.get(&key.of_any_size()).map(|known| &known.any_size);
-        let takes_room = |plan: &&Plan<C>| !matches!(plan, Plan::Compiled { is_shared: true, .. });
-        matches!(any_size, Some(AnySize::Compiled(..)))
-            || self.plans.values().filter(takes_room).count() < self.options.shapes
+        matches!(any_size, Some(AnySize::Compiled(..))) || self.takes_room() < self.options.shapes
+    }
+
+    /// How many steps have code of their own, or may get it.
+    fn takes_room(&self) -> usize {
+        let shares = |plan: &&Plan<C>| matches!(plan, Plan::Compiled { is_shared: true, .. } | Plan::Uncompiled);
+        self.plans.len() - self.plans.values().filter(shares).count()
     }
 
     /// Ends the time of a step that was begun, if the ways of this kind of step are being compared.
@@ -179,6 +185,8 @@ impl<K: Key, C> Plans<K, C> {
                 before.check_same(&trace, &scalars)?;
                 match known.and_then(|known| known.compile(&trace, &scalars, &self.options)) {
                     Some(code) => (code, true),
+                    // It was to share code, and is another step.
+                    None if self.takes_room() >= self.options.shapes => return Ok(Plan::Uncompiled),
                     None => (Code::of(&trace, None, &scalars, &self.options)?, false),
                 }
             }
@@ -200,7 +208,10 @@ impl Family {
     /// The code for batches of any size, if this record is of the same step.
     fn code_for(&self, trace: &Trace, scalars: &[Scalar]) -> Option<Code> {
         let AnySize::Compiled(varying, code) = &self.any_size else { return None };
-        (varying.has(trace, scalars) && self.trace.check_same_tensors(trace).is_ok()).then(|| code.clone())
+        let is_fixed = |at: &usize| !varying.places.contains(at);
+        let same_others = (0..trace.batch.len()).filter(is_fixed).all(|at| self.trace.form(at) == trace.form(at));
+        let fits = same_others && varying.has(trace, scalars) && self.trace.check_same_tensors(trace).is_ok();
+        fits.then(|| code.clone())
     }
 
     /// Compiles for batches of any size, of which this record is the second.

@@ -76,7 +76,9 @@ fn loaded_torch() -> Option<PathBuf> {
 }
 
 fn version(python: &Path) -> Result<String, String> {
-    let code = "from importlib.metadata import version; print(version('torch'))";
+    // As compile.py: no module of the current folder.
+    let code = "import sys; sys.path = [it for it in sys.path if it]\n\
+                from importlib.metadata import version; print(version('torch'))";
     let output = quiet(python).args(["-c", code]).output().map_err(|error| error.to_string())?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),

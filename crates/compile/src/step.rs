@@ -102,6 +102,8 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
         match self.steps.next(&key) {
             Next::Run(Compiled { graph, numbers }) => {
                 let numbers: Vec<f64> = numbers.iter().map(|number| number.of(opt)).collect();
+                // As an uncompiled step does: gradients of a backward pass in between would stay.
+                opt.zero_grad()?;
                 let loss = graph.run(batch, &numbers)?.into_iter().next();
                 self.steps.end_trial(&key);
                 loss.ok_or_else(|| CompileError::Step("a step without a loss".into()))
@@ -158,9 +160,11 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
         let Some(recorder) = Recorder::start(batch)? else { return self.plain(opt, batch) };
         let loss = self.loss.plain(recorder.batch())?;
         let mut update = 0;
+        let trained = recorder.differentiable()?;
         let loss = self.finish(opt, &loss, || update = recorder.operators())?;
         let trace = recorder.finish(std::slice::from_ref(&loss), update)?;
-        let (scalars, numbers) = match update::numbers(&trace, opt) {
+        let numbers = update::check_trained(&trained, opt).and_then(|()| update::numbers(&trace, opt));
+        let (scalars, numbers) = match numbers {
             Ok((scalars, numbers)) => (Ok(scalars), numbers),
             Err(error) => (Err(error), Vec::new()),
         };

@@ -1,8 +1,10 @@
 //! The update of an optimizer in a recorded step: which operators it may have, and which of their numbers change from
 //! step to step.
 
+use std::collections::HashSet;
+
 use overdrive_core::Optimizer;
-use overdrive_ffi::TensorId;
+use overdrive_ffi::{Form, TensorId};
 use serde_json::Value;
 
 use crate::error::CompileError;
@@ -34,6 +36,22 @@ fn places(operator: &Value) -> Option<(usize, usize)> {
         "aten::_fused_adam_" | "aten::_fused_adamw_" => Some((6, 7)),
         "aten::_fused_sgd_" => Some((5, 4)),
         _ => None,
+    }
+}
+
+/// An error if a tensor whose gradient is wanted is not one of the optimizer's: a compiled step hands no gradient out.
+pub(crate) fn check_trained(tensors: &[tch::Tensor], opt: &impl Optimizer) -> Result<(), CompileError> {
+    let params: HashSet<TensorId> = opt.params().iter().map(TensorId::of).collect();
+    match tensors.iter().find(|tensor| !params.contains(&TensorId::of(tensor))) {
+        None => Ok(()),
+        Some(other) => {
+            let form = Form::of(other);
+            let reason = format!(
+                "the step computes the gradient of {form}, which is no parameter of the optimizer: compile the loss by \
+                 itself (`compile::loss`), or take away its `requires_grad`"
+            );
+            Err(CompileError::NotRecordable { reason, caller: None })
+        }
     }
 }
 

@@ -111,6 +111,43 @@ fn an_optimizer_that_is_not_fused_steps_as_ever_on_compiled_gradients() {
 }
 
 #[test]
+fn a_whole_step_leaves_no_gradient_and_refuses_those_of_other_tensors() {
+    let Some(_alone) = crate::compiling() else { return };
+    let model = mlp();
+    let loss = |batch: &[Tensor]| Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1]));
+    let mut opt = AdamW::builder(&model).build().unwrap();
+    let mut step = compile::step(&model, loss).options(strict());
+    for number in 0..5 {
+        (loss(&batch(number)) as compile::LossResult).unwrap().backward();
+        let _ = step.run(&mut opt, &batch(number)).unwrap();
+        assert!(!model.named_parameters().iter().any(|it| it.tensor().grad().defined()), "step {number}");
+    }
+    // Another optimizer has the other parameters.
+    let first = model.named_parameters().into_iter().take(2).collect::<Vec<_>>();
+    let mut opt = AdamW::builder(first).build().unwrap();
+    let mut step = compile::step(&model, loss).options(strict());
+    let refused = (0..3).find_map(|number| step.run(&mut opt, &batch(number)).err()).expect("a refusal").to_string();
+    assert!(refused.contains("no parameter of the optimizer") && refused.contains("compile::loss"), "{refused}");
+}
+
+#[test]
+fn a_model_that_is_cast_is_recorded_anew() {
+    let Some(_alone) = crate::compiling() else { return };
+    let model = mlp();
+    model.eval();
+    let mut forward = compile::forward(&model, |inputs| Ok(vec![model.forward(&inputs[0])?])).options(strict());
+    for kind in [Kind::Float, Kind::Double] {
+        model.to(kind).unwrap();
+        let input = batch(0)[0].to_kind(kind);
+        let expected = tch::no_grad(|| model.forward(&input).unwrap());
+        for _ in 0..3 {
+            let found = forward.run(&[input.shallow_clone()]).unwrap().remove(0);
+            assert!(found.kind() == kind && found.allclose(&expected, 1e-5, 1e-6, false));
+        }
+    }
+}
+
+#[test]
 fn gradients_reach_an_input_that_requires_them_and_are_scaled_by_that_of_the_loss() {
     let Some(_alone) = crate::compiling() else { return };
     let model = nn::Linear::new(4, 2).unwrap();

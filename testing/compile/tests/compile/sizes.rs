@@ -85,6 +85,26 @@ fn convolutions_and_batch_normalization_train_on_batches_of_any_size() {
     assert_eq!(calls(cnn, images, &sizes, Options::default()), 3 + 3 + 2 + 2);
 }
 
+/// The first dimension of the second tensor is no size of the batch, so another one is another step.
+#[test]
+fn other_tensors_of_a_batch_may_have_other_sizes() {
+    let Some(_alone) = crate::compiling() else { return };
+    let model = nn::Linear::new(4, 2).unwrap();
+    model.eval();
+    let distances = |inputs: &[Tensor]| {
+        let [one, other] = [model.forward(&inputs[0])?, model.forward(&inputs[1])?];
+        Ok(vec![one.f_matmul(&other.f_transpose(0, 1)?)?])
+    };
+    let mut forward =
+        compile::forward(&model, distances).options(Options { strict: true, shapes: 2, ..Options::default() });
+    for (size, others) in [(8, 5), (8, 5), (8, 5), (6, 5), (6, 5), (6, 5), (7, 6), (7, 6), (7, 6), (3, 5), (3, 5)] {
+        let inputs = [size, others].map(|size| Tensor::randn([size, 4], (Kind::Float, Device::Cpu)));
+        let expected =
+            tch::no_grad(|| distances(&inputs).map_err(|error: compile::BoxError| error.to_string())).unwrap();
+        assert!(forward.run(&inputs).unwrap()[0].allclose(&expected[0], 1e-4, 1e-5, false), "{size}, {others}");
+    }
+}
+
 /// A loop over the samples is another list of operators at each size.
 #[test]
 fn a_step_whose_operators_depend_on_the_size_is_compiled_for_each() {

@@ -11,9 +11,8 @@ mod profiling;
 mod ranks;
 mod reports;
 mod requirements;
+mod turns;
 mod uploads;
-
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -170,47 +169,17 @@ fn main() -> Result<()> {
         calibration::freed_memory_is_used_again,
     ]);
     // Those first that run beside others.
-    tests.sort_by_key(|(name, ..)| !has_processes_of_its_own(name));
+    tests.sort_by_key(|(name, ..)| !turns::has_processes_of_its_own(name));
     let trials = tests.into_iter().map(|(name, test, kind)| {
         let missing = requirements::missing(name);
         if let Some(reason) = missing.as_ref().filter(|_| !arguments.list) {
             println!("{name}: skipped: {reason}");
         }
-        let run = move || {
-            if has_processes_of_its_own(name) {
-                return test();
-            }
-            let _alone = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
-            // Those of the calibration ask for what is refused.
-            if kind == CALIBRATION { test() } else { checked(test) }
-        };
+        let run = move || turns::run(name, kind, test);
         let trial = Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
         trial.with_kind(kind).with_ignored_flag(missing.is_some())
     });
     libtest_mimic::run(&arguments, trials.collect()).exit()
-}
-
-/// The device of this process: memory statistics, counts and `ForbidSync` apply to the whole process.
-static DEVICE: Mutex<()> = Mutex::new(());
-
-/// Whether a test only starts processes, and looks at how they end.
-fn has_processes_of_its_own(name: &str) -> bool {
-    name.starts_with("ranks::") || name == "loading::nothing_is_early_or_on_another_device"
-}
-
-/// Runs a test; on a fake device it fails if that has noted anything: the host read what nobody has computed, kernels
-/// without numbers, collectives that do not match; or if it has planted a failure that nothing met. What it sets on the
-/// fake device ends with it.
-fn checked(test: impl FnOnce() -> Result<()>) -> Result<()> {
-    let Some(fake) = Fake::get().map(Fake::lend) else { return test() };
-    fake.reset();
-    // What a test before this one has read, and nobody has asked for.
-    drop(fake.notes());
-    test()?;
-    let (notes, planted) = (fake.notes(), fake.planted());
-    ensure!(notes.is_empty(), "{}", notes.join("; "));
-    ensure!(planted.is_empty(), "planted and not met: {}", planted.join("; "));
-    Ok(())
 }
 
 /// The fake device, for a test that is listed in `requirements::FAKE_ONLY`.
