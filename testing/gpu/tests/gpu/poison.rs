@@ -4,7 +4,8 @@ use anyhow::{Result, bail, ensure};
 use overdrive::prelude::*;
 use overdrive_fakecuda::Pace;
 
-use crate::{FLOAT, GPU, checked, fake};
+use crate::turns::checked;
+use crate::{FLOAT, GPU, fake};
 
 fn read(tensor: &Tensor) -> Result<()> {
     drop(Vec::<f32>::try_from(tensor.reshape([-1]).to_device(Device::Cpu))?);

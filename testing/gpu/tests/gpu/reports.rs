@@ -5,7 +5,8 @@ use overdrive::ffi::{CopyStream, empty_pinned};
 use overdrive::prelude::*;
 use overdrive_fakecuda::Pace;
 
-use crate::{FLOAT, checked, fake};
+use crate::turns::checked;
+use crate::{FLOAT, fake};
 
 pub fn equal_waits_are_told_once_and_by_the_program() -> Result<()> {
     let (fake, number) = (fake()?, Tensor::ones([1], FLOAT));

@@ -28,7 +28,7 @@ pub fn run(name: &str, kind: &str, test: fn() -> Result<()>) -> Result<()> {
 /// Runs a test; on a fake device it fails if that has noted anything: the host read what nobody has computed, kernels
 /// without numbers, collectives that do not match; or if it has planted a failure that nothing met. What it sets on the
 /// fake device ends with it.
-fn checked(test: impl FnOnce() -> Result<()>) -> Result<()> {
+pub fn checked(test: impl FnOnce() -> Result<()>) -> Result<()> {
     let Some(fake) = Fake::get().map(Fake::lend) else { return test() };
     fake.reset();
     // What a test before this one has read, and nobody has asked for.
