@@ -31,6 +31,7 @@ pub struct Dependency {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Target {
+    pub name: String,
     pub kind: Vec<String>,
     pub src_path: PathBuf,
 }

@@ -1,6 +1,10 @@
-//! Runs every test: unit, integration and doc-tests through `cargo test`, then every example, and counts the results.
+//! Runs the tests (unit, integration and doc-tests, through `cargo test`), then every example, and counts the results.
 
+use std::collections::BTreeSet;
+use std::num::NonZero;
 use std::process::{ExitCode, ExitStatus};
+use std::sync::Mutex;
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
@@ -9,12 +13,19 @@ use clap::Args;
 use crate::artifacts::{self, Program};
 use crate::failures::Failures;
 use crate::libtorch::Libtorch;
+use crate::metadata;
 use crate::setup;
 use crate::totals::Totals;
 use crate::workspace::{self, Workspace};
 
 /// Tests of compiled steps: Python compiles for minutes where a package is not cached, so they run apart.
 const APART: &str = "overdrive-compile-tests";
+
+/// What runs for longest starts first, so that no core is idle at the end.
+const LONGEST: [&str; 6] = ["ranks", "--bins", "gpu", "--doc", "gates", "planted"];
+
+/// How many commands run side by side at most: each has as many threads as there are cores.
+const AT_A_TIME: usize = 4;
 
 /// Run the tests and every example; the last line has the totals
 ///
@@ -36,33 +47,12 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
 /// The tests that [`run`] leaves out by default. Compiling takes one core, so two halves of them run at a time.
 pub fn apart(ws: &Workspace) -> Result<Totals> {
     setup::quietly(ws)?;
-    let cargo = |args: &[&str]| {
-        let mut command = ws.cargo(["test", "--workspace", "--test", "compile"]);
-        command.args(args);
-        command
-    };
-    workspace::succeed(&mut cargo(&["--no-run"]))?;
+    let base = ["test", "--workspace", "--test", "compile"];
+    workspace::succeed(ws.cargo(base).arg("--no-run"))?;
+    let halves: [&[&str]; 2] = [&["models::", "sizes::"], &["--skip", "models::", "--skip", "sizes::"]];
+    let jobs = halves.map(|half| [&base[..], &["--"], half].concat().into_iter().map(str::to_owned).collect());
     let mut failures = Failures::default();
-    let (first, second) = std::thread::scope(|scope| {
-        let second = scope.spawn(|| {
-            let mut lines = Vec::new();
-            let mut command = cargo(&["--", "--skip", "models::", "--skip", "sizes::"]);
-            let status = workspace::lines(&mut command, |line| lines.push(line.to_owned()));
-            status.map(|status| (status, lines))
-        });
-        let mut command = cargo(&["--", "models::", "sizes::"]);
-        let first = counted(&mut failures, |see| workspace::tee(&mut command, see));
-        (first, second.join())
-    });
-    let (status, lines) = second.map_err(|_| anyhow!("the other half of the tests panicked"))??;
-    let mut totals = first?;
-    totals += counted(&mut failures, |see| {
-        lines.iter().for_each(|line| {
-            println!("{line}");
-            see(line);
-        });
-        Ok(status)
-    })?;
+    let totals = side_by_side(ws, Vec::from(jobs), &mut failures)?;
     print!("{failures}");
     Ok(totals)
 }
@@ -83,15 +73,61 @@ pub fn totals(ws: &Workspace, options: &Options) -> Result<Totals> {
 }
 
 fn tests(ws: &Workspace, args: &[String], failures: &mut Failures) -> Result<Totals> {
+    if args.is_empty() {
+        return all(ws, failures);
+    }
     let mut command = ws.cargo(["test", "--no-fail-fast"]);
     if !args.iter().any(|arg| arg.starts_with("-p") || arg.starts_with("--package")) {
         command.arg("--workspace");
     }
-    // With a filter, tests are not many.
-    if args.is_empty() {
-        command.args(["--exclude", APART]);
-    }
     counted(failures, |see| workspace::tee(command.args(args), see))
+}
+
+/// All tests but those that run apart: one command for each name of a test program, as most programs wait a lot.
+fn all(ws: &Workspace, failures: &mut Failures) -> Result<Totals> {
+    let base = ["test", "--no-fail-fast", "--workspace", "--exclude", APART];
+    let built = counted(failures, |see| workspace::tee(ws.cargo(base).arg("--no-run"), see))?;
+    if built.failed > 0 {
+        return Ok(built);
+    }
+    let packages = metadata::packages(ws)?;
+    let targets = packages.iter().filter(|package| package.name != APART).flat_map(|package| &package.targets);
+    let programs: BTreeSet<_> = targets.filter(|target| target.kind == ["test"]).map(|target| &*target.name).collect();
+    let mut jobs: Vec<_> = programs.into_iter().map(|name| vec!["--test", name]).collect();
+    jobs.extend([vec!["--bins"], vec!["--lib"], vec!["--doc"]]);
+    jobs.sort_by_key(|job| LONGEST.iter().position(|name| job.contains(name)).unwrap_or(LONGEST.len()));
+    let command = |job: Vec<&str>| base.into_iter().chain(job).map(str::to_owned).collect();
+    side_by_side(ws, jobs.into_iter().map(command).collect(), failures)
+}
+
+/// Runs cargo with each of these arguments, a few at a time. What a command prints is shown when it ends.
+fn side_by_side(ws: &Workspace, jobs: Vec<Vec<String>>, failures: &mut Failures) -> Result<Totals> {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let queue = Mutex::new(jobs.into_iter());
+    let results = Mutex::new((Totals::default(), failures));
+    let work = || -> Result<()> {
+        let next = || queue.lock().map_or(None, |mut queue| queue.next());
+        while let Some(job) = next() {
+            println!("    Starting cargo {}", job.join(" "));
+            let mut lines = Vec::new();
+            let status = workspace::lines(&mut ws.cargo(&job), |line| lines.push(line.to_owned()))?;
+            let mut results = results.lock().map_err(|_| anyhow!("another thread has panicked"))?;
+            let (totals, failures) = &mut *results;
+            *totals += counted(failures, |see| {
+                lines.iter().for_each(|line| {
+                    println!("{line}");
+                    see(line);
+                });
+                Ok(status)
+            })?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..cores.min(AT_A_TIME)).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| anyhow!("a thread has panicked"))?)
+    })?;
+    Ok(results.into_inner().map_err(|_| anyhow!("a thread has panicked"))?.0)
 }
 
 /// Counts the results in the lines of a `cargo test`.

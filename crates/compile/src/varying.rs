@@ -1,13 +1,10 @@
 //! Steps over batches of any size: numbers in them follow from the size of the batch.
 
-use overdrive_ffi::Form;
+use overdrive_ffi::{Form, LEAST_SIZE};
 use serde_json::{Value, json};
 
 use crate::graph::Scalar;
 use crate::trace::{Trace, first_difference};
-
-/// For a compiler, a batch of one is another step: dimensions of size 1 are broadcast.
-const LEAST: i64 = 2;
 
 /// The operators of a step that was recorded with two sizes of the batch. An integer that differs between the records is
 /// `{"batch": [a, c]}`: `a` times the size, plus `c`.
@@ -41,7 +38,7 @@ impl Varying {
     /// Whether a record with a batch of another size is one of this step.
     pub(crate) fn has(&self, trace: &Trace, scalars: &[Scalar]) -> bool {
         let size_at = |&at: &usize| trace.form(at).and_then(|form| form.shape.first().copied());
-        let Some(size) = self.places.first().and_then(size_at).filter(|&size| size >= LEAST) else { return false };
+        let Some(size) = self.places.first().and_then(size_at).filter(|&size| size >= LEAST_SIZE) else { return false };
         let ours: Vec<Value> = self.operators.iter().map(|operator| of_size(operator, size)).collect();
         self.places.iter().all(|at| size_at(at) == Some(size))
             && first_difference(&ours, &trace.operators, scalars).is_none()
@@ -61,7 +58,7 @@ impl Sizes {
         let sizes = Self { one: *one.shape.first()?, two: *two.shape.first()? };
         let mut same = two.clone();
         same.shape[0] = sizes.one;
-        (same == *one && sizes.one.min(sizes.two) >= LEAST).then_some(sizes)
+        (same == *one && sizes.one.min(sizes.two) >= LEAST_SIZE).then_some(sizes)
     }
 
     fn join_operators(self, at: usize, one: &Value, two: &Value, scalars: &[Scalar]) -> Option<Value> {

@@ -57,8 +57,8 @@ pub struct Package {
     varying: Vec<usize>,
 }
 
-/// For a compiler, dimensions of size 1 are other ones.
-const LEAST_SIZE: i64 = 2;
+/// The least size of a dimension that varies: for a compiler, dimensions of size 1 are others, as they broadcast.
+pub const LEAST_SIZE: i64 = 2;
 
 // SAFETY: the loader has no state of a thread, and `run` takes `&mut self`.
 unsafe impl Send for Package {}
