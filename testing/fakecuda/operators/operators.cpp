@@ -3,7 +3,7 @@
 // used, over the same bytes. It runs when the stream comes to it, in order with everything else.
 #include <algorithm>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +14,7 @@
 
 #include "cudnn.h"
 #include "decided.h"
+#include "draws.h"
 #include "emulated.h"
 #include "snapshot.h"
 
@@ -55,25 +56,6 @@ bool leaves_unwritten(const OperatorHandle& op) {
   return name == "aten::empty" || name == "aten::empty_strided" || name == "aten::resize_";
 }
 
-// The host's own generator must not move because a device draws numbers.
-class KeepGenerator {
- public:
-  explicit KeepGenerator(const OperatorHandle& op) : generator_(at::detail::getDefaultCPUGenerator()) {
-    if (!op.hasTag(at::Tag::nondeterministic_seeded)) return;
-    std::lock_guard<std::mutex> lock(generator_.mutex());
-    before_ = generator_.get_state();
-  }
-  ~KeepGenerator() {
-    if (!before_.defined()) return;
-    std::lock_guard<std::mutex> lock(generator_.mutex());
-    generator_.set_state(before_);
-  }
-
- private:
-  at::Generator generator_;
-  at::Tensor before_;
-};
-
 // A call that waits for its turn.
 struct Call {
   OperatorHandle op;
@@ -81,6 +63,7 @@ struct Call {
   // What the results are written to, apart from the arguments that the operator writes.
   std::vector<IValue> results;
   std::vector<fakecuda_range> ranges;
+  std::optional<Draws> draws;
   // Why it failed.
   std::string failure;
 
@@ -104,15 +87,10 @@ struct Call {
     at::RecordFunctionGuard unseen(false);
     OnHost on_host_only;
     try {
-      KeepGenerator keep(op);
       Stack stack = arguments;
-      for (auto& value : stack)
-        if (value.isGenerator()) value = value.toGenerator().clone();
-      if (auto formula = formula_of(op.schema().name())) {
-        formula(stack);
-      } else {
-        op.callBoxed(stack);
-      }
+      auto formula = formula_of(op.schema().name());
+      auto compute = [&] { formula ? formula(stack) : op.callBoxed(stack); };
+      draws ? draws->with(stack, compute) : compute();
       for (size_t i = 0; i < results.size() && i < stack.size(); ++i) write(results[i], stack[i]);
     } catch (const std::exception& error) {
       auto text = std::string(error.what());
@@ -163,7 +141,7 @@ class Wrapped final : public c10::OperatorKernel {
     const auto& schema = op.schema();
     const auto& declared = schema.arguments();
     size_t count = declared.size();
-    auto call = std::make_unique<Call>(Call{op, {}, {}, {}, {}});
+    auto call = std::make_unique<Call>(Call{op, {}, {}, {}, Draws::of(op, *stack), {}});
     std::vector<std::pair<size_t, IValue>> written;
     {
       Within within(op);

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/stack.h>
 
 #include "runtime.h"
@@ -77,8 +76,8 @@ inline c10::IValue snapshot(const c10::IValue& value, Use use, std::vector<fakec
     return copy;
   }
   if (value.isDevice()) return c10::Device(at::kCPU);
-  // Another sequence of numbers than the device's; the host's own generator must not move.
-  if (value.isGenerator()) return at::detail::createCPUGenerator(value.toGenerator().current_seed());
+  // The device's: `Draws` has its numbers.
+  if (value.isGenerator()) return {};
   return value;
 }
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod calibration;
+mod draws;
 mod failures;
 mod loading;
 mod optimizers;
@@ -109,6 +110,9 @@ fn main() -> Result<()> {
     ];
     tests.extend(trials![
         NUMBERS;
+        draws::draws_differ_and_are_those_of_the_seed,
+        draws::draws_of_several_kinds_depend_on_their_order,
+        draws::the_hosts_generator_does_not_move_for_the_device,
         autocast_casts_on_the_device,
         tf32_changes_products_only_while_allowed,
         optimizers::fused_adamw_on_the_device_equals_the_host,
