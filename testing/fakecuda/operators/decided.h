@@ -12,7 +12,8 @@ namespace fakecuda {
 // Whether the operator of this name (`aten::nonzero`) is one of them.
 bool is_decided_on_host(const std::string& name);
 
-// Counts two kernels and a wait for the stream, and computes the results on the host, at once.
+// Counts two kernels and a wait for the stream, where the results are computed on the host: it has read whatever nobody
+// computed then.
 void decide_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace fakecuda

@@ -69,13 +69,15 @@ struct Call {
 
   void write(const IValue& target, const IValue& value) const {
     if (target.isTensorList()) {
-      auto targets = target.toTensorVector(), values = value.toTensorVector();
-      TORCH_CHECK(targets.size() == values.size(), "as many results as on the device");
-      for (size_t i = 0; i < targets.size(); ++i) targets[i].copy_(values[i]);
-    } else if (target.isTensor() && target.toTensor().defined() && value.isTensor() && value.toTensor().defined()) {
+      auto targets = target.toTensorVector();
+      auto values = value.isTensorList() ? value.toTensorVector() : std::vector<at::Tensor>();
+      values.resize(targets.size());
+      for (size_t i = 0; i < targets.size(); ++i) write(targets[i], values[i]);
+    } else if (target.isTensor() && target.toTensor().defined() && target.toTensor().numel() > 0) {
       auto to = target.toTensor();
-      const auto& from = value.toTensor();
-      if (from.numel() == 0 || to.numel() == 0) return;
+      auto from = value.isTensor() ? value.toTensor() : at::Tensor();
+      // The host's operator does without what the device's returns.
+      if (!from.defined() || from.numel() == 0) return fakecuda_not_computed(to.data_ptr(), span(to));
       TORCH_CHECK(to.numel() == from.numel(), "a result of size ", from.sizes(), " instead of ", to.sizes());
       to.copy_(from.sizes() == to.sizes() ? from : from.reshape(to.sizes()));
     }
@@ -91,7 +93,8 @@ struct Call {
       auto formula = formula_of(op.schema().name());
       auto compute = [&] { formula ? formula(stack) : op.callBoxed(stack); };
       draws ? draws->with(stack, compute) : compute();
-      for (size_t i = 0; i < results.size() && i < stack.size(); ++i) write(results[i], stack[i]);
+      stack.resize(std::max(stack.size(), results.size()));
+      for (size_t i = 0; i < results.size(); ++i) write(results[i], stack[i]);
     } catch (const std::exception& error) {
       auto text = std::string(error.what());
       failure = "operator " + op.schema().name() + " (" + text.substr(0, text.find('\n')) + ")";

@@ -40,6 +40,6 @@ int fakecuda_operator(void* stream, const char* name, const fakecuda_range* rang
 // An operator has allocated these bytes and not written them: they are poison from this place of the stream on.
 int fakecuda_unwritten(void* stream, const char* name, const void* at, size_t bytes) noexcept;
 
-// The host has written these bytes of the device.
-void fakecuda_known(const void* at, size_t bytes) noexcept;
+// The operator that runs has a result at these bytes of the host that it cannot compute.
+void fakecuda_not_computed(const void* at, size_t bytes) noexcept;
 }

@@ -1,8 +1,9 @@
 //! The numbers of an operator: computed over bytes that may be poison, and what of them is known then.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
-use crate::poison::{Poison, poison};
+use crate::poison::{Poison, poison, spoil};
 
 /// Bytes that an operator reads, writes, or both, by their addresses on the host.
 #[repr(C)]
@@ -45,27 +46,49 @@ impl Bytes {
 /// Operators that take some numbers out of their first argument, unchanged.
 const SELECT: [&str; 5] = ["aten::index_select", "aten::index", "aten::gather", "aten::take", "aten::embedding"];
 
-/// Computes an operator's numbers. What it makes of poison is poison again.
+thread_local! {
+    /// What the operator that runs has left out of its results.
+    static LEFT_OUT: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The operator that runs cannot compute these bytes of its results.
+pub fn not_computed(at: usize, bytes: usize) {
+    LEFT_OUT.with_borrow_mut(|all| all.push(at..at + bytes));
+}
+
+/// Computes an operator's numbers. What it makes of poison is poison again, and so are results that it leaves out. One
+/// that writes nothing on the device tells the host what it reads: poison among it is noted.
+pub fn compute(name: &str, all: &[Bytes], run: &mut dyn FnMut() -> Option<String>) {
+    if all.iter().all(|it| !it.writes) {
+        all.iter().for_each(|it| poison().read(&format!("the host, in {name},"), it.at, it.bytes));
+    }
+    compute_known(name, all, run);
+    for left in LEFT_OUT.take() {
+        spoil(left.start, left.len(), &format!("operator {name} of the host does without it"));
+    }
+}
+
+/// What can be known of an operator's results.
 ///
 /// Some operators in place only use what they overwrite (`add_`), some do not (`fill_`), some write a part
 /// (`index_copy_`); some take a part (`index_select`). So one that writes over poison, or takes a part of what holds some,
 /// runs twice, with other bytes in its place each time: numbers that come out the same do not depend on it. `run` says why
 /// it failed.
-pub fn compute(name: &str, all: &[Bytes], run: &mut dyn FnMut() -> Option<String>) {
+fn compute_known(name: &str, all: &[Bytes], run: &mut dyn FnMut() -> Option<String>) {
     let written: Vec<&Bytes> = all.iter().filter(|it| it.writes).collect();
     let selects = SELECT.contains(&name);
     // A new result is written whole.
     let is_part = |(number, it): (usize, &Bytes)| it.reads && (it.writes || (selects && number == 0));
     let read = all.iter().enumerate().filter(|&(number, it)| it.reads && !is_part((number, it)));
     let read = read.map(|(_, it)| it).find_map(|it| poison().of(it.at, it.bytes).map(str::to_owned));
-    if let Some(why) = read {
-        return spoil(&written, &why);
+    if let Some(why) = read.filter(|_| !written.is_empty()) {
+        return spoil_all(&written, &why);
     }
     let in_part = all.iter().enumerate().filter(|it| is_part(*it)).map(|(_, it)| it);
     let parts: Vec<_> = in_part.map(|it| (it, poison().within(it.range()))).collect();
     let Some((_, why)) = parts.iter().flat_map(|(_, poisoned)| poisoned).next().cloned() else {
         written.iter().for_each(|it| poison().clear(it.at, it.bytes));
-        return run().into_iter().for_each(|why| spoil(&written, &why));
+        return run().into_iter().for_each(|why| spoil_all(&written, &why));
     };
     let before: Vec<_> = parts.iter().map(|(it, _)| it.read()).collect();
     let outcome = |pattern: usize| {
@@ -78,7 +101,7 @@ pub fn compute(name: &str, all: &[Bytes], run: &mut dyn FnMut() -> Option<String
     };
     let [(_, second), (failed, first)] = [1, 0].map(outcome);
     if let Some(why) = failed {
-        return spoil(&written, &why);
+        return spoil_all(&written, &why);
     }
     for (it, (first, second)) in written.iter().zip(first.iter().zip(&second)) {
         let mut poison = poison();
@@ -105,17 +128,14 @@ fn mark_differences(poison: &mut Poison, it: &Bytes, [first, second]: [&[u8]; 2]
     }
 }
 
-/// Nobody knows what was written: it is poison, and NaN as new memory is.
-fn spoil(written: &[&Bytes], why: &str) {
-    for it in written {
-        it.fill(&it.range(), 0xff);
-        poison().mark(it.at, it.bytes, why);
-    }
+fn spoil_all(written: &[&Bytes], why: &str) {
+    written.iter().for_each(|it| spoil(it.at, it.bytes, why));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::nccl_tests::alone;
 
     fn over(numbers: &mut [f32], reads: bool, writes: bool) -> Bytes {
         Bytes { at: numbers.as_mut_ptr() as usize, bytes: size_of_val(numbers), element: 4, reads, writes }
@@ -182,6 +202,47 @@ mod tests {
             assert_eq!(poisoned(&from), [false, true]);
         }
         [from, to].iter().for_each(|it| poison().clear(it.at, it.bytes));
+    }
+
+    #[test]
+    fn a_result_that_is_left_out_is_poison_and_the_others_are_not() {
+        let (mut first, mut second) = ([1.0f32; 2], [1.0f32; 2]);
+        let (first, second) = (over(&mut first, false, true), over(&mut second, false, true));
+        for poisoned in [0, 4] {
+            // With poison in it, the operator runs twice.
+            poison().mark(first.at, poisoned, "kernel");
+            let updated = Bytes { reads: true, ..first };
+            compute("aten::any", &[updated, second], &mut || {
+                first.write(&[0; 8]);
+                not_computed(second.at, second.bytes);
+                None
+            });
+            let found = [first, second].map(|it| poison().of(it.at, 8).map(str::to_owned));
+            assert_eq!(found, [None, Some("operator aten::any of the host does without it".to_owned())]);
+        }
+        poison().clear(second.at, second.bytes);
+    }
+
+    #[test]
+    fn what_tells_the_host_runs_and_its_reading_of_poison_is_noted() {
+        // Others in this process ask what was noted.
+        alone("numbers::tests::what_tells_the_host_runs_and_its_reading_of_poison_is_noted", || {
+            let mut source = [1.0f32; 2];
+            let (source, mut ran) = (over(&mut source, true, false), 0);
+            let mut decide = || {
+                compute("aten::equal", &[source], &mut || {
+                    ran += 1;
+                    None
+                });
+                poison().reads.len()
+            };
+            assert_eq!(decide(), 0);
+            poison().mark(source.at, 4, "kernel");
+            assert_eq!(decide(), 1);
+            assert_eq!(ran, 2);
+            let read = "the host, in aten::equal, reads 8 bytes that were not computed: kernel";
+            assert_eq!(poison().reads, [read]);
+        });
     }
 
     #[test]

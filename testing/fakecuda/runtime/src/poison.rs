@@ -19,6 +19,15 @@ pub fn poison() -> MutexGuard<'static, Poison> {
     POISON.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Makes bytes poison, and each float32 in them NaN: no program may rely on what is there.
+///
+/// The caller promises memory that nobody else uses meanwhile.
+pub fn spoil(begin: usize, bytes: usize, why: &str) {
+    poison().mark(begin, bytes, why);
+    // SAFETY: as the caller promises.
+    unsafe { std::ptr::write_bytes(begin as *mut u8, 0xff, bytes) };
+}
+
 impl Poison {
     /// Nobody has computed these bytes.
     pub fn mark(&mut self, begin: usize, bytes: usize, why: &str) {

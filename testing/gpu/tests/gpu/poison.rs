@@ -1,6 +1,7 @@
 //! Numbers that nobody has computed, and memory that nothing has written: whoever reads them fails by name.
 
 use anyhow::{Result, bail, ensure};
+use overdrive::ffi::{CopyStream, empty_pinned};
 use overdrive::prelude::*;
 use overdrive_fakecuda::Pace;
 
@@ -105,4 +106,85 @@ pub fn a_reset_keeps_what_has_read_poison() -> Result<()> {
     })?;
     // It is told once.
     checked(|| Ok(()))
+}
+
+type Decide = fn(&Tensor);
+
+/// Operators whose answer or size the host learns from the device.
+const DECIDED: [(&str, Decide); 6] = [
+    ("aten::nonzero", |it| drop(it.nonzero())),
+    ("aten::equal", |it| {
+        let _ = it.equal(it);
+    }),
+    ("aten::masked_select", |it| drop(it.masked_select(&it.ones_like().to_kind(Kind::Bool)))),
+    ("aten::_unique2", |it| drop(it.internal_unique2(true, false, false))),
+    ("aten::unique_consecutive", |it| drop(it.unique_consecutive(false, false, None))),
+    ("aten::bincount", |it| drop(it.to_kind(Kind::Int64).zeros_like().bincount(None::<&Tensor>, 0))),
+];
+
+pub fn what_the_host_decides_reads_poison() -> Result<()> {
+    for (name, decide) in &DECIDED[..5] {
+        fails_by(name, &[name, "dropout"], || {
+            decide(&attention_with_dropout());
+            Ok(())
+        })?;
+    }
+    // Of numbers that are there, it decides.
+    checked(|| {
+        DECIDED.iter().for_each(|(_, decide)| decide(&Tensor::ones([64], FLOAT)));
+        Ok(())
+    })
+}
+
+/// The search for races sees what the device reads for the host, and what it reads is there at each pace.
+pub fn what_the_host_decides_comes_in_its_order() -> Result<()> {
+    let fake = fake()?;
+    let (stream, buffer) = (CopyStream::new(0)?, empty_pinned(&[64], Kind::Float)?.fill_(1.0));
+    for pace in [Pace::Eager, Pace::Lazy, Pace::Random(1)] {
+        for waits in [true, false] {
+            let lent = fake.lend();
+            lent.set_pace(pace);
+            lent.find_races(true);
+            lent.reset();
+            let copy = stream.upload(&buffer)?;
+            let mut copied = stream.record()?;
+            if waits {
+                copied.wait([&copy])?;
+            }
+            let places = copy.nonzero();
+            let (found, sum) = (places.size(), places.sum(Kind::Int64).int64_value(&[]));
+            let (notes, counts) = (lent.notes(), lent.counts());
+            lent.reset();
+            if waits {
+                ensure!(
+                    notes.is_empty() && found == [64, 1] && sum == 63 * 32,
+                    "{pace:?}: {found:?}, {sum}, {notes:?}"
+                );
+                ensure!(overdrive_fakecuda::waits(&counts) == 2, "one for the size, and one for the sum: {counts:?}");
+            } else {
+                let is_told = |note: &String| note.contains("not ordered") && note.contains("nonzero");
+                ensure!(notes.iter().any(is_told), "{pace:?}: {notes:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The host's `embedding_bag` computes its sum without the places of the bags, which the device's returns too.
+pub fn a_result_that_the_host_does_without_is_poison() -> Result<()> {
+    let bags = || {
+        let numbers = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(GPU);
+        let (indices, offsets) = (numbers(&[0, 1, 2, 3]), numbers(&[0, 2]));
+        let weight = Tensor::ones([4, 8], FLOAT);
+        Tensor::embedding_bag(&weight, &indices, &offsets, false, 0, false, None::<&Tensor>, false)
+    };
+    checked(|| {
+        ensure!(bags().0.sum(Kind::Float).double_value(&[]) == 32.0);
+        Ok(())
+    })?;
+    fails_by("the places of bags", &["embedding_bag", "does without"], || {
+        let (_, places, ..) = bags();
+        ensure!(places.numel() > 0, "the device has none");
+        read(&places.to_kind(Kind::Float))
+    })
 }

@@ -9,7 +9,7 @@ use crate::ranks;
 const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
-const FAKE_ONLY: [&str; 37] = [
+const FAKE_ONLY: [&str; 40] = [
     "loading::a_batch_dropped_early_is_found",
     "ranks::failures::a_cut_link_times_out_where_the_host_waits",
     "uploads::every_wait_is_counted",
@@ -43,6 +43,9 @@ const FAKE_ONLY: [&str; 37] = [
     "poison::memory_of_a_freed_tensor_is_poison",
     "poison::work_under_way_still_reads_a_freed_tensor",
     "poison::a_reset_keeps_what_has_read_poison",
+    "poison::what_the_host_decides_reads_poison",
+    "poison::what_the_host_decides_comes_in_its_order",
+    "poison::a_result_that_the_host_does_without_is_poison",
     "reports::equal_waits_are_told_once_and_by_the_program",
     "reports::a_race_is_told_once",
     "reports::a_failure_that_nothing_meets_fails_its_test",

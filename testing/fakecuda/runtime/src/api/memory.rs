@@ -9,18 +9,11 @@ use crate::clock::Access;
 use crate::error::CudaError;
 use crate::guard;
 use crate::operation::{Kind, Operation};
-use crate::poison::poison;
+use crate::poison::{poison, spoil};
 use crate::world::{CURRENT, World, world};
 
 /// Why new memory is poison.
 pub const UNWRITTEN: &str = "nothing has written this memory";
-
-/// Makes new memory poison: each float32 in it is NaN. No program may rely on zeros there.
-pub fn spoil(block: usize, bytes: usize, why: &str) {
-    poison().mark(block, bytes, why);
-    // SAFETY: a block in use, of at least so many bytes.
-    unsafe { std::ptr::write_bytes(block as *mut u8, 0xff, bytes) };
-}
 
 /// # Safety
 /// `address` has to be valid for writes.

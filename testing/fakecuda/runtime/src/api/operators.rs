@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::code;
 use super::control::kept;
 use super::cublas::launch_of_library;
-use super::memory::{UNWRITTEN, spoil};
+use super::memory::UNWRITTEN;
 use crate::clock::Access;
-use crate::numbers::{Bytes, compute};
-use crate::poison::poison;
+use crate::numbers::{Bytes, compute, not_computed};
+use crate::poison::spoil;
 use crate::world::{World, world};
 
 thread_local! {
@@ -49,9 +49,8 @@ pub unsafe extern "C" fn fakecuda_within(name: *const c_char) {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn fakecuda_known(at: usize, bytes: usize) {
-    let at = world().on_host(at);
-    poison().clear(at, bytes);
+pub extern "C" fn fakecuda_not_computed(at: usize, bytes: usize) {
+    not_computed(at, bytes);
 }
 
 /// The memory may be what a freed tensor had, which work before this place of the stream still uses. The real device

@@ -3,8 +3,9 @@
 use std::ffi::c_void;
 
 use super::code;
-use super::memory::{UNWRITTEN, spoil};
+use super::memory::UNWRITTEN;
 use crate::error::CudaError;
+use crate::poison::spoil;
 use crate::world::{World, world};
 
 /// The handle of a device's default pool, the only one it has.
