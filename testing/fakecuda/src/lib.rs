@@ -133,10 +133,9 @@ pub type Counts = BTreeMap<String, u64>;
 
 /// How often the host has waited for the device, in whichever way.
 pub fn waits(counts: &Counts) -> u64 {
-    let count = |name: &str| counts.get(name).copied().unwrap_or(0);
-    // When such a copy has waited, libtorch waits for its stream once more: both are one wait.
-    let of_streams = count("waits for a stream").max(count("async copies that wait"));
-    let others = [
+    let ways = [
+        "waits for a stream",
+        "async copies that wait",
         "waits for an event",
         "waits for a device",
         "waits by asking",
@@ -144,7 +143,7 @@ pub fn waits(counts: &Counts) -> u64 {
         "device frees",
         "pinned frees",
     ];
-    of_streams + others.map(count).iter().sum::<u64>()
+    ways.iter().filter_map(|way| counts.get(*way)).sum()
 }
 
 /// The stand-ins of this process.

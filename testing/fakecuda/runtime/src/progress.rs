@@ -253,6 +253,11 @@ impl Progress {
         self.events.get(&event).map(|event| event.at.is_some())
     }
 
+    /// How many items were put into a stream.
+    pub fn issued(&self, stream: u64) -> Option<u64> {
+        self.streams.get(&stream).map(|own| own.issued)
+    }
+
     /// Whether a stream has no work left.
     pub fn is_idle(&self, stream: u64) -> Option<bool> {
         self.streams.get(&stream).map(|own| own.done == own.issued)

@@ -39,6 +39,11 @@ fn costs<T, E: Into<anyhow::Error>>(bytes: u64, run: impl FnMut() -> Result<T, E
     Ok(())
 }
 
+/// How often a wait that is told has come.
+fn times(told: &str) -> u64 {
+    told.split_once(" times: ").map_or(1, |(times, _)| times.parse().unwrap_or(0))
+}
+
 /// Each way in which the host waits is found alone, and so is an upload that is not from pinned memory.
 pub fn every_wait_is_counted() -> Result<()> {
     let fake = fake()?;
@@ -53,15 +58,24 @@ pub fn every_wait_is_counted() -> Result<()> {
         0
     };
     let copy = |to| runtime::copy(to, device, 64, runtime::COPY_DEFAULT, 0);
-    let ways: [(&str, u64, &dyn Fn() -> i32); 11] = [
+    let stream = runtime::stream(true).map_err(failed)?;
+    let to_host = || copy(host.as_ptr() as usize);
+    let ways: [(&str, u64, &dyn Fn() -> i32); 16] = [
         ("a copy from pinned memory", 0, &|| runtime::copy(device, block, 64, runtime::COPY_DEFAULT, 0)),
         ("a copy to pinned memory", 0, &|| copy(block)),
-        ("a copy to pageable memory", 1, &|| copy(host.as_ptr() as usize)),
+        ("a copy to pageable memory", 1, &to_host),
+        ("that and a wait for what it has waited for", 1, &|| to_host().max(runtime::synchronize(0))),
+        ("that and a wait for another stream", 2, &|| to_host().max(runtime::synchronize(stream))),
+        ("that and a wait for work behind it", 2, &|| {
+            to_host().max(runtime::fill(device, 1, 64, 0)).max(runtime::synchronize(0))
+        }),
+        ("that twice", 2, &|| to_host().max(to_host())),
         ("libtorch's copy to the host", 1, &|| {
             drop(read.to_device(Device::Cpu));
             0
         }),
         ("a stream", 1, &|| runtime::synchronize(0)),
+        ("a stream twice", 2, &|| runtime::synchronize(0).max(runtime::synchronize(0))),
         ("an event", 1, &|| runtime::synchronize_event(event)),
         ("a device", 1, &runtime::device_synchronize),
         ("freeing device memory", 1, &|| runtime::free(other)),
@@ -71,12 +85,17 @@ pub fn every_wait_is_counted() -> Result<()> {
     ];
     for (what, expected, way) in ways {
         fake.set_pace(Pace::Lazy);
+        fake.trace_waits(true);
         fake.reset();
         let code = way();
         let counts = fake.counts();
         ensure!(code == 0 && waits(&counts) == expected, "{what}: {code}, {} waits: {counts:?}", waits(&counts));
+        let told = fake.waits().lines().filter(|line| !line.starts_with(' ')).map(times).sum::<u64>();
+        ensure!(told == expected, "{what}: {told} waits are told instead of {expected}: {}", fake.waits());
     }
+    ensure!(runtime::destroy_stream(stream) == 0);
     fake.set_pace(Pace::Eager);
+    fake.trace_waits(false);
     let pageable = Tensor::ones([4], (Kind::Float, Device::Cpu));
     ensure!(costs(16, || pageable.f_to_device_(GPU, Kind::Float, true, false)).is_err(), "it is not pinned");
     Ok(())

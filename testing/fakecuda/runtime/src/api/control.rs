@@ -5,6 +5,7 @@ use std::ffi::c_char;
 
 use super::faults::fakecuda_heal;
 use super::operators::computed;
+use super::streams::has_waited_in_copy;
 use crate::guard;
 use crate::poison::poison;
 use crate::progress::Pace;
@@ -41,6 +42,7 @@ pub extern "C" fn fakecuda_reset() {
     world.notes.clear();
     world.waits.clear();
     computed().clear();
+    has_waited_in_copy(None);
 }
 
 /// What was counted, as lines of `name: number`.

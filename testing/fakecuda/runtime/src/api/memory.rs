@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::code;
 use super::operators::reads_within;
+use super::streams::has_waited_in_copy;
 use crate::clock::Access;
 use crate::error::CudaError;
 use crate::guard;
@@ -45,6 +46,7 @@ pub extern "C" fn cudaFree(address: usize) -> i32 {
         return code(Err(error));
     }
     world.count("device frees", 1);
+    world.waits.note("device free");
     let Some(device) = world.device_at(address) else { return code(Err(CudaError::INVALID_VALUE)) };
     let told = world.synchronize_device(device);
     let freed = world.devices[device].memory.free(address);
@@ -100,6 +102,7 @@ pub unsafe extern "C" fn cudaFreeHost(address: usize) -> i32 {
         return code(Err(error));
     }
     world.count("pinned frees", 1);
+    world.waits.note("pinned free");
     world.synchronize_all();
     let Some(length) = world.pinned.remove(&address) else { return code(Err(CudaError::INVALID_VALUE)) };
     guard::forget(&(address..address + length));
@@ -126,6 +129,7 @@ pub extern "C" fn cudaHostUnregister(address: usize) -> i32 {
         return code(Err(error));
     }
     world.count("pinned frees", 1);
+    world.waits.note("pinned free");
     world.synchronize_all();
     let removed = world.pinned.remove(&address).ok_or(CudaError::HOST_NOT_REGISTERED);
     code(removed.map(|length| guard::forget(&(address..address + length))))
@@ -249,7 +253,9 @@ fn copy(to: Place, from: Place, (width, height): (usize, usize), stream: usize, 
         let what = if is_async { "async copies that wait" } else { "copies that wait" };
         world.count(what, 1);
         world.waits.note(what);
-        world.synchronize(stream)
+        world.synchronize(stream)?;
+        has_waited_in_copy(is_async.then(|| (stream, world.progress.issued(stream))));
+        Ok(())
     }))
 }
 

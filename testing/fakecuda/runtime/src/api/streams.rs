@@ -1,5 +1,7 @@
 //! Streams.
 
+use std::cell::Cell;
+
 use super::code;
 use crate::error::CudaError;
 use crate::faults::told;
@@ -61,13 +63,32 @@ pub unsafe extern "C" fn cudaStreamGetPriority(_stream: usize, priority: *mut i3
     0
 }
 
+/// A stream, and how much was put into it.
+type Place = (u64, Option<u64>);
+
+thread_local! {
+    /// Where the thread's last asynchronous copy has waited.
+    static WAITED: Cell<Option<Place>> = const { Cell::new(None) };
+}
+
+/// The thread has waited in a copy.
+pub(super) fn has_waited_in_copy(at: Option<Place>) {
+    WAITED.set(at);
+}
+
+/// libtorch waits for the stream of a copy that has waited itself. With no work between them there is nothing left to
+/// wait for: both are one wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamSynchronize(stream: usize) -> i32 {
     let mut world = world();
     code(world.stream(stream).and_then(|stream| {
         world.use_stream("cudaStreamSynchronize", stream)?;
-        world.count("waits for a stream", 1);
-        world.waits.note("stream");
+        if WAITED.take() == Some((stream, world.progress.issued(stream))) {
+            world.count("waits behind a copy's", 1);
+        } else {
+            world.count("waits for a stream", 1);
+            world.waits.note("stream");
+        }
         world.synchronize(stream)
     }))
 }
