@@ -2,7 +2,8 @@
 //!
 //! Written for the linker, and not in each function, so that no function can lack it. The static library's functions
 //! get other names, and each real name is a few instructions that look at one number: at 0 they jump to the function,
-//! or else to `fakecuda_enter` first, which returns 0 or the error that the call is to return.
+//! or else to `fakecuda_enter` first, which returns 0, or the error that the call is to return: the smallest number
+//! stands for success without the call.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,10 @@ fc_watched:
     testl %eax, %eax
     jne 1f
     jmp *%r11
-1:  ret
+1:  cmpl $0x80000000, %eax
+    jne 2f
+    xorl %eax, %eax
+2:  ret
 ";
 
 /// Whether a function returns a status, which an entry can return in its place. The registration of kernels does not,

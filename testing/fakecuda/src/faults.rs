@@ -20,8 +20,16 @@ impl Fake {
         call!(c"fakecuda_fail_later"(what.as_ptr() => *const c_char, nth => u64, code => i32) -> ());
     }
 
+    /// From now on the C function of this name (`cudaStreamWaitEvent`), or an operator that returns nothing
+    /// (`aten::record_stream`), does nothing and succeeds: as in a program that forgets to call it. A function is found
+    /// on x86-64 alone.
+    pub fn leave_out(self, what: &str) {
+        let what = c_text(what);
+        call!(c"fakecuda_leave_out"(what.as_ptr() => *const c_char) -> ());
+    }
+
     /// The failures that were planted and not met yet, a line each: also those of functions and devices that do not
-    /// exist. Empty at the end of a test that has met what it planted.
+    /// exist, and what is left out and was not called. Empty at the end of a test that has met what it planted.
     pub fn planted(self) -> Vec<String> {
         text(call!(c"fakecuda_planted"() -> *const c_char)).lines().map(str::to_owned).collect()
     }

@@ -19,6 +19,9 @@ pub const TRACE: u32 = 2;
 #[unsafe(no_mangle)]
 pub static fakecuda_watched: AtomicU32 = AtomicU32::new(FAULTS);
 
+/// What a call that is left out returns to the entry, which returns 0 to the program (`entries.rs`).
+pub const LEFT_OUT: i32 = i32::MIN;
+
 /// Whether one of these wants to know.
 pub fn is_watched(by: u32) -> bool {
     fakecuda_watched.load(Ordering::Relaxed) & by != 0
@@ -33,7 +36,7 @@ pub fn watch(by: u32, on: bool) {
     }
 }
 
-/// The status that a call has to return without being made; 0: it is made. `argument`: its first one, if it has any.
+/// The status that a call has to return without being made, [`LEFT_OUT`] for 0; 0: it is made. `argument`: its first one, if it has any.
 ///
 /// # Safety
 /// `name` has to be a text that ends with a zero byte.
@@ -43,9 +46,11 @@ pub unsafe extern "C" fn fakecuda_enter(name: *const c_char, argument: usize) ->
     let Ok(name) = unsafe { CStr::from_ptr(name) }.to_str() else { return 0 };
     let status = if is_watched(FAULTS) { faults::of_call(name, CURRENT.get()) } else { 0 };
     if is_watched(TRACE) {
-        trace::call(name, argument, status);
+        trace::call(name, argument, if status == LEFT_OUT { 0 } else { status });
     }
-    if status != 0 {
+    if status == LEFT_OUT {
+        world().count(&format!("left out: {name}"), 1);
+    } else if status != 0 {
         world().count(&format!("failed {}", name.trim_start_matches('_')), 1);
         if name.trim_start_matches('_').starts_with("cuda") {
             LAST_ERROR.set(status);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::entry::{FAULTS, is_watched, watch};
+use crate::entry::{FAULTS, LEFT_OUT, is_watched, watch};
 use crate::environment::{settings, tell, text};
 use crate::error::CudaError;
 
@@ -37,6 +37,8 @@ pub struct Faults {
     happened: Option<CudaError>,
     /// The lost devices, and what their calls return.
     lost: BTreeMap<usize, CudaError>,
+    /// The functions and operators that do nothing, and how often each was called.
+    left_out: BTreeMap<String, u64>,
 }
 
 /// What only reads what the host knows: it works after a sticky error. For the others the documentation allows errors
@@ -89,20 +91,32 @@ impl Faults {
         self.lost.insert(device, error);
     }
 
+    /// From now on a C function, or an operator without a result, does nothing and succeeds.
+    pub fn leave_out(&mut self, what: &str) {
+        self.left_out.entry(what.to_owned()).or_default();
+    }
+
+    /// Whether this call, or operator, is left out.
+    fn leaves_out(&mut self, what: &str) -> bool {
+        self.left_out.get_mut(what).map(|times| *times += 1).is_some()
+    }
+
     /// What can never fail, by its name, and why.
     fn impossible(&self) -> impl Iterator<Item = (String, String)> {
         let devices = settings().devices;
         let lost = self.lost.keys().filter(move |device| **device >= devices);
         let lost = lost.map(move |device| (format!("lost:{device}"), format!("is none of {devices} devices")));
-        let names = self.plans.iter().filter(|plan| is_no_function(&plan.what));
-        names.map(|plan| (plan.what.clone(), "is no function".to_owned())).chain(lost)
+        let names = self.plans.iter().map(|plan| &plan.what).chain(self.left_out.keys());
+        names.filter(|name| is_no_function(name)).map(|name| (name.clone(), "is no function".to_owned())).chain(lost)
     }
 
     /// What is planted and was not met, and what never can be.
     fn planted(&self) -> Vec<String> {
         let plans =
             self.plans.iter().map(|plan| format!("{:?} has {} to go until {}", plan.what, plan.left, plan.code));
-        plans.chain(self.impossible().map(|(what, why)| format!("{what:?} {why}"))).collect()
+        let left_out = self.left_out.iter().filter(|(_, times)| **times == 0);
+        let left_out = left_out.map(|(what, _)| format!("{what:?} is left out, and nothing calls it"));
+        plans.chain(left_out).chain(self.impossible().map(|(what, why)| format!("{what:?} {why}"))).collect()
     }
 
     /// The code of the first plan that is due.
@@ -118,6 +132,9 @@ impl Faults {
     /// The status that a call on this device returns; 0 if it succeeds.
     fn call(&mut self, name: &str, device: usize) -> i32 {
         let name = name.trim_start_matches('_');
+        if self.leaves_out(name) {
+            return LEFT_OUT;
+        }
         if let Some((_, code)) = self.due(|plan| plan.moment == Moment::Issued && plan.what == name) {
             if name.starts_with("cuda") {
                 self.tell(CudaError(code));
@@ -205,7 +222,7 @@ pub fn planted() -> Vec<String> {
     all().planted()
 }
 
-/// The status that a call on this device returns; 0 if it succeeds.
+/// The status that a call on this device returns, [`LEFT_OUT`] if it does nothing; 0 if it is made.
 pub fn of_call(name: &str, device: usize) -> i32 {
     let mut all = all();
     if *all == Faults::default() {
@@ -213,6 +230,11 @@ pub fn of_call(name: &str, device: usize) -> i32 {
         return 0;
     }
     all.call(name, device)
+}
+
+/// Whether an operator does nothing.
+pub fn leaves_out(operator: &str) -> bool {
+    is_watched(FAULTS) && all().leaves_out(operator)
 }
 
 /// The failure that a piece of work meets.
@@ -319,6 +341,17 @@ mod tests {
         assert_eq!(faults.planted(), ["\"cudaMalloc\" has 1 to go until 2".to_owned(), lost.clone()]);
         faults.call("cudaMalloc", 99);
         assert_eq!(faults.planted(), [lost]);
+    }
+
+    #[test]
+    fn what_is_left_out_succeeds_each_time_and_is_told_if_nothing_calls_it() {
+        let mut faults = Faults::default();
+        ["cudaStreamWaitEvent", "aten::record_stream"].iter().for_each(|what| faults.leave_out(what));
+        let calls = ["cudaStreamWaitEvent", "cudaMalloc", "cudaStreamWaitEvent"];
+        assert_eq!(calls.map(|name| faults.call(name, 0)), [LEFT_OUT, 0, LEFT_OUT]);
+        assert_eq!(faults.planted(), ["\"aten::record_stream\" is left out, and nothing calls it"]);
+        assert!(faults.leaves_out("aten::record_stream") && !faults.leaves_out("aten::mm"));
+        assert_eq!(faults.planted(), [""; 0]);
     }
 
     #[test]

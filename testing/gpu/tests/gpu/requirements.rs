@@ -9,8 +9,9 @@ use crate::ranks;
 const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
-const FAKE_ONLY: [&str; 40] = [
+const FAKE_ONLY: [&str; 41] = [
     "loading::a_batch_dropped_early_is_found",
+    "loading::a_loader_that_forgets_is_found",
     "ranks::failures::a_cut_link_times_out_where_the_host_waits",
     "uploads::every_wait_is_counted",
     "the_tests_fail_where_their_stand_in_is_not_loaded",

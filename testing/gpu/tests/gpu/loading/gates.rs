@@ -13,7 +13,7 @@ type Loader = DataLoader<(Tensor, Tensor)>;
 
 /// Where batches come from.
 #[derive(Clone, Copy, Debug)]
-enum Source {
+pub enum Source {
     /// Samples of the host, stacked by workers, pinned, and copied by a stream of its own.
     Stacked,
     /// Rows of tensors on the host, gathered for a whole batch, and copied likewise.
@@ -42,7 +42,7 @@ const SOURCES: [Source; 7] = [
 
 /// How a training loop takes them.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+pub enum Way {
     Whole,
     /// Each epoch is dropped after a few batches.
     DroppedEpochs,
@@ -145,17 +145,18 @@ fn values(loader: Loader, device: Device, way: Way) -> Result<Vec<f64>> {
 /// What a loop over the device's batches computes is what it computes over the host's, at each pace; on a fake device
 /// there is no access without an order, and no pinned page is touched early.
 pub fn hold(device: Device, paces: &[Pace]) -> Result<()> {
-    for source in SOURCES {
-        for way in WAYS {
-            let expected = values(loader(source, Device::Cpu)?, Device::Cpu, way)?;
-            for &pace in paces {
-                let at = || format!("{source:?}, {way:?}, {pace:?}");
-                let (found, notes) = watched(pace, || values(loader(source, device)?, device, way)).with_context(at)?;
-                ensure!(notes.is_empty(), "{}: {}", at(), notes.join("; "));
-                let found = found.with_context(at)?;
-                ensure!(found == expected, "{}: {found:?} instead of {expected:?}", at());
-            }
-        }
+    SOURCES.iter().try_for_each(|source| WAYS.iter().try_for_each(|way| hold_one(device, *source, *way, paces)))
+}
+
+/// The same for batches from one source, taken in one way.
+pub fn hold_one(device: Device, source: Source, way: Way, paces: &[Pace]) -> Result<()> {
+    let expected = values(loader(source, Device::Cpu)?, Device::Cpu, way)?;
+    for &pace in paces {
+        let at = || format!("{source:?}, {way:?}, {pace:?}");
+        let (found, notes) = watched(pace, || values(loader(source, device)?, device, way)).with_context(at)?;
+        ensure!(notes.is_empty(), "{}: {}", at(), notes.join("; "));
+        let found = found.with_context(at)?;
+        ensure!(found == expected, "{}: {found:?} instead of {expected:?}", at());
     }
     Ok(())
 }

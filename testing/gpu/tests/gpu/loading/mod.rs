@@ -12,8 +12,8 @@ use crate::GPU;
 use crate::ranks::{Meeting, run_alone, uses_only};
 
 pub use planted::{
-    a_batch_dropped_early_is_found, a_missing_record_stream_is_found, a_missing_wait_is_found,
-    a_pinned_buffer_used_again_is_found,
+    a_batch_dropped_early_is_found, a_loader_that_forgets_is_found, a_missing_record_stream_is_found,
+    a_missing_wait_is_found, a_pinned_buffer_used_again_is_found,
 };
 
 const SAMPLES: i64 = 48;

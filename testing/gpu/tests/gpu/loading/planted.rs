@@ -1,12 +1,13 @@
-//! Faults that the gates have to find, planted in a small program, which is right without them.
+//! Faults that the gates have to find, planted in a small program and in the loader, which are right without them.
 
 use anyhow::{Result, ensure};
 use overdrive::ffi::{CopyStream, empty_pinned};
 use overdrive::prelude::*;
-use overdrive_fakecuda::runtime;
+use overdrive_fakecuda::{Pace, runtime};
 
+use super::gates::{Source, Way, hold_one};
 use super::{paces, watched};
-use crate::GPU;
+use crate::{GPU, fake};
 
 const SHAPE: [i64; 2] = [64, 1024];
 const SEEDS: u64 = 5;
@@ -96,6 +97,26 @@ pub fn a_batch_dropped_early_is_found() -> Result<()> {
         let (sum, notes) = watched(pace, || dropped(true))?;
         sum?;
         ensure!(notes.iter().any(|note| note.contains("not ordered")), "{pace:?}: {notes:?}");
+    }
+    Ok(())
+}
+
+/// What the loader must not forget, for batches that are copied by a stream of their own.
+const FORGOTTEN: [&str; 2] = ["cudaStreamWaitEvent", "aten::record_stream"];
+
+/// Epochs and loaders that are dropped in the middle, in a loader that forgets its wait, or its `record_stream`.
+pub fn a_loader_that_forgets_is_found() -> Result<()> {
+    let fake = fake()?;
+    for source in [Source::Stacked, Source::HostRows, Source::Images, Source::Stream] {
+        for way in [Way::DroppedEpochs, Way::DroppedLoader] {
+            for forgotten in FORGOTTEN {
+                fake.leave_out(forgotten);
+                let held = hold_one(GPU, source, way, &[Pace::Lazy]);
+                let told = held.err().map(|error| format!("{error:#}")).unwrap_or_default();
+                ensure!(told.contains("not ordered"), "{source:?}, {way:?} without {forgotten} is held: {told}");
+            }
+            hold_one(GPU, source, way, &[Pace::Lazy])?;
+        }
     }
     Ok(())
 }
