@@ -105,6 +105,8 @@ fn main() -> Result<()> {
         ranks::exchanges_begin_before_backward_ends,
         ranks::without_a_launcher_each_rank_uses_its_own_device,
         profiling::the_profiler_sees_the_device,
+        ranks::no_step_waits_to_read_a_timer,
+        ranks::times_are_measured_where_they_are_asked_for,
         profiling::phases_on_the_device_are_timed_without_waiting,
     ];
     tests.extend(trials![

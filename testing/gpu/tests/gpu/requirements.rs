@@ -9,7 +9,11 @@ use crate::ranks;
 const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
-const FAKE_ONLY: [&str; 37] = [
+const FAKE_ONLY: [&str; 41] = [
+    "profiling::the_monitor_samples_the_device",
+    "loading::a_loader_begins_on_its_own_device_alone",
+    "ranks::no_step_waits_to_read_a_timer",
+    "ranks::times_are_measured_where_they_are_asked_for",
     "loading::a_batch_dropped_early_is_found",
     "ranks::failures::a_cut_link_times_out_where_the_host_waits",
     "uploads::every_wait_is_counted",
@@ -49,6 +53,13 @@ const FAKE_ONLY: [&str; 37] = [
     "reports::what_a_test_sets_ends_with_it",
 ];
 
+/// They run PyTorch's side too.
+const BESIDE_PYTORCH: [&str; 3] = [
+    "ranks::exchanges_are_pytorchs",
+    "ranks::no_step_waits_to_read_a_timer",
+    "ranks::times_are_measured_where_they_are_asked_for",
+];
+
 /// Each rank has a GPU of its own.
 const GPUS: [(&str, i64); 13] = [
     ("ranks::ddp_of_2_over_nccl_equals_gloos", 2),
@@ -78,7 +89,7 @@ pub fn missing(name: &str) -> Option<String> {
         "only a fake device can show it".to_owned()
     } else if !is_fake && Cuda::device_count() < gpus {
         format!("it needs {gpus} GPUs")
-    } else if name == "ranks::exchanges_are_pytorchs" && ranks::python().is_none() {
+    } else if BESIDE_PYTORCH.contains(&name) && ranks::python().is_none() {
         "no Python with torch".to_owned()
     } else {
         return None;
