@@ -60,6 +60,8 @@ fn main() -> Result<()> {
         a_fused_scaled_step_never_waits_for_the_device,
         an_unfused_step_waits_once_to_read_the_flag,
         loading::nothing_is_early_or_on_another_device,
+        loading::a_loader_begins_on_its_own_device_alone,
+        loading::batches_need_no_more_memory_where_the_host_is_ahead,
         loading::later_epochs_ask_the_driver_for_nothing,
         loading::a_missing_wait_is_found,
         loading::a_missing_record_stream_is_found,
@@ -103,10 +105,10 @@ fn main() -> Result<()> {
         ranks::failures::what_is_under_way_can_be_dropped,
         ranks::exchanges_are_pytorchs,
         ranks::exchanges_begin_before_backward_ends,
-        ranks::without_a_launcher_each_rank_uses_its_own_device,
-        profiling::the_profiler_sees_the_device,
         ranks::no_step_waits_to_read_a_timer,
         ranks::times_are_measured_where_they_are_asked_for,
+        ranks::without_a_launcher_each_rank_uses_its_own_device,
+        profiling::the_profiler_sees_the_device,
         profiling::phases_on_the_device_are_timed_without_waiting,
     ];
     tests.extend(trials![

@@ -31,6 +31,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("parts", parts::scenario),
     ("steps", steps::scenario),
     ("loading", crate::loading::scenario),
+    ("first loading", crate::loading::begins),
 ];
 
 /// Longer than any test takes: no result depends on it.
