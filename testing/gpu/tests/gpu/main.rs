@@ -109,6 +109,7 @@ fn main() -> Result<()> {
         ranks::times_are_measured_where_they_are_asked_for,
         ranks::without_a_launcher_each_rank_uses_its_own_device,
         profiling::the_profiler_sees_the_device,
+        profiling::the_monitor_samples_the_device,
         profiling::phases_on_the_device_are_timed_without_waiting,
     ];
     tests.extend(trials![
