@@ -61,7 +61,7 @@ const BESIDE_PYTORCH: [&str; 3] = [
 ];
 
 /// Each rank has a GPU of its own.
-const GPUS: [(&str, i64); 13] = [
+const GPUS: [(&str, i64); 16] = [
     ("ranks::ddp_of_2_over_nccl_equals_gloos", 2),
     ("ranks::ddp_of_4_over_nccl_equals_gloos", 4),
     ("ranks::without_a_launcher_each_rank_uses_its_own_device", 2),
@@ -69,7 +69,10 @@ const GPUS: [(&str, i64); 13] = [
     ("ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos", 2),
     ("ranks::parts::join_over_nccl_equals_gloos", 2),
     ("ranks::failures::an_absent_rank_is_a_rendezvous_error", 2),
-    ("ranks::failures::a_model_that_a_dead_rank_does_not_wrap_times_out", 3),
+    ("ranks::failures::where_ranks_meet_anew_a_dead_one_times_out", 3),
+    ("ranks::failures::a_first_exchange_waits_for_a_stalled_rank_without_a_limit", 3),
+    ("ranks::failures::a_group_dropped_after_a_timeout_ends_the_process", 3),
+    ("ranks::failures::a_drop_waits_for_a_stalled_rank_without_a_limit", 3),
     ("ranks::failures::a_stalled_rank_times_out_where_the_host_waits", 3),
     ("ranks::failures::a_stalled_rank_ends_the_others_where_the_device_waits", 3),
     ("ranks::failures::a_mismatch_is_told_to_every_rank_that_verifies", 3),
