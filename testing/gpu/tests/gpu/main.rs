@@ -103,6 +103,7 @@ fn main() -> Result<()> {
         ranks::failures::a_cut_link_times_out_where_the_host_waits,
         ranks::failures::a_mismatch_is_told_to_every_rank_that_verifies,
         ranks::failures::a_mismatch_without_verifying_is_found_by_the_fake,
+        ranks::failures::collectives_of_two_groups_in_opposite_orders_are_found_by_the_fake,
         ranks::failures::a_model_that_differs_is_told_to_every_rank,
         ranks::failures::a_hook_that_fails_is_told_where_it_fails,
         ranks::failures::what_is_under_way_can_be_dropped,

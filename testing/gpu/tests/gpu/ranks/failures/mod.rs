@@ -238,6 +238,15 @@ pub fn a_mismatch_without_verifying_is_found_by_the_fake() -> Result<()> {
     Ok(())
 }
 
+/// Two groups that NCCL would let wait for each other.
+pub fn collectives_of_two_groups_in_opposite_orders_are_found_by_the_fake() -> Result<()> {
+    for (what, expected) in [("opposite", "noted"), ("equal", "nothing")] {
+        let told = told("orders", what, SIZE, all, true)?;
+        ensure!(told == [expected; SIZE], "{what}: {told:?}");
+    }
+    Ok(())
+}
+
 pub fn a_model_that_differs_is_told_to_every_rank() -> Result<()> {
     let differs = told("model", "differs", SIZE, all, true)?;
     ensure!(differs == ["ModelMismatch"; SIZE], "{differs:?}");

@@ -196,6 +196,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         }
         "mismatch" | "verified mismatch" => mismatch(&mut rank, meeting, what),
         "model" => model_failures(&rank, meeting, what),
+        "orders" => orders(&mut rank, meeting, what),
         "drop" => drops(rank, meeting, what),
         "first" => comes_late(&mut rank, meeting, what),
         _ => anyhow::bail!("{case}"),
@@ -219,6 +220,27 @@ fn mismatch(rank: &mut Rank, meeting: &Meeting, what: &str) -> Result<()> {
     group.all_reduce(sum, ReduceOp::Avg)?;
     ensure!(sum.double_value(&[0]) == 1.0, "the group that told the mismatch does not work: {sum}");
     tell(meeting, name(&error))
+}
+
+/// Collectives of two groups, which rank 1 begins in the other order.
+fn orders(rank: &mut Rank, meeting: &Meeting, what: &str) -> Result<()> {
+    let Rank { group, sum, .. } = rank;
+    let second = group.new_group(&[0, 1, 2])?.context("every rank is a member")?;
+    let mut other = sum.ones_like();
+    // Makes its communicator.
+    second.all_reduce(&mut other, ReduceOp::Avg)?;
+    let opposite = what == "opposite" && group.rank() == 1;
+    let [mut one, mut two] = [(&*group, sum), (&second, &mut other)];
+    if opposite {
+        std::mem::swap(&mut one, &mut two);
+    }
+    let begin = |(group, sum): (&ProcessGroup, &mut Tensor)| group.all_reduce_async(sum, ReduceOp::Avg);
+    for work in [begin(one)?, begin(two)?] {
+        work.wait()?;
+    }
+    ensure!(rank.sum.double_value(&[0]) + other.double_value(&[0]) == 2.0);
+    let notes = Fake::get().context("only a fake device tells")?.notes();
+    tell(meeting, if notes.iter().any(|note| note.contains("of another communicator")) { "noted" } else { "nothing" })
 }
 
 /// What each rank, or rank 1 alone, finds in its own model or hook.
