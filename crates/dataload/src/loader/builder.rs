@@ -223,6 +223,9 @@ where
 {
     /// Whether batches are put into pinned (page-locked) memory, from which copies to a GPU overlap with its
     /// computation; off unless set. Without a CUDA device this only logs a warning, as in PyTorch.
+    ///
+    /// libtorch pins memory for a GPU that the process uses already, and begins to use GPU 0 if there is none. In a rank
+    /// of another GPU, use [`to_device`](Self::to_device), which says which one, or put the model there before.
     pub fn pin_memory(mut self, pin_memory: bool) -> Self {
         self.options.pin_memory = pin_memory;
         self.with_tensor_ops()
