@@ -6,6 +6,7 @@ use std::ffi::c_char;
 use super::faults::fakecuda_heal;
 use super::operators::computed;
 use crate::guard;
+use crate::nvml;
 use crate::poison::poison;
 use crate::progress::Pace;
 use crate::world::{World, world};
@@ -80,6 +81,7 @@ pub extern "C" fn fakecuda_restore() {
     world.synchronize_all();
     world.restore();
     drop(world);
+    nvml::all().forget();
     fakecuda_heal();
 }
 
