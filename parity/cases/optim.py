@@ -1,4 +1,4 @@
-"""Shared by all optimizers: trajectories over 1,000 steps, gradient clipping, averaged weights."""
+"""Shared by all optimizers: trajectories over 1,000 steps, gradient clipping, averaged weights, bad gradients."""
 
 import torch
 from harness import case
@@ -70,6 +70,28 @@ def clip_grad_value(t):
             torch.nn.utils.clip_grad_value_(params, bound, foreach=True)
             for index, param in enumerate(params):
                 t.expect(f"{name}.{number}.{index}", param.grad)
+
+
+@case
+def adafactor_nan(t):
+    """One NaN or infinity in a vector's gradient spoils that element alone, and the whole of a matrix."""
+    shapes, steps = ((33,), (33,), (7, 5), (4,)), 5
+    bad = {(1, 0): float("nan"), (1, 1): float("inf"), (2, 2): float("nan")}
+    t.tell("parameters", len(shapes))
+    t.tell("steps", steps)
+    for dtype, rtol in ((torch.float32, 1e-6), (torch.float64, 1e-9)):
+        name = str(dtype).removeprefix("torch.")
+        starts = [t.give(f"{name}.start.{index}", torch.randn(shape, dtype=dtype)) for index, shape in enumerate(shapes)]
+        params = [start.clone().requires_grad_() for start in starts]
+        opt = torch.optim.Adafactor(params, foreach=True)
+        for step in range(steps):
+            for index, param in enumerate(params):
+                grad = torch.randn_like(param)
+                grad.view(-1)[2] = bad.get((step, index), grad.view(-1)[2].item())
+                param.grad = t.give(f"{name}.{step}.{index}", grad)
+            opt.step()
+            for index, param in enumerate(params):
+                t.expect(f"{name}.{step}.{index}", param, rtol=rtol, atol=rtol)
 
 
 @case

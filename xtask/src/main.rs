@@ -17,6 +17,7 @@ mod python;
 mod readme;
 mod sanitize;
 mod setup;
+mod side_by_side;
 mod source;
 mod test;
 mod tidy;

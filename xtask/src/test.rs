@@ -1,20 +1,17 @@
 //! Runs the tests (unit, integration and doc-tests, through `cargo test`), then every example, and counts the results.
 
 use std::collections::BTreeSet;
-use std::num::NonZero;
-use std::process::{ExitCode, ExitStatus};
-use std::sync::Mutex;
-use std::thread;
-use std::time::Instant;
+use std::process::{Command, ExitCode, ExitStatus};
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use clap::Args;
 
 use crate::artifacts::{self, Program};
 use crate::failures::Failures;
 use crate::libtorch::Libtorch;
-use crate::metadata;
+use crate::metadata::{self, Package};
 use crate::setup;
+use crate::side_by_side;
 use crate::totals::Totals;
 use crate::workspace::{self, Workspace};
 
@@ -22,10 +19,7 @@ use crate::workspace::{self, Workspace};
 const APART: &str = "overdrive-compile-tests";
 
 /// What runs for longest starts first, so that no core is idle at the end.
-const LONGEST: [&str; 6] = ["ranks", "--bins", "gpu", "--doc", "gates", "planted"];
-
-/// How many commands run side by side at most: each has as many threads as there are cores.
-const AT_A_TIME: usize = 4;
+const LONGEST: [&str; 8] = ["ranks", "gpu", "bench", "gates", "planted", "convert", "cli", "compose"];
 
 /// Run the tests and every example; the last line has the totals
 ///
@@ -50,9 +44,9 @@ pub fn apart(ws: &Workspace) -> Result<Totals> {
     let base = ["test", "--workspace", "--test", "compile"];
     workspace::succeed(ws.cargo(base).arg("--no-run"))?;
     let halves: [&[&str]; 2] = [&["models::", "sizes::"], &["--skip", "models::", "--skip", "sizes::"]];
-    let jobs = halves.map(|half| [&base[..], &["--"], half].concat().into_iter().map(str::to_owned).collect());
+    let commands = halves.map(|half| ws.cargo([&base[..], &["--"], half].concat()));
     let mut failures = Failures::default();
-    let totals = side_by_side(ws, Vec::from(jobs), &mut failures)?;
+    let totals = side_by_side(commands.into(), &mut failures)?;
     print!("{failures}");
     Ok(totals)
 }
@@ -73,8 +67,16 @@ pub fn totals(ws: &Workspace, options: &Options) -> Result<Totals> {
 }
 
 fn tests(ws: &Workspace, args: &[String], failures: &mut Failures) -> Result<Totals> {
+    let packages = metadata::packages(ws)?;
     if args.is_empty() {
-        return all(ws, failures);
+        let rest: Vec<_> = packages.iter().filter(|package| package.name != APART).collect();
+        return of_packages(ws, &["--workspace", "--exclude", APART], &rest, failures);
+    }
+    if let [flag, name] = args
+        && matches!(flag.as_str(), "-p" | "--package")
+        && let Some(package) = packages.iter().find(|package| package.name == *name)
+    {
+        return of_packages(ws, &["--package", name], &[package], failures);
     }
     let mut command = ws.cargo(["test", "--no-fail-fast"]);
     if !args.iter().any(|arg| arg.starts_with("-p") || arg.starts_with("--package")) {
@@ -83,51 +85,43 @@ fn tests(ws: &Workspace, args: &[String], failures: &mut Failures) -> Result<Tot
     counted(failures, |see| workspace::tee(command.args(args), see))
 }
 
-/// All tests but those that run apart: one command for each name of a test program, as most programs wait a lot.
-fn all(ws: &Workspace, failures: &mut Failures) -> Result<Totals> {
-    let base = ["test", "--no-fail-fast", "--workspace", "--exclude", APART];
-    let built = counted(failures, |see| workspace::tee(ws.cargo(base).arg("--no-run"), see))?;
+/// All tests of these packages, which the arguments select: one command for each name of a test program, because most
+/// programs wait a lot.
+fn of_packages(ws: &Workspace, select: &[&str], packages: &[&Package], failures: &mut Failures) -> Result<Totals> {
+    let base = [&["test", "--no-fail-fast"], select].concat();
+    let built = counted(failures, |see| workspace::tee(ws.cargo(&base).arg("--no-run"), see))?;
     if built.failed > 0 {
         return Ok(built);
     }
-    let packages = metadata::packages(ws)?;
-    let targets = packages.iter().filter(|package| package.name != APART).flat_map(|package| &package.targets);
-    let programs: BTreeSet<_> = targets.filter(|target| target.kind == ["test"]).map(|target| &*target.name).collect();
+    let targets = || packages.iter().flat_map(|package| &package.targets);
+    let has = |kind: &str| targets().any(|target| target.kind.iter().any(|it| it == kind));
+    let programs: BTreeSet<_> =
+        targets().filter(|target| target.kind == ["test"]).map(|target| &*target.name).collect();
     let mut jobs: Vec<_> = programs.into_iter().map(|name| vec!["--test", name]).collect();
-    jobs.extend([vec!["--bins"], vec!["--lib"], vec!["--doc"]]);
+    if has("bin") {
+        jobs.push(vec!["--bins"]);
+    }
+    if has("lib") {
+        jobs.extend([vec!["--lib"], vec!["--doc"]]);
+    }
     jobs.sort_by_key(|job| LONGEST.iter().position(|name| job.contains(name)).unwrap_or(LONGEST.len()));
-    let command = |job: Vec<&str>| base.into_iter().chain(job).map(str::to_owned).collect();
-    side_by_side(ws, jobs.into_iter().map(command).collect(), failures)
+    side_by_side(jobs.into_iter().map(|job| ws.cargo([&base[..], &job].concat())).collect(), failures)
 }
 
-/// Runs cargo with each of these arguments, a few at a time. What a command prints is shown when it ends.
-fn side_by_side(ws: &Workspace, jobs: Vec<Vec<String>>, failures: &mut Failures) -> Result<Totals> {
-    let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    let queue = Mutex::new(jobs.into_iter());
-    let results = Mutex::new((Totals::default(), failures));
-    let work = || -> Result<()> {
-        let next = || queue.lock().map_or(None, |mut queue| queue.next());
-        while let Some(job) = next() {
-            println!("    Starting cargo {}", job.join(" "));
-            let mut lines = Vec::new();
-            let status = workspace::lines(&mut ws.cargo(&job), |line| lines.push(line.to_owned()))?;
-            let mut results = results.lock().map_err(|_| anyhow!("another thread has panicked"))?;
-            let (totals, failures) = &mut *results;
-            *totals += counted(failures, |see| {
-                lines.iter().for_each(|line| {
-                    println!("{line}");
-                    see(line);
-                });
-                Ok(status)
-            })?;
-        }
+/// Runs commands of cargo a few at a time. What a command prints is shown when it ends.
+fn side_by_side(commands: Vec<Command>, failures: &mut Failures) -> Result<Totals> {
+    let mut totals = Totals::default();
+    side_by_side::run(commands, |ended| {
+        totals += counted(failures, |see| {
+            ended.lines.iter().for_each(|line| {
+                println!("{line}");
+                see(line);
+            });
+            Ok(ended.status)
+        })?;
         Ok(())
-    };
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..cores.min(AT_A_TIME)).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| anyhow!("a thread has panicked"))?)
     })?;
-    Ok(results.into_inner().map_err(|_| anyhow!("a thread has panicked"))?.0)
+    Ok(totals)
 }
 
 /// Counts the results in the lines of a `cargo test`.
@@ -152,16 +146,21 @@ fn counted(failures: &mut Failures, run: impl FnOnce(&mut dyn FnMut(&str)) -> Re
 /// features.
 fn examples(ws: &Workspace, libtorch: &Libtorch) -> Result<Totals> {
     let mut totals = Totals::default();
-    let programs = artifacts::build(ws, &["build", "--workspace", "--examples"])?;
-    for example in programs.iter().filter(|program| is_example(ws, program)) {
-        println!("\nexample {}", example.name);
-        let start = Instant::now();
+    let mut programs = artifacts::build(ws, &["build", "--workspace", "--examples"])?;
+    programs.retain(|program| is_example(ws, program));
+    let command = |example: &Program| {
         let mut command = ws.command(ws.join(".cargo/with-libtorch"));
-        let passed = workspace::status(command.arg(&example.path).env("LIBTORCH", &libtorch.dir))?.success();
+        command.arg(&example.path).env("LIBTORCH", &libtorch.dir);
+        command
+    };
+    side_by_side::run(programs.iter().map(command).collect(), |ended| {
+        let (name, passed) = (&programs[ended.number].name, ended.status.success());
+        println!("\nexample {name}\n{}", ended.lines.join("\n"));
         let verdict = if passed { "ok" } else { "FAILED" };
-        println!("example {} ... {verdict} ({:.1} s)", example.name, start.elapsed().as_secs_f64());
+        println!("example {name} ... {verdict} ({:.1} s)", ended.time.as_secs_f64());
         totals += Totals { passed: passed.into(), failed: (!passed).into(), skipped: 0 };
-    }
+        Ok(())
+    })?;
     Ok(totals)
 }
 

@@ -85,7 +85,7 @@ fn without_entry(list: &OsStr, entry: &Path) -> Option<OsString> {
 }
 
 /// The command as a user would type it, for messages.
-fn shown(command: &Command) -> String {
+pub fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words: Vec<_> = std::iter::once(program).chain(command.get_args()).map(OsStr::to_string_lossy).collect();
     words.join(" ")

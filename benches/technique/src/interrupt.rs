@@ -1,16 +1,17 @@
-//! Ctrl-C: says what is left of the run. The contenders get the same signal from the terminal, and end by it.
+//! Ctrl-C and SIGTERM: says what is left of the run. The contenders get the same signal from the terminal, and end by it.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use anyhow::{Context, Result};
 use overdrive_bench_report::{BenchOptions, Measurements};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
-/// The exit status of a program that SIGINT ends, by the shells' convention.
-const INTERRUPTED: i32 = 130;
-
-/// Watches for Ctrl-C, and knows how many workloads the report has.
+/// Watches for signals that end the program, and knows how many workloads the report has.
 pub struct Interrupt(Arc<AtomicUsize>);
 
 impl Interrupt {
@@ -21,7 +22,9 @@ impl Interrupt {
     pub fn watch(options: &BenchOptions, folder: &Path) -> Result<Self> {
         let written = Arc::new(AtomicUsize::new(0));
         let (count, report, folder) = (written.clone(), options.report.clone(), folder.to_owned());
-        ctrlc::set_handler(move || {
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for Ctrl-C")?;
+        thread::spawn(move || {
+            let Some(signal) = signals.forever().next() else { return };
             let left = match count.load(Ordering::Relaxed) {
                 0 => "no workload was measured to its end, nothing was written".to_owned(),
                 1 => format!("the workload that was measured before is in {}", report.display()),
@@ -30,9 +33,10 @@ impl Interrupt {
             eprintln!("\ninterrupted: {left}");
             // It is in the folder for temporary files: an error leaves it to the system.
             let _ = std::fs::remove_dir_all(&folder);
-            std::process::exit(INTERRUPTED);
-        })
-        .context("cannot watch for Ctrl-C")?;
+            // Ends the program at once. `exit` would run libtorch's destructors first, and meanwhile the main thread
+            // would report contenders that have ended by the same signal.
+            let _ = emulate_default_handler(signal);
+        });
         Ok(Self(written))
     }
 

@@ -105,14 +105,12 @@ impl Trainer {
                 .into_values()
                 .for_each(|mut variable| variable.set_data(&to_channels_last(&variable.detach())));
         }
-        let (model, precision) = (
-            Rc::new(model),
-            match job {
-                job if job.has(Contender::Bf16) => Some(Kind::BFloat16),
-                job if job.has(Contender::Fp16) => Some(Kind::Half),
-                _ => None,
-            },
-        );
+        let model = Rc::new(model);
+        let precision = match job {
+            job if job.has(Contender::Bf16) => Some(Kind::BFloat16),
+            job if job.has(Contender::Fp16) => Some(Kind::Half),
+            _ => None,
+        };
         let opt: Box<dyn Optimizer> = if job.has(Contender::Fused) {
             Box::new(AdamW::builder(&vs).lr(LEARNING_RATE).weight_decay(WEIGHT_DECAY).fused(true).build()?)
         } else {

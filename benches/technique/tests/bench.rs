@@ -1,16 +1,22 @@
 //! Runs the program as a user does, with small settings. No test asserts a time.
 #![forbid(unsafe_code)]
 
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use overdrive_bench_report::{Contender, Report, Workload};
 
-fn bench(folder: &Path, arguments: &[&str]) -> Output {
+fn command(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_overdrive-bench"));
     // Generated data goes into `target/` of the current folder.
     command.current_dir(folder).args(arguments).args(["--json", "out/report.json", "--report", "out/report.html"]);
-    command.output().unwrap()
+    command
+}
+
+fn bench(folder: &Path, arguments: &[&str]) -> Output {
+    command(folder, arguments).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -165,6 +171,24 @@ fn what_a_late_failure_leaves_is_reported() {
     assert!(python.turns.len() == 2 && python.turns[0].samples == 1000, "{python:?}");
     assert!(python.failure.as_ref().unwrap().contains("exit status: 3"), "{python:?}");
     assert!(report.workloads[0].row(Contender::Tch).unwrap().against.len() == 1);
+}
+
+#[test]
+fn ctrl_c_ends_the_run_by_its_signal_and_says_what_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let python = fake_python(folder.path(), "#!/bin/sh\necho asked >&2\nsleep 600\n");
+    let mut command =
+        command(folder.path(), &["--quick", "--workload", "text", "--only", "pytorch", "--python", &python]);
+    // As from a terminal, the contenders get the signal too.
+    command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut errors = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(errors.any(|line| line == "asked"));
+    assert!(Command::new("kill").args(["-INT", "--", &format!("-{}", child.id())]).status().unwrap().success());
+    let said: Vec<String> = errors.collect();
+    assert!(said.iter().any(|line| line.contains("interrupted: no workload was measured to its end")), "{said:?}");
+    let ended = child.wait_with_output().unwrap();
+    assert!(ended.status.signal() == Some(2) && ended.stdout.is_empty(), "{ended:?}");
 }
 
 /// What a Python program prints that imports the peers' common file, beside packages that are not what they are called.

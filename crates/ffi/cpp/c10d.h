@@ -142,8 +142,8 @@ od_status od_reducer_set_hook(od_reducer* reducer, void* owner, int32_t (*start)
 od_status od_reducer_shadow(od_reducer* reducer, od_error* err) noexcept;
 od_status od_reducer_divide_by(const od_reducer* reducer, const od_work* active_ranks, int32_t by_world_size,
                                od_error* err) noexcept;
-// Times are measured every `steps` steps, and in the first ten.
-od_status od_reducer_set_log_rate(const od_reducer* reducer, int32_t steps, od_error* err) noexcept;
+// Times are measured every `steps` steps, and in the first ten; on a GPU only after this call.
+od_status od_reducer_set_log_rate(od_reducer* reducer, int32_t steps, od_error* err) noexcept;
 od_status od_reducer_log(const od_reducer* reducer, void* visitor, void (*visit)(void*, const char*, const char*),
                          od_error* err) noexcept;
 // Backward from a loss; failures between ranks get their own status.

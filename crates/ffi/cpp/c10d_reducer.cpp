@@ -197,6 +197,8 @@ struct od_reducer {
   std::shared_ptr<HeldReducer> reducer;
   std::shared_ptr<c10d::Logger> logger;
   overdrive::LentHook* hook = nullptr;  // owned by the reducer
+  // To read a device's timers, the host waits for the device.
+  bool reads_timers = false;
 };
 
 namespace {
@@ -241,6 +243,7 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
     for (size_t i = 0; i < tensors.size(); ++i) named[i] = names[i];
     std::unique_ptr<od_reducer, decltype(&od_reducer_free)> made(new od_reducer(), &od_reducer_free);
     made->group = group->group;
+    made->reads_timers = tensors[0].is_cpu();
     overdrive::between_passes(tensors, [&] {
       made->reducer = std::make_shared<HeldReducer>(
           tensors, buckets, group->group, sparse, options->bucket_bytes, options->find_unused_parameters != 0,
@@ -280,7 +283,7 @@ od_status od_reducer_before_forward(const od_reducer* reducer, int32_t synchroni
                                     od_error* err) noexcept {
   return between_ranks(*reducer, err, [&] {
     if (synchronised != 0) {
-      reducer->logger->set_runtime_stats_and_log();
+      if (reducer->reads_timers) reducer->logger->set_runtime_stats_and_log();
       reducer->reducer->prepare_for_forward();
     }
     *rebuilt = reducer->reducer->rebuild_buckets();
@@ -376,8 +379,11 @@ od_status od_reducer_divide_by(const od_reducer* reducer, const od_work* active_
       *reducer, err, [&] { reducer->reducer->set_forward_pass_work_handle(active_ranks->work, by_world_size != 0); });
 }
 
-od_status od_reducer_set_log_rate(const od_reducer* reducer, int32_t steps, od_error* err) noexcept {
-  return between_ranks(*reducer, err, [&] { reducer->reducer->set_ddp_runtime_logging_sample_rate(steps); });
+od_status od_reducer_set_log_rate(od_reducer* reducer, int32_t steps, od_error* err) noexcept {
+  return between_ranks(*reducer, err, [&] {
+    reducer->reducer->set_ddp_runtime_logging_sample_rate(steps);
+    reducer->reads_timers = true;
+  });
 }
 
 od_status od_reducer_log(const od_reducer* reducer, void* visitor, void (*visit)(void*, const char*, const char*),

@@ -14,53 +14,127 @@
 
 namespace {
 
-// Events that were waited for. Recording one again does not change what waits for it already.
-struct IdleEvents {
-  explicit IdleEvents(c10::Device device) : device(device) {}
+using overdrive::on_device;
 
-  c10::Device device;
-  std::mutex mutex;
-  std::vector<c10::Event> events;
+// What the copies of a stream share.
+class Copies {
+ public:
+  explicit Copies(c10::Stream stream) : stream(stream) {}
 
-  ~IdleEvents() {
+  ~Copies() {
     try {
-      overdrive::on_device(device, [&] { events.clear(); });
+      on_device(stream.device(), [&] {
+        reuse_returned();
+        idle_.clear();
+      });
     } catch (...) {
-      // The device is lost, and its events with it.
+      // The device is lost, and its events and memory with it.
     }
   }
 
-  std::optional<c10::Event> take() {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (events.empty()) return std::nullopt;
-    auto event = std::move(events.back());
-    events.pop_back();
+  const c10::Stream stream;
+
+  c10::Event record() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto event = idle_event();
+    on_device(stream.device(), [&] { event.record(stream); });
     return event;
   }
 
   void keep(c10::Event event) {
-    std::lock_guard<std::mutex> lock(mutex);
-    events.push_back(std::move(event));
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(event));
   }
+
+  // The number of a batch that is used from now on.
+  uint64_t next_batch() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    on_device(stream.device(), [&] { reuse_returned(); });
+    return ++batch_;
+  }
+
+  // Memory of a copy that `user` has used until now. Before the stream writes it again, it waits for that. If it waited
+  // at once for the last batch, the next copy would not overlap with the computation of that batch.
+  void take_back(c10::DataPtr memory, const c10::Stream& user, uint64_t batch) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    on_device(stream.device(), [&] {
+      auto event = idle_event();
+      event.record(user);
+      returned_.emplace_back(std::move(memory), std::move(event));
+      if (batch != batch_) reuse_returned();
+    });
+  }
+
+ private:
+  // One that was waited for, if there is one: recording it again does not change what waits for it already.
+  c10::Event idle_event() {
+    if (idle_.empty()) return c10::Event(c10::DeviceType::CUDA);
+    auto event = std::move(idle_.back());
+    idle_.pop_back();
+    return event;
+  }
+
+  void reuse_returned() {
+    for (auto& [memory, event] : returned_) {
+      event.block(stream);
+      idle_.push_back(std::move(event));
+    }
+    returned_.clear();
+  }
+
+  std::mutex mutex_;
+  std::vector<c10::Event> idle_;
+  std::vector<std::pair<c10::DataPtr, c10::Event>> returned_;
+  uint64_t batch_ = 0;
 };
+
+// Behind a copy's storage: its memory, and who uses it. With `record_stream`, the allocator would use memory again only
+// when it sees that the device has passed its last use: one batch more for each step by which the host is ahead.
+struct Lent {
+  c10::DataPtr memory;
+  std::shared_ptr<Copies> copies;
+  std::optional<c10::Stream> user;
+  uint64_t batch = 0;
+};
+
+void give_back(void* context) noexcept {
+  std::unique_ptr<Lent> lent(static_cast<Lent*>(context));
+  if (!lent->user) return;
+  try {
+    lent->copies->take_back(std::move(lent->memory), *lent->user, lent->batch);
+  } catch (...) {
+    // The device is lost.
+  }
+}
+
+void lend(const at::Tensor& copy, std::shared_ptr<Copies> copies) {
+  if (!copy.has_storage() || copy.storage().data() == nullptr) return;
+  auto lent = std::make_unique<Lent>();
+  lent->copies = std::move(copies);
+  auto* data = copy.storage().mutable_data();
+  c10::DataPtr behind(data, lent.get(), &give_back, copy.device());
+  lent.release()->memory = copy.storage().set_data_ptr(std::move(behind));
+}
 
 }  // namespace
 
 struct od_copy_stream {
-  c10::Stream stream;
-  std::shared_ptr<IdleEvents> idle;
+  std::shared_ptr<Copies> copies;
 };
 
 struct od_copy_event {
   c10::Event event;
-  std::shared_ptr<IdleEvents> idle;
+  std::shared_ptr<Copies> copies;
+  uint64_t batch;
 };
 
 od_status od_copy_stream_new(int32_t device, od_copy_stream** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     auto cuda = overdrive::cuda_device(device);
-    *out = new od_copy_stream{c10::impl::VirtualGuardImpl(cuda.type()).getStreamFromGlobalPool(cuda),
-                              std::make_shared<IdleEvents>(cuda)};
+    on_device(cuda, [&] {
+      auto stream = c10::impl::VirtualGuardImpl(cuda.type()).getStreamFromGlobalPool(cuda);
+      *out = new od_copy_stream{std::make_shared<Copies>(stream)};
+    });
   });
 }
 
@@ -69,39 +143,48 @@ void od_copy_stream_free(od_copy_stream* stream) noexcept { delete stream; }
 od_status od_copy_stream_upload(const od_copy_stream* stream, const at::Tensor* host, at::Tensor** out,
                                 od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
-    c10::StreamGuard guard(stream->stream);
-    *out = new at::Tensor(host->to(stream->stream.device(), host->scalar_type(), /*non_blocking=*/true));
+    const auto& copies = stream->copies;
+    c10::StreamGuard guard(copies->stream);
+    auto copy = std::make_unique<at::Tensor>(
+        host->to(copies->stream.device(), host->scalar_type(), /*non_blocking=*/true));
+    if (!copy->is_same(*host)) lend(*copy, copies);
+    *out = copy.release();
   });
 }
 
 od_status od_copy_stream_record(const od_copy_stream* stream, od_copy_event** out, od_error* err) noexcept {
-  return overdrive::guarded(err, [&] {
-    auto event = stream->idle->take();
-    if (!event) event.emplace(c10::DeviceType::CUDA);
-    overdrive::on_device(stream->stream.device(), [&] { event->record(stream->stream); });
-    *out = new od_copy_event{std::move(*event), stream->idle};
-  });
+  return overdrive::guarded(
+      err, [&] { *out = new od_copy_event{stream->copies->record(), stream->copies, /*batch=*/0}; });
 }
 
 od_status od_copy_event_wait(od_copy_event* event, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
-    auto device = event->idle->device;
-    overdrive::on_device(device, [&] { event->event.block(overdrive::current_stream(device)); });
+    auto device = event->copies->stream.device();
+    on_device(device, [&] { event->event.block(overdrive::current_stream(device)); });
+    event->batch = event->copies->next_batch();
   });
 }
 
 void od_copy_event_free(od_copy_event* event) noexcept {
   try {
-    event->idle->keep(std::move(event->event));
+    event->copies->keep(std::move(event->event));
   } catch (...) {
     // Without memory for the list, the event ends here.
   }
   delete event;
 }
 
-od_status od_copy_stream_adopt(const at::Tensor* tensor, od_error* err) noexcept {
+od_status od_copy_event_adopt(const od_copy_event* event, const at::Tensor* tensor, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     TORCH_CHECK(tensor->is_cuda(), "a tensor on a CUDA device is needed, this one is on ", tensor->device());
-    tensor->record_stream(overdrive::current_stream(tensor->device()));
+    auto user = overdrive::current_stream(tensor->device());
+    auto* lent = tensor->has_storage() ? tensor->storage().data_ptr().cast_context<Lent>(&give_back) : nullptr;
+    if (lent == nullptr) return tensor->record_stream(user);
+    lent->batch = event->batch;
+    if (!lent->user) {
+      lent->user = user;
+    } else if (*lent->user != user) {
+      c10::impl::VirtualGuardImpl(user.device_type()).recordDataPtrOnStream(lent->memory, user);
+    }
   });
 }

@@ -202,8 +202,9 @@ od_status od_copy_stream_record(const od_copy_stream* stream, od_copy_event** ou
 // Makes the calling thread's current stream wait for the event; the host does not wait.
 od_status od_copy_event_wait(od_copy_event* event, od_error* err) noexcept;
 void od_copy_event_free(od_copy_event* event) noexcept;
-// Records in the allocator that the calling thread's current stream uses the tensor's memory.
-od_status od_copy_stream_adopt(const at::Tensor* tensor, od_error* err) noexcept;
+// After `wait`: the calling thread's current stream uses the tensor. Once the tensor is gone, the stream of copies waits
+// for what that stream was given until then, and uses the memory again.
+od_status od_copy_event_adopt(const od_copy_event* event, const at::Tensor* tensor, od_error* err) noexcept;
 
 // timed_event.cpp A CUDA event with timing; `record` records it on the calling thread's current stream. No call here
 // waits for the device.

@@ -82,8 +82,13 @@ pub struct CopyEvent(NonNull<raw::CopyEvent>);
 unsafe impl Send for CopyEvent {}
 
 impl CopyEvent {
-    /// Makes the calling thread's current stream wait until the copies before this point are done, and records in the
-    /// allocator that this stream uses `tensors`.
+    /// Makes the calling thread's current stream wait until the copies before this point are done, and use `tensors`
+    /// from then on.
+    ///
+    /// When such a tensor is dropped, its memory goes to later copies: before they write it, their stream waits for what
+    /// this stream was given until then. So a loop needs memory for no more tensors at a time than it holds, however far
+    /// the host is ahead of the device. Work on a third stream has to be joined with this one before the drop:
+    /// `record_stream` has no effect on these tensors.
     ///
     /// # Errors
     /// `Cuda`; `Other` for a tensor that is not on a CUDA device.
@@ -94,8 +99,8 @@ impl CopyEvent {
         // SAFETY: the event lives through the call.
         check(|err| unsafe { raw::od_copy_event_wait(self.0.as_ptr(), err) })?;
         for tensor in tensors {
-            // SAFETY: the tensor lives through the call.
-            check(|err| unsafe { raw::od_copy_stream_adopt(tensor.as_ptr(), err) })?;
+            // SAFETY: both live through the call.
+            check(|err| unsafe { raw::od_copy_event_adopt(self.0.as_ptr(), tensor.as_ptr(), err) })?;
         }
         Ok(())
     }

@@ -305,7 +305,7 @@ unsafe extern "C" {
     pub fn od_copy_stream_record(stream: *const CopyStream, out: *mut *mut CopyEvent, err: *mut Error) -> Status;
     pub fn od_copy_event_wait(event: *mut CopyEvent, err: *mut Error) -> Status;
     pub fn od_copy_event_free(event: *mut CopyEvent);
-    pub fn od_copy_stream_adopt(tensor: *const C_tensor, err: *mut Error) -> Status;
+    pub fn od_copy_event_adopt(event: *const CopyEvent, tensor: *const C_tensor, err: *mut Error) -> Status;
 
     pub fn od_timed_event_new(device: i32, out: *mut *mut TimedEvent, err: *mut Error) -> Status;
     pub fn od_timed_event_free(event: *mut TimedEvent);

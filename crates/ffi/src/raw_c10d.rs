@@ -240,7 +240,7 @@ unsafe extern "C" {
         by_world_size: i32,
         err: *mut Error,
     ) -> Status;
-    pub fn od_reducer_set_log_rate(reducer: *const Reducer, steps: i32, err: *mut Error) -> Status;
+    pub fn od_reducer_set_log_rate(reducer: *mut Reducer, steps: i32, err: *mut Error) -> Status;
     pub fn od_reducer_log(
         reducer: *const Reducer,
         visitor: *mut c_void,

@@ -1,8 +1,8 @@
 //! Adafactor.
 
 use overdrive_core::TorchError;
-use overdrive_ffi::{Arg, LazyOp, TensorList};
-use tch::{Kind, Tensor};
+use overdrive_ffi::{Arg, DeviceConstants, LazyOp, TensorList};
+use tch::{Kind, TchError, Tensor};
 
 use crate::algorithm::{Algorithm, Field, Slot, Step};
 use crate::builder::{GroupBuilder, Options};
@@ -10,11 +10,14 @@ use crate::foreach;
 use crate::optimizer::GroupOptimizer;
 use crate::options::{NOT_NEGATIVE, Value, options};
 use crate::t5_adafactor as t5;
-use crate::trust::{as_list, norms};
+use crate::trust::as_list;
 
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 
 /// Adafactor: keeps only row and column averages of a matrix's second moments; lr 1e-2.
+///
+/// One NaN in a vector's gradient makes that element of the vector NaN, as in PyTorch; in a matrix, or with
+/// [`AdafactorForm::T5`], the whole parameter.
 ///
 /// # Source
 /// `torch.optim.Adafactor`; Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018.
@@ -126,7 +129,7 @@ impl Algorithm for AdafactorOptions {
         // square over d, if that is larger than 1. With norms for root mean squares the lengths cancel out. Scalars on
         // the device, so that the host does not wait.
         let lows = |least: f64| roots.iter().map(|root| root * least).collect::<Vec<_>>();
-        let alphas = as_list(&norms(step.params)?)?;
+        let alphas = as_list(&norms_or_zero(step.params)?)?;
         foreach::clamp_min_each_(&alphas, &lows(self.eps.1))?;
         foreach::mul_each_(&alphas, &step.by_count(|count| -self.d * step.lr.min(1.0 / count.sqrt()))?)?;
         if self.weight_decay != 0.0 {
@@ -148,7 +151,7 @@ impl Algorithm for AdafactorOptions {
         foreach::rsqrt_(&updates)?;
         foreach::mul_(&updates, &grads)?;
 
-        let excess = as_list(&norms(&updates)?)?;
+        let excess = as_list(&norms_or_zero(&updates)?)?;
         foreach::clamp_min_each_(&excess, &lows(self.d))?;
         foreach::div_(&alphas, &excess)?;
         foreach::mul_(&updates, &alphas)?;
@@ -188,6 +191,15 @@ impl AdafactorOptions {
         foreach::div_(&estimates, &means)?;
         Ok(estimates)
     }
+}
+
+/// The 2-norm of each tensor, as one float64 vector; 0 for NaN, which then gives way to the lower bound, as in Python's
+/// `max(bound, norm)`.
+fn norms_or_zero(tensors: &TensorList) -> Result<Tensor, TorchError> {
+    static ZERO: DeviceConstants<1> = DeviceConstants::new();
+    let norms = Tensor::f_stack(&foreach::norm(tensors, 2.0)?.to_vec()?, 0)?;
+    let [zero] = ZERO.on(norms.device(), || Ok::<_, TchError>([Tensor::from_slice(&[0.0])]))?;
+    Ok(norms.f_fmax(&zero)?)
 }
 
 /// The machine epsilon: the distance from 1 to the next larger number.

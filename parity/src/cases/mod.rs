@@ -71,6 +71,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("timm_adafactor", trajectories::timm_adafactor),
     ("clip_grad_norm", optim::clip_grad_norm),
     ("clip_grad_value", optim::clip_grad_value),
+    ("adafactor_nan", optim::adafactor_nan),
     ("averaged_model", optim::averaged_model),
     ("export_pt", checkpoint::export_pt),
     ("ddp_training", ddp::ddp_training),

@@ -1,7 +1,8 @@
-//! Gradient clipping, and averaged weights.
+//! Gradient clipping, averaged weights, and gradients that are no numbers.
 
 use anyhow::Result;
-use overdrive_optim::{AveragedModel, Averaging, ClipGradNorm, clip_grad_value_};
+use overdrive_core::Optimizer;
+use overdrive_optim::{Adafactor, AveragedModel, Averaging, ClipGradNorm, clip_grad_value_};
 use tch::{Device, Tensor, nn};
 
 use crate::record::{Found, Given};
@@ -48,6 +49,28 @@ pub fn clip_grad_value(given: &Given<'_>) -> Result<Found> {
             clip_grad_value_(&params, bound)?;
             for (index, param) in params.iter().enumerate() {
                 found.insert(format!("{name}.{number}.{index}"), &param.grad());
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The first steps after a gradient with NaN or infinity.
+pub fn adafactor_nan(given: &Given<'_>) -> Result<Found> {
+    let mut found = Found::default();
+    for name in ["float32", "float64"] {
+        let start = |index| Ok(given.tensor(&format!("{name}.start.{index}"))?.copy().set_requires_grad(true));
+        let params: Vec<Tensor> = (0..given.value("parameters")?).map(start).collect::<Result<_>>()?;
+        let mut opt = Adafactor::builder(&params).build()?;
+        for step in 0..given.value("steps")? {
+            for (index, param) in params.iter().enumerate() {
+                let grad = given.tensor(&format!("{name}.{step}.{index}"))?;
+                (param * grad).sum(param.kind()).backward();
+            }
+            opt.step()?;
+            opt.zero_grad()?;
+            for (index, param) in params.iter().enumerate() {
+                found.insert(format!("{name}.{step}.{index}"), param);
             }
         }
     }

@@ -12,10 +12,10 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
-#include "cudnn.h"
 #include "decided.h"
 #include "draws.h"
 #include "emulated.h"
+#include "libraries.h"
 #include "snapshot.h"
 
 namespace fakecuda {
@@ -106,7 +106,9 @@ struct Call {
 
 // Calls the operator itself, or launches what a library would.
 void call_original(const c10::SafeKernelFunction& original, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const auto* library = at::globalContext().userEnabledCuDNN() ? library_of(op.schema().name()) : nullptr;
+  // Those with an `out` are not called by any program here.
+  const auto* library = op.schema().overload_name().empty() ? library_of(op.schema().name()) : nullptr;
+  if (library != nullptr && library->is_cudnn && !at::globalContext().userEnabledCuDNN()) library = nullptr;
   if (library == nullptr) return original.callBoxed(op, keys, stack);
   auto count = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   Stack arguments(stack->end() - count, stack->end());

@@ -54,6 +54,14 @@ impl Fake {
         call!(c"fakecuda_limit"(number(device) => u32, bytes => usize) -> i32) == 0
     }
 
+    /// Sets what NVML says of a device: `temperature`, `sm_clock`, `throttle_reasons`, .., in NVML's units; -n is NVML's
+    /// error n. False if there is no such figure.
+    pub fn set_nvml(self, device: usize, figure: &str, value: i64) -> bool {
+        let figure = c_text(figure);
+        let device = i32::try_from(device).unwrap_or(i32::MAX);
+        call!(c"fakecuda_nvml_set"(device => i32, figure.as_ptr() => *const c_char, value => i64) -> i32) == 0
+    }
+
     /// How many queries in a row may find work that is not done, before it runs; while work is not run at once.
     pub fn set_polls(self, polls: u64) {
         call!(c"fakecuda_polls"(polls => u64) -> ());

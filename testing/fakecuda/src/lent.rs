@@ -11,8 +11,8 @@ pub struct Lent(Fake);
 
 impl Fake {
     /// Lends the stand-ins to a test, which may fail in between. When the result is dropped, all work has run, and work
-    /// runs at once again; nothing is planted, limited, searched for, guarded, traced or kept any more. Counts and notes
-    /// stay.
+    /// runs at once again; nothing is planted, limited, searched for, guarded, traced or kept any more, and NVML's figures
+    /// are the usual ones. Counts and notes stay.
     pub fn lend(self) -> Lent {
         Lent(self)
     }

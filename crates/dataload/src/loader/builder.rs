@@ -223,6 +223,9 @@ where
 {
     /// Whether batches are put into pinned (page-locked) memory, from which copies to a GPU overlap with its
     /// computation; off unless set. Without a CUDA device this only logs a warning, as in PyTorch.
+    ///
+    /// libtorch pins memory for a GPU that the process uses already, and begins to use GPU 0 if there is none. In a rank
+    /// of another GPU, use [`to_device`](Self::to_device), which says which one, or put the model there before.
     pub fn pin_memory(mut self, pin_memory: bool) -> Self {
         self.options.pin_memory = pin_memory;
         self.with_tensor_ops()
@@ -231,8 +234,14 @@ where
     /// Copies every batch to `device` while the training loop works on earlier ones. On CUDA the copy uses pinned
     /// memory and a separate stream; the training loop's stream waits for the copy, its thread does not.
     ///
+    /// A batch's memory on a GPU is used again when the batch is dropped: copies then wait for what the training loop's
+    /// stream was given until then. So the batches take the memory of those loaded ahead and two more, however far the
+    /// loop is ahead of the GPU. A loop that uses a batch on another stream as well has to join it with its own before it
+    /// drops the batch. The pinned memory of copies that wait is more with each step that the loop is ahead, as in
+    /// PyTorch.
+    ///
     /// A GPU that fails for good ends the epoch with an error. libtorch ends the process, as it does under Python, if a
-    /// batch is freed after that whose copy was under way or which was in use on the GPU.
+    /// batch is freed after that whose copy was under way.
     pub fn to_device(mut self, device: Device) -> Self {
         self.options.device = Some(device);
         self.with_tensor_ops()

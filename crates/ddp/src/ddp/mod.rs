@@ -211,11 +211,15 @@ impl DistributedDataParallel {
     }
 
     /// Measures the times in [`logging_data`](Self::logging_data) every `steps` steps, besides the first ten; 100 by
-    /// default.
+    /// default. On a GPU nothing is measured before this call, because reading the timers waits for the device; PyTorch
+    /// always reads them.
     ///
     /// # Errors
     /// [`DdpError::InvalidOption`] when `steps` is 0, or beyond `i32`; [`DdpError::WithinBackward`] in the middle of a
     /// pass.
+    ///
+    /// # Syncs
+    /// From now on [`forward`](Self::forward) waits for the GPU in the measured steps.
     ///
     /// # Source
     /// `_set_ddp_runtime_logging_sample_rate`
@@ -225,11 +229,13 @@ impl DistributedDataParallel {
             return Err(DdpError::InvalidOption { option, found, expected: "1 to 2147483647 steps" });
         }
         self.outside_backward("set_logging_sample_rate")?;
-        Ok(self.reducer.borrow().set_log_rate(steps)?)
+        Ok(self.reducer.borrow_mut().set_log_rate(steps)?)
     }
 
     /// What libtorch logs about the run, as names and values: bucket sizes, settings, times of some steps. Values that
-    /// are fixed at construction are missing in a group with [`verify`](crate::ProcessGroupBuilder::verify).
+    /// are fixed at construction are missing in a group with [`verify`](crate::ProcessGroupBuilder::verify). On a GPU,
+    /// what changes from step to step, also the sizes of the rebuilt buckets, is there only after
+    /// [`set_logging_sample_rate`](Self::set_logging_sample_rate).
     ///
     /// # Errors
     /// When libtorch fails, and while a backward pass is under way.

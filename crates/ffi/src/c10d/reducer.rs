@@ -87,7 +87,8 @@ impl Reducer {
     /// When a member has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
-    /// When buckets are rebuilt, waits for all members.
+    /// When buckets are rebuilt, waits for all members; after [`set_log_rate`](Self::set_log_rate) on a GPU, for the
+    /// device in the measured steps.
     pub fn before_forward(&self, synchronised: bool) -> Result<bool, Error> {
         let mut rebuilt = 0;
         // SAFETY: the handle is live.
@@ -219,19 +220,23 @@ impl Reducer {
         })
     }
 
-    /// Takes times every `steps` steps, besides the first ten; 100 by default.
+    /// Takes times every `steps` steps, besides the first ten; 100 by default. On a GPU no times are taken before this
+    /// call.
     ///
     /// # Errors
     /// When `steps` is 0, or beyond `i32`.
     ///
+    /// # Syncs
+    /// On a GPU, [`before_forward`](Self::before_forward) of the next measured steps waits for the device.
+    ///
     /// # Source
     /// `_set_ddp_runtime_logging_sample_rate`
-    pub fn set_log_rate(&self, steps: u32) -> Result<(), Error> {
+    pub fn set_log_rate(&mut self, steps: u32) -> Result<(), Error> {
         // libtorch divides by it without a check.
         let steps = i32::try_from(steps).ok().filter(|steps| *steps > 0);
         let steps = steps.ok_or_else(|| Error::refused("the logging sample rate should be 1 to 2147483647 steps"))?;
         // SAFETY: the reducer is live.
-        check(|err| unsafe { raw::od_reducer_set_log_rate(self.as_ptr(), steps, err) })
+        check(|err| unsafe { raw::od_reducer_set_log_rate(self.handle.as_ptr(), steps, err) })
     }
 
     /// What libtorch logs about the run, as names and values: buckets, times, settings.

@@ -153,7 +153,69 @@ fn idle(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Vec<Finding> {
     let waits = Waits::of(profiled);
     let waited = waits.as_ref().map_or(0.0, |waits| waits.seconds(facts)).clamp(0.0, seconds.max(0.0));
     let of_waits = waits.and_then(|waits| waits.finding(facts, waited, evidence.clone()));
-    of_waits.into_iter().chain(launches(facts, profiled, seconds - waited, evidence)).collect()
+    let mut found: Vec<Finding> = of_waits.into_iter().collect();
+    let mut left = seconds - waited;
+    for detour in &DETOURS {
+        let (seconds, finding) = detour.judge(facts, profiled, left, &evidence);
+        left -= seconds;
+        found.extend(finding);
+    }
+    found.extend(launches(facts, profiled, left, evidence));
+    found
+}
+
+/// Calls of CUDA by which the host does something else than to launch work.
+struct Detour {
+    bottleneck: Bottleneck,
+    is_such: fn(&str) -> bool,
+    /// What is counted in the evidence.
+    what: &'static str,
+    remedy: &'static str,
+}
+
+const DETOURS: [Detour; 3] = [
+    Detour {
+        bottleneck: Bottleneck::HostSync,
+        is_such: kernels::polls,
+        what: "asks whether the device is done",
+        remedy: "do not ask in a loop, which waits as well: ask once a step, and read results a step later, or every 100 \
+                 steps",
+    },
+    Detour {
+        bottleneck: Bottleneck::DriverMemory,
+        is_such: kernels::is_device_memory,
+        what: "takes device memory from the driver or gives it back, for which it may wait for the device,",
+        remedy: "libtorch keeps memory, so that no step needs the driver: do not call `empty_cache` in a step; give \
+                 batches the same sizes (`.drop_last(true)`, lengths in few buckets), or set \
+                 `PYTORCH_ALLOC_CONF=expandable_segments:True`; where memory is full, use smaller batches with \
+                 `Accumulator`",
+    },
+    Detour {
+        bottleneck: Bottleneck::DriverMemory,
+        is_such: kernels::is_pinned_memory,
+        what: "takes pinned memory from the driver or gives it back",
+        remedy: "pin memory once, before the steps, and use it again; the loader does that: \
+                 `.pin_memory(true).to_device(device)`",
+    },
+];
+
+impl Detour {
+    /// Seconds of a step, at most `left`, and what follows from them.
+    fn judge(&self, facts: &Facts<'_>, profiled: &ProfiledSteps, left: f64, evidence: &str) -> (f64, Option<Finding>) {
+        let is_such = |op: &&OpTimes| (self.is_such)(&op.name) && !WAITING.contains(&op.phase);
+        let calls: Vec<_> = profiled.ops.iter().filter(is_such).collect();
+        let sum = |of: fn(&OpTimes) -> f64| calls.iter().map(|op| of(op)).sum::<f64>();
+        let seconds = sum(|op| op.self_cpu_seconds).clamp(0.0, left.max(0.0));
+        let finding = facts.finding(self.bottleneck, seconds).map(|finding| {
+            let longest = calls.iter().max_by(|one, other| one.self_cpu_seconds.total_cmp(&other.self_cpu_seconds));
+            let scope = main_part(calls.iter().map(|op| (op.scope.as_deref(), op.self_cpu_seconds))).flatten();
+            let finding = finding.op(longest.map(|op| op.name.as_str())).scope(scope).evidence(evidence.to_owned());
+            finding
+                .evidence(format!("the host {} {:.0} times per step", self.what, sum(|op| op.calls)))
+                .remedy(self.remedy)
+        });
+        (seconds, finding)
+    }
 }
 
 /// Waits of the host for the device in each step.

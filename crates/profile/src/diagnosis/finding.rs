@@ -45,11 +45,13 @@ pub enum Bottleneck {
     Compute,
     /// Reading and writing tensors: a healthy run.
     MemoryBandwidth,
+    /// Memory is taken from the driver and given back: `cudaMalloc`, `cudaFree`, pinned memory.
+    DriverMemory,
 }
 
 impl Bottleneck {
     /// All bottlenecks.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::SlowRead,
         Self::SlowDecode,
         Self::TooFewWorkers,
@@ -68,6 +70,7 @@ impl Bottleneck {
         Self::Throttling,
         Self::Compute,
         Self::MemoryBandwidth,
+        Self::DriverMemory,
     ];
 
     /// Its name, as in "bound by ..".
@@ -91,6 +94,7 @@ impl Bottleneck {
             Self::Throttling => "throttled clocks",
             Self::Compute => "arithmetic",
             Self::MemoryBandwidth => "memory bandwidth",
+            Self::DriverMemory => "memory from the driver",
         }
     }
 }

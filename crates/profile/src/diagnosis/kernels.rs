@@ -15,6 +15,14 @@ const COPIES: [&str; 2] = ["cudaMemcpyAsync", "cudaMemcpy2DAsync"];
 /// A call that takes longer than this, in seconds, has not only put a copy into a stream: the same bound as for operators
 /// that are mostly overhead.
 const LONGEST_COPY_CALL: f64 = 10e-6;
+/// Calls that ask whether work is done.
+const POLLS: [&str; 2] = ["cudaEventQuery", "cudaStreamQuery"];
+/// Calls that get memory of the device from the driver, or give it back.
+const DEVICE_MEMORY: [&str; 7] =
+    ["cudaMalloc", "cudaFree", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"];
+/// The same for pinned memory.
+const PINNED_MEMORY: [&str; 5] =
+    ["cudaHostAlloc", "cudaMallocHost", "cudaFreeHost", "cudaHostRegister", "cudaHostUnregister"];
 /// Calls that launch kernels.
 const LAUNCHES: [&str; 7] = [
     "cudaLaunchKernel",
@@ -39,6 +47,18 @@ pub(crate) fn is_call(name: &str) -> bool {
 
 pub(super) fn waits(name: &str) -> bool {
     WAITS.contains(&call(name))
+}
+
+pub(super) fn polls(name: &str) -> bool {
+    POLLS.contains(&call(name))
+}
+
+pub(super) fn is_device_memory(name: &str) -> bool {
+    DEVICE_MEMORY.contains(&call(name))
+}
+
+pub(super) fn is_pinned_memory(name: &str) -> bool {
+    PINNED_MEMORY.contains(&call(name))
 }
 
 /// Whether a call that copies, which takes so many seconds by itself, has waited for its copy of pageable memory.

@@ -161,6 +161,34 @@ fn a_loop_bound_by_launches_stays_so_with_one_read_a_step() {
 }
 
 #[test]
+fn calls_that_keep_the_host_from_launching_are_told_apart() {
+    let half = [("void at::native::vectorized_elementwise_kernel<4, ..>", 5.0)];
+    for (call, calls, bottleneck, evidence, remedy) in [
+        ("cudaEventQuery", 4000.0, Bottleneck::HostSync, "asks whether the device is done 4000 times", "in a loop"),
+        ("cudaStreamQuery", 4000.0, Bottleneck::HostSync, "asks whether the device is done", "in a loop"),
+        ("cudaFree_v3020", 2.0, Bottleneck::DriverMemory, "device memory", "empty_cache"),
+        ("cudaMalloc", 3.0, Bottleneck::DriverMemory, "may wait for the device, 3 times per step", "empty_cache"),
+        ("cudaHostAlloc", 1.0, Bottleneck::DriverMemory, "pinned memory", "pin memory once"),
+        ("cudaFreeHost", 1.0, Bottleneck::DriverMemory, "pinned memory", "pin memory once"),
+    ] {
+        let launch = op("cudaLaunchKernel", Phase::Forward, Some("cells"), 60.0, (0.4, 0.0));
+        let other = |phase| op(call, phase, Some("buffers"), calls, (4.5, 0.0));
+        let with = |phase| with_ops(on_gpu(&ALL_FORWARD, 0.005, &half), vec![launch.clone(), other(phase)]);
+        let found = finding(&with(Phase::Forward));
+        assert_eq!((found.bottleneck, found.scope.as_deref()), (bottleneck, Some("buffers")), "{found}");
+        assert_eq!((found.op.as_deref(), (100.0 * found.share).round()), (Some(call), 45.0), "{found}");
+        assert!(found.evidence[1].contains(evidence) && found.remedy.contains(remedy), "{found}");
+        // Those of the loader belong to another finding.
+        assert_eq!(finding(&with(Phase::DataWait)).bottleneck, Bottleneck::KernelLaunches);
+    }
+    // What is left of the idle time is for launches.
+    let free = op("cudaFree", Phase::Forward, None, 1.0, (2.0, 0.0));
+    let diagnosis = Diagnosis::of(&with_ops(on_gpu(&ALL_FORWARD, 0.005, &half), vec![free]));
+    let found: Vec<_> = diagnosis.findings.iter().map(|it| (it.bottleneck, (100.0 * it.share).round())).collect();
+    assert_eq!(found, [(Bottleneck::KernelLaunches, 30.0), (Bottleneck::DriverMemory, 20.0)], "{diagnosis}");
+}
+
+#[test]
 fn a_copy_of_pageable_memory_is_a_wait() {
     let with = |copy, calls, ms| {
         let work = [("void at::native::vectorized_elementwise_kernel<4, ..>", 4.9), (copy, 0.1)];

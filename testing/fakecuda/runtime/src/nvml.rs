@@ -88,6 +88,11 @@ impl Figures {
         true
     }
 
+    /// Forgets what was set.
+    pub fn forget(&mut self) {
+        (self.set, self.is_driver_missing) = (BTreeMap::new(), false);
+    }
+
     /// From the environment: figures apart by commas, each `NAME=VALUE` or `DEVICE:NAME=VALUE`. Returns what could
     /// not be read.
     fn read<'a>(&mut self, text: &'a str) -> Vec<&'a str> {

@@ -115,14 +115,16 @@ fn loader_with_cache(device: Device) -> Result<(Tensor, Tensor), overdrive::data
     loader.iter().next().unwrap_or_else(|| Ok((Tensor::new(), Tensor::new())))
 }
 
-/// No batch may be on its way: libtorch ends the process if a pinned batch or one in use is freed on a lost device.
+/// No batch may be on its way: libtorch ends the process if a pinned batch under way is freed on a lost device.
 pub fn a_lost_device_ends_an_epoch_with_an_error() -> Result<()> {
     let fake = fake()?;
     let loader = DataLoader::builder(TensorDataset::new(samples())?).batch_size(8).to_device(GPU).build()?;
     let mut epoch = loader.iter();
     let Some(first) = epoch.next() else { bail!("no batch") };
-    drop(first?);
+    let first = first?;
     fake.lose(0, UNAVAILABLE);
+    // Its memory was in use.
+    drop(first);
     let Some(error) = epoch.find_map(Result::err) else { bail!("the epoch went on without a device") };
     cuda_error("a batch", Err::<(), _>(error))?;
     drop(epoch);

@@ -1,13 +1,17 @@
 //! The profiler and the timer of phases, on the device.
 
-use anyhow::{Result, ensure};
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
 use overdrive::ffi::cuda;
 use overdrive::prelude::*;
 use overdrive_fakecuda::Fake;
-use overdrive_profile::{DeviceType, Phase, Profiler, SortBy, StepTimer, TableOptions};
+use overdrive_profile::{
+    DeviceType, GapSource, Monitor, Phase, Profiler, Sampler, SortBy, StepTimer, TableOptions, ThrottleReason,
+};
 use tch::Cuda;
 
-use crate::{FLOAT, GPU};
+use crate::{FLOAT, GPU, fake};
 
 pub fn the_profiler_sees_the_device() -> Result<()> {
     let x = Tensor::randn([512, 512], FLOAT);
@@ -68,5 +72,63 @@ pub fn phases_on_the_device_are_timed_without_waiting() -> Result<()> {
     ensure!((device.steps, device.lost_steps) == (3, 0), "{device:?}");
     let forward = device.phase(Phase::Forward).map_or(0.0, |phase| phase.share);
     ensure!(forward > 0.5, "{device:?}");
+    Ok(())
+}
+
+/// NVML's figures in the monitor's units, by its own source of samples; one that the device does not have; and a device
+/// that is lost, which is a gap.
+pub fn the_monitor_samples_the_device() -> Result<()> {
+    let fake = fake()?;
+    // By NVML's header: `SwPowerCap` and `HwThermalSlowdown`.
+    let reasons = 0x4 | 0x40;
+    for (figure, value) in [
+        ("temperature", 91),
+        ("sm_clock", 1200),
+        ("memory_clock", 1593),
+        ("power", 350_000),
+        ("utilization", 97),
+        ("tensor_utilization", 40),
+        ("throttle_reasons", reasons),
+    ] {
+        ensure!(fake.set_nvml(0, figure, value), "no figure {figure}");
+    }
+    let mut sampler = Sampler::new();
+    let sample = |sampler: &mut Sampler, second| {
+        let elapsed = Duration::from_secs(second);
+        sampler.sample_at(elapsed, UNIX_EPOCH + elapsed).gpus
+    };
+    // The counters of tensor cores compare two samples.
+    drop(sample(&mut sampler, 1));
+    let gpus = sample(&mut sampler, 2);
+    let gpu = gpus.first().context("no GPU was sampled")?;
+    ensure!((gpu.temperature_celsius, gpu.power_watts) == (Some(91.0), Some(350.0)), "{gpu:?}");
+    ensure!((gpu.sm_clock_hertz, gpu.memory_clock_hertz) == (Some(1.2e9), Some(1.593e9)), "{gpu:?}");
+    ensure!((gpu.utilization, gpu.tensor_utilization) == (Some(0.97), Some(0.4)), "{gpu:?}");
+    ensure!(gpu.throttle_reasons == [ThrottleReason::PowerCap, ThrottleReason::HardwareThermal], "{gpu:?}");
+    ensure!(gpu.is_throttled() && gpu.name.contains("fake"), "{gpu:?}");
+
+    const NOT_SUPPORTED: i64 = -3;
+    ensure!(fake.set_nvml(0, "power", NOT_SUPPORTED));
+    ensure!(sample(&mut sampler, 3).iter().map(|gpu| gpu.power_watts).eq([None]), "a power that is not there");
+    ensure!(sampler.gaps().is_empty(), "{:?}", sampler.gaps());
+
+    fake.lose(0, 0);
+    ensure!(sample(&mut sampler, 4).is_empty(), "a lost device answers");
+    fake.heal();
+    ensure!(sample(&mut sampler, 5).len() == 1, "the device is back");
+    let gaps = sampler.gaps();
+    ensure!(gaps.len() == 1 && gaps[0].source == GapSource::Gpu(0), "{gaps:?}");
+    ensure!((gaps[0].from_seconds, gaps[0].to_seconds) == (4.0, Some(5.0)), "{gaps:?}");
+    ensure!(gaps[0].reason.starts_with("NVML"), "{gaps:?}");
+
+    let mut monitor = Monitor::builder().interval(Duration::from_millis(10)).start()?;
+    let latest = loop {
+        match monitor.latest() {
+            Some(sample) => break sample,
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    monitor.stop();
+    ensure!(latest.gpus.iter().map(|gpu| gpu.temperature_celsius).eq([Some(91.0)]), "{latest:?}");
     Ok(())
 }

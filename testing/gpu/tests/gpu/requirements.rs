@@ -9,7 +9,12 @@ use crate::ranks;
 const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
-const FAKE_ONLY: [&str; 41] = [
+const FAKE_ONLY: [&str; 46] = [
+    "ranks::failures::collectives_of_two_groups_in_opposite_orders_are_found_by_the_fake",
+    "profiling::the_monitor_samples_the_device",
+    "loading::a_loader_begins_on_its_own_device_alone",
+    "ranks::no_step_waits_to_read_a_timer",
+    "ranks::times_are_measured_where_they_are_asked_for",
     "loading::a_batch_dropped_early_is_found",
     "loading::a_loader_that_forgets_is_found",
     "ranks::failures::a_cut_link_times_out_where_the_host_waits",
@@ -53,8 +58,15 @@ const FAKE_ONLY: [&str; 41] = [
     "reports::what_a_test_sets_ends_with_it",
 ];
 
+/// They run PyTorch's side too.
+const BESIDE_PYTORCH: [&str; 3] = [
+    "ranks::exchanges_are_pytorchs",
+    "ranks::no_step_waits_to_read_a_timer",
+    "ranks::times_are_measured_where_they_are_asked_for",
+];
+
 /// Each rank has a GPU of its own.
-const GPUS: [(&str, i64); 13] = [
+const GPUS: [(&str, i64); 16] = [
     ("ranks::ddp_of_2_over_nccl_equals_gloos", 2),
     ("ranks::ddp_of_4_over_nccl_equals_gloos", 4),
     ("ranks::without_a_launcher_each_rank_uses_its_own_device", 2),
@@ -62,7 +74,10 @@ const GPUS: [(&str, i64); 13] = [
     ("ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos", 2),
     ("ranks::parts::join_over_nccl_equals_gloos", 2),
     ("ranks::failures::an_absent_rank_is_a_rendezvous_error", 2),
-    ("ranks::failures::a_model_that_a_dead_rank_does_not_wrap_times_out", 3),
+    ("ranks::failures::where_ranks_meet_anew_a_dead_one_times_out", 3),
+    ("ranks::failures::a_first_exchange_waits_for_a_stalled_rank_without_a_limit", 3),
+    ("ranks::failures::a_group_dropped_after_a_timeout_ends_the_process", 3),
+    ("ranks::failures::a_drop_waits_for_a_stalled_rank_without_a_limit", 3),
     ("ranks::failures::a_stalled_rank_times_out_where_the_host_waits", 3),
     ("ranks::failures::a_stalled_rank_ends_the_others_where_the_device_waits", 3),
     ("ranks::failures::a_mismatch_is_told_to_every_rank_that_verifies", 3),
@@ -82,7 +97,7 @@ pub fn missing(name: &str) -> Option<String> {
         "only a fake device can show it".to_owned()
     } else if !is_fake && Cuda::device_count() < gpus {
         format!("it needs {gpus} GPUs")
-    } else if name == "ranks::exchanges_are_pytorchs" && ranks::python().is_none() {
+    } else if BESIDE_PYTORCH.contains(&name) && ranks::python().is_none() {
         "no Python with torch".to_owned()
     } else {
         return None;

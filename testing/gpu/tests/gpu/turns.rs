@@ -10,9 +10,12 @@ use crate::CALIBRATION;
 /// The device of this process: memory statistics, counts and `ForbidSync` apply to the whole process.
 static DEVICE: Mutex<()> = Mutex::new(());
 
+const ALONE: [&str; 2] =
+    ["loading::nothing_is_early_or_on_another_device", "loading::a_loader_begins_on_its_own_device_alone"];
+
 /// Whether a test only starts processes, and looks at how they end.
 pub fn has_processes_of_its_own(name: &str) -> bool {
-    name.starts_with("ranks::") || name == "loading::nothing_is_early_or_on_another_device"
+    name.starts_with("ranks::") || ALONE.contains(&name)
 }
 
 /// Runs a test of this kind, when the device is free.

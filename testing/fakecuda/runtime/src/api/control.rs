@@ -7,6 +7,7 @@ use super::faults::fakecuda_heal;
 use super::operators::computed;
 use super::streams::has_waited_in_copy;
 use crate::guard;
+use crate::nvml;
 use crate::poison::poison;
 use crate::progress::Pace;
 use crate::world::{World, world};
@@ -82,6 +83,7 @@ pub extern "C" fn fakecuda_restore() {
     world.synchronize_all();
     world.restore();
     drop(world);
+    nvml::all().forget();
     fakecuda_heal();
 }
 

@@ -207,6 +207,9 @@ pub extern "C" fn cudaDeviceDisablePeerAccess(peer: i32) -> i32 {
 /// Both have to be null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaDeviceGetStreamPriorityRange(least: *mut i32, greatest: *mut i32) -> i32 {
+    if let Err(error) = world().use_device(CURRENT.get()) {
+        return code(Err(error));
+    }
     for (place, value) in [(least, 0), (greatest, -5)] {
         if !place.is_null() {
             // SAFETY: as the caller says.

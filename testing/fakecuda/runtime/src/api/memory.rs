@@ -150,7 +150,11 @@ pub struct PointerAttributes {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaPointerGetAttributes(attributes: *mut PointerAttributes, address: usize) -> i32 {
     const NO_DEVICE: i32 = -2;
-    let world = world();
+    let mut world = world();
+    // As PyTorch has found: it asks on a device that has a context.
+    if let Err(error) = world.use_device(CURRENT.get()) {
+        return code(Err(error));
+    }
     let (kind, device, device_pointer, host_pointer) = match world.device_at(address) {
         Some(device) => (2, device as i32, address, 0),
         None if world.is_pinned(address) => (1, CURRENT.get() as i32, address, address),

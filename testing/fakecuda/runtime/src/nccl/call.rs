@@ -1,7 +1,9 @@
 //! One call of a collective, a send or a receive: what a rank gives, what it takes, and what it tells the others of it.
 
 use super::code::{Code, Failure};
+use super::journal;
 use super::lanes::{Lane, Lanes, Record};
+use super::order;
 use super::reduce::{self, DataType, Reduction, Scalar};
 
 /// What is asked for.
@@ -94,16 +96,23 @@ impl Call {
         [first, self.count as u64, root]
     }
 
-    /// Writes what this rank gives, where the others find it. `send`: its bytes for the host. Returns where it ends.
-    pub fn post(&self, lanes: &Lanes, place: Place, send: &[u8]) -> Result<u64, Failure> {
-        let lane = match self.kind {
-            Kind::Send => Lane::Pair(place.rank, self.peer),
-            _ => Lane::Collectives(place.rank),
-        };
-        if !self.kind.reduces() {
-            return lanes.post(lane, self.words(), send);
+    /// Writes what this rank gives, where the others find it. `send`: its bytes for the host; `before`: what was given to
+    /// other communicators before a collective. Returns where it ends.
+    pub fn post(&self, lanes: &Lanes, place: Place, send: &[u8], before: &str) -> Result<u64, Failure> {
+        if self.kind == Kind::Send {
+            return lanes.post(Lane::Pair(place.rank, self.peer), self.words(), send);
         }
-        let reduction = match self.reduction {
+        let mut own = send.to_vec();
+        if self.kind.reduces() {
+            reduce::before(self.data, self.own_reduction(), &mut own, place.ranks);
+        }
+        order::append(&mut own, before);
+        lanes.post(Lane::Collectives(place.rank), self.words(), &own)
+    }
+
+    /// With the factor that is read from memory.
+    fn own_reduction(&self) -> Reduction {
+        match self.reduction {
             Reduction::PreMulSum(Scalar::At(at)) => {
                 let mut bytes = [0; 8];
                 // SAFETY: the caller promises the factor to the collective until it is done.
@@ -111,10 +120,7 @@ impl Call {
                 Reduction::PreMulSum(Scalar::Bytes(bytes))
             }
             reduction => reduction,
-        };
-        let mut own = send.to_vec();
-        reduce::before(self.data, reduction, &mut own, place.ranks);
-        lanes.post(lane, self.words(), &own)
+        }
     }
 
     /// Takes what the others give, if all of it is there; false if not. `receive`: the bytes that it writes.
@@ -131,9 +137,31 @@ impl Call {
         if let Some(text) = self.mismatch(place, number, &records) {
             return Err(Failure::new(Code::INVALID_USAGE, text));
         }
+        if self.kind.is_collective() {
+            self.compare_orders(lanes, number, &records)?;
+        }
         self.take(lanes, place, &from, receive)?;
         from.iter().zip(records).for_each(|(lane, record)| lanes.skip(*lane, record));
         Ok(true)
+    }
+
+    /// Notes which ranks were given this collective and those of another communicator in opposite orders.
+    fn compare_orders(&self, lanes: &Lanes, number: u64, records: &[Record]) -> Result<(), Failure> {
+        let before = |rank: usize| order::read(lanes, Lane::Collectives(rank), records[rank]);
+        let first = before(0)?;
+        for rank in 1..records.len() {
+            if let Some((one, other)) = order::difference(&first, &before(rank)?) {
+                let kind = self.kind.name();
+                journal::leave(
+                    "collectives in opposite orders",
+                    format!(
+                        "nccl: rank 0 was given collective {number} ({kind}) after {one} of another communicator, rank \
+                         {rank} after {other}: on GPUs they may wait for each other without an end"
+                    ),
+                );
+            }
+        }
+        Ok(())
     }
 
     fn mismatch(&self, place: Place, number: u64, records: &[Record]) -> Option<String> {

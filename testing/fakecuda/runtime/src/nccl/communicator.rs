@@ -12,6 +12,7 @@ use super::code::{self, Code, Failure};
 use super::journal;
 use super::lanes::Lanes;
 use super::members::{self, Exchange};
+use super::order;
 use super::reduce::{DataType, Reduction};
 
 /// How long a host that waits for other ranks sleeps before it looks again.
@@ -51,12 +52,14 @@ pub struct Seat {
     pub lanes: Lanes,
     pub place: Place,
     pub path: PathBuf,
+    device: usize,
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
         // It is there if a rank has not come, and then nobody can use it.
         let _ = std::fs::remove_file(&self.path);
+        order::end(self.device, &self.path);
     }
 }
 
@@ -103,9 +106,11 @@ impl Communicator {
 
     /// Takes the rank's seat.
     pub fn sit(&self, path: PathBuf, place: Place) -> Result<(), Failure> {
-        let lanes = Lanes::attach(&path, (place.rank, place.ranks), members::physical(self.device))?;
+        let device = self.device;
+        let lanes = Lanes::attach(&path, (place.rank, place.ranks), members::physical(device))?;
+        order::begin(device, &path);
         // There is one step, and it sits down once.
-        let _ = self.seat.set(Seat { lanes, place, path });
+        let _ = self.seat.set(Seat { lanes, place, path, device });
         Ok(())
     }
 

@@ -20,6 +20,7 @@ mod lanes;
 mod lanes_tests;
 mod liveness;
 pub mod members;
+mod order;
 pub mod reduce;
 #[cfg(test)]
 mod reduce_tests;

@@ -8,6 +8,7 @@ use super::code::{Code, Failure};
 use super::communicator::{Communicator, Seat, are_links_cut};
 use super::lanes::Lane;
 use super::members;
+use super::order;
 use super::server::Pending;
 use crate::poison::poison;
 use crate::progress::Meeting;
@@ -17,6 +18,8 @@ struct Part {
     call: Call,
     /// Among the collectives, or among what is sent or received between two ranks.
     number: u64,
+    /// What the device's other communicators were given before this collective.
+    before: String,
     /// Where what it sends ends.
     end: u64,
 }
@@ -41,7 +44,9 @@ impl Round {
                 _ => &mut counters.collectives,
             };
             *next += 1;
-            Part { number: *next - 1, call, end: 0 }
+            let seat = communicator.seat().filter(|_| call.kind.is_collective());
+            let before = seat.map(|seat| order::give(communicator.device, &seat.path)).unwrap_or_default();
+            Part { number: *next - 1, call, before, end: 0 }
         };
         let parts = calls.into_iter().map(&mut part).collect();
         drop(counters);
@@ -61,7 +66,7 @@ impl Round {
             poison().read(part.call.kind.name(), part.call.send, length);
             // SAFETY: the caller promises these bytes to the collective until it is done; they were found to be there.
             let bytes = unsafe { bytes_at(part.call.send, length) };
-            part.end = part.call.post(&seat.lanes, seat.place, bytes)?;
+            part.end = part.call.post(&seat.lanes, seat.place, bytes, &part.before)?;
         }
         self.has_begun = true;
         Ok(())

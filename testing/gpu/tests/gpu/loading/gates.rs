@@ -142,6 +142,17 @@ fn values(loader: Loader, device: Device, way: Way) -> Result<Vec<f64>> {
     Ok(digests(loader, device, way)?.iter().map(|it| it.double_value(&[])).collect())
 }
 
+/// The sources whose loader is told the device.
+pub fn to_a_device() -> impl Iterator<Item = String> {
+    SOURCES.iter().filter(|source| !matches!(source, Source::Pinned)).map(|source| format!("{source:?}"))
+}
+
+/// Takes an epoch from the source of this name.
+pub fn take(name: &str, device: Device) -> Result<()> {
+    let source = SOURCES.into_iter().find(|source| format!("{source:?}") == name).context("no such source")?;
+    values(loader(source, device)?, device, Way::Whole).map(drop)
+}
+
 /// What a loop over the device's batches computes is what it computes over the host's, at each pace; on a fake device
 /// there is no access without an order, and no pinned page is touched early.
 pub fn hold(device: Device, paces: &[Pace]) -> Result<()> {

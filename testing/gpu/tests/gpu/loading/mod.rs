@@ -5,6 +5,7 @@ mod planted;
 
 use anyhow::{Context, Result, ensure};
 use overdrive::dataload::TensorDataset;
+use overdrive::ffi::cuda;
 use overdrive::prelude::*;
 use overdrive_fakecuda::{Fake, Pace, waits};
 
@@ -73,6 +74,46 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     gates::hold(Device::Cuda(meeting.rank), &paces)?;
     println!("held {}", paces.len());
     uses_only(meeting.rank, meeting.size)
+}
+
+/// A loader is the first in its process that uses CUDA, with a device that is not the first.
+pub fn a_loader_begins_on_its_own_device_alone() -> Result<()> {
+    gates::to_a_device().try_for_each(|source| run_alone("first loading", 2, &[&source]).map(drop).context(source))
+}
+
+pub fn begins(meeting: &Meeting) -> Result<()> {
+    let [source] = &meeting.arguments[..] else { anyhow::bail!("a source is needed") };
+    gates::take(source, Device::Cuda(meeting.rank))?;
+    uses_only(meeting.rank, meeting.size)
+}
+
+/// The device's memory for batches does not grow with the host's lead: at the lazy pace the device begins when the host
+/// has issued all steps.
+pub fn batches_need_no_more_memory_where_the_host_is_ahead() -> Result<()> {
+    const BATCHES: i64 = 16;
+    // Larger than what the allocator splits.
+    const BYTES: i64 = 12 << 20;
+    for workers in [0, 2] {
+        let rows = Tensor::arange(BATCHES, (Kind::Float, Device::Cpu)).view([BATCHES, 1]).repeat([1, BYTES / 4]);
+        let builder = TensorDataset::new(rows)?.loader().batch_size(1).num_workers(workers);
+        let loader = builder.to_device(GPU).build()?;
+        let (reserved, notes) = watched(Pace::Lazy, || -> Result<i64> {
+            cuda::empty_cache()?;
+            cuda::reset_peak_memory_stats(0)?;
+            let before = cuda::memory_stats(0)?.reserved_bytes;
+            let means = loader.iter().map(|batch| Ok(batch?.mean(Kind::Float))).collect::<Result<Vec<_>>>()?;
+            let reserved = cuda::memory_stats(0)?.reserved_peak_bytes - before;
+            for (batch, mean) in means.iter().enumerate() {
+                ensure!(mean.double_value(&[]) == batch as f64, "batch {batch}: {mean}");
+            }
+            Ok(reserved)
+        })?;
+        ensure!(notes.is_empty(), "{}", notes.join("; "));
+        // Those loaded ahead, the one that is computed with, and the one before it; and the means.
+        let (reserved, most) = (reserved?, (2 * workers as i64 + 2) * BYTES + (2 << 20));
+        ensure!(reserved <= most, "{workers} workers: {reserved} bytes, {most} are enough");
+    }
+    Ok(())
 }
 
 /// The driver is asked for what one epoch holds at a time, however many epochs follow, and only the batches are copied:

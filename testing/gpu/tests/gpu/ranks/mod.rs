@@ -5,6 +5,7 @@ mod devices;
 pub mod failures;
 pub mod parts;
 mod processes;
+mod steps;
 mod training;
 
 use std::time::Duration;
@@ -17,6 +18,7 @@ use overdrive_fakecuda::Fake;
 pub use buckets::{exchanges_are_pytorchs, exchanges_begin_before_backward_ends, python};
 pub use devices::without_a_launcher_each_rank_uses_its_own_device;
 pub use processes::{Meeting, main_if_told, run_alone};
+pub use steps::{no_step_waits_to_read_a_timer, times_are_measured_where_they_are_asked_for};
 pub use training::{ddp_of_2_over_nccl_equals_gloos, ddp_of_4_over_nccl_equals_gloos};
 
 /// What a rank can run. One that is alone has no group.
@@ -27,7 +29,9 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("devices", devices::scenario),
     ("failures", failures::scenario),
     ("parts", parts::scenario),
+    ("steps", steps::scenario),
     ("loading", crate::loading::scenario),
+    ("first loading", crate::loading::begins),
 ];
 
 /// Longer than any test takes: no result depends on it.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
-use overdrive_ddp::hooks::{CastCompress, OneBit, TopK};
+use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, TopK};
 use overdrive_ddp::{Backend, SyncBatchNorm};
 use overdrive_fakecuda::Fake;
 use tch::nn as tch_nn;
@@ -13,8 +13,7 @@ use super::processes::{Meeting, run};
 
 const RANKS: usize = 2;
 const STEPS: i64 = 6;
-/// Without PowerSGD: the fake device has no cuSOLVER, which makes its matrices orthogonal.
-const HOOKS: [&str; 6] = ["no hook", "float16", "float16 of libtorch", "bfloat16", "top-k", "1-bit"];
+const HOOKS: [&str; 7] = ["no hook", "float16", "float16 of libtorch", "bfloat16", "PowerSGD", "top-k", "1-bit"];
 
 /// The parameters after training with a part.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
@@ -70,6 +69,10 @@ fn train(group: &ProcessGroup, device: Device, hook: &str, join: Option<bool>) -
         "float16" => ddp.register_comm_hook(CastCompress::half(group))?,
         "float16 of libtorch" => ddp.register_fp16_compress()?,
         "bfloat16" => ddp.register_comm_hook(CastCompress::bfloat16(group))?,
+        "PowerSGD" => {
+            let options = PowerSgdOptions { start_power_sgd_iter: 2, ..Default::default() };
+            ddp.register_comm_hook(PowerSgd::new(group, options)?)?;
+        }
         "top-k" => ddp.register_comm_hook(TopK::new(group, 0.1, 2)?)?,
         "1-bit" => ddp.register_comm_hook(OneBit::new(group, 2))?,
         _ => {}

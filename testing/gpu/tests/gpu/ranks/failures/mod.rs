@@ -18,15 +18,17 @@ use anyhow::{Context, Result, ensure};
 
 use super::PATIENCE;
 use super::processes::{Ended, Meeting, Running, start};
-use rank::told_at;
+use rank::{released, told_at};
 
 pub use rank::scenario;
 
 const SIZE: usize = 3;
 /// How long ranks wait for one that stays away until they have given it up.
 const SHORT: Duration = Duration::from_secs(2);
+/// Between two looks at a file.
+const PAUSE: Duration = Duration::from_millis(5);
 /// A quarter of the watchdog's pause, in milliseconds.
-const PAUSE: &str = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC";
+const DUMP_PAUSE: &str = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC";
 const AT_ONCE: &str = "1";
 const SOON: &str = "100";
 const NEVER: &str = "1000000";
@@ -41,7 +43,7 @@ fn begin(size: usize, case: &str, what: &str, pause: &str) -> Result<(tempfile::
     let rank = |rank| {
         let meeting = Meeting { rank, size, file: folder.path().join("meet"), arguments: arguments.clone() };
         // Without these two, ranks that meet in a file would wait for an absent one without a limit.
-        let limited = [(PAUSE, pause), ("TORCH_NCCL_USE_COMM_NONBLOCKING", "1"), (FIRST_LIMIT, "2")];
+        let limited = [(DUMP_PAUSE, pause), ("TORCH_NCCL_USE_COMM_NONBLOCKING", "1"), (FIRST_LIMIT, "2")];
         start("failures", &meeting, &limited[..if what == "file" { 3 } else { 1 }])
     };
     let ranks = (0..size).map(rank).collect::<Result<_>>()?;
@@ -51,7 +53,7 @@ fn begin(size: usize, case: &str, what: &str, pause: &str) -> Result<(tempfile::
 /// Waits for a rank's word, which does not come if the rank ends before.
 fn is_told(word: &Path, rank: &mut Running, since: Instant) -> Result<bool> {
     while !word.exists() && rank.is_running()? && since.elapsed() < PATIENCE {
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(PAUSE);
     }
     Ok(word.exists())
 }
@@ -150,9 +152,32 @@ pub fn a_rank_that_has_lost_another_ends() -> Result<()> {
     Ok(())
 }
 
-pub fn a_model_that_a_dead_rank_does_not_wrap_times_out() -> Result<()> {
-    let told = told("dead", "model", SIZE, others, false)?;
-    ensure!(told == ["TimedOut"; SIZE - 1], "{told:?}");
+/// Where the ranks meet anew: to wrap a model, and to connect their hosts for the accumulator's counts.
+pub fn where_ranks_meet_anew_a_dead_one_times_out() -> Result<()> {
+    for what in ["model", "first window"] {
+        let told = told("dead", what, SIZE, others, false)?;
+        ensure!(told == ["TimedOut"; SIZE - 1], "{what}: {told:?}");
+    }
+    Ok(())
+}
+
+/// NCCL makes a communicator without a limit: the timeout of a first exchange does not count, and it is done once the
+/// stalled rank has come.
+pub fn a_first_exchange_waits_for_a_stalled_rank_without_a_limit() -> Result<()> {
+    for what in ["receive", "sub-group"] {
+        let since = Instant::now();
+        let (folder, mut ranks) = begin(SIZE, "first", what, NEVER)?;
+        let meeting = folder.path().join("meet");
+        let word = |rank| told_at(&meeting, rank);
+        ensure!(is_told(&word(0), &mut ranks[0], since)?, "{what}: rank 0 was told nothing");
+        ensure!(fs::read_to_string(word(0))? == "TimedOut", "{what}: {}", fs::read_to_string(word(0))?);
+        ensure!(!word(2).exists() && ranks[2].is_running()?, "{what}: rank 2 did not wait");
+        fs::write(released(&meeting), "")?;
+        for rank in [1, 2] {
+            ensure!(is_told(&word(rank), &mut ranks[rank], since)?, "{what}: rank {rank} has not come");
+            ensure!(fs::read_to_string(word(rank))? == "done");
+        }
+    }
     Ok(())
 }
 
@@ -213,6 +238,15 @@ pub fn a_mismatch_without_verifying_is_found_by_the_fake() -> Result<()> {
     Ok(())
 }
 
+/// Two groups that NCCL would let wait for each other.
+pub fn collectives_of_two_groups_in_opposite_orders_are_found_by_the_fake() -> Result<()> {
+    for (what, expected) in [("opposite", "noted"), ("equal", "nothing")] {
+        let told = told("orders", what, SIZE, all, true)?;
+        ensure!(told == [expected; SIZE], "{what}: {told:?}");
+    }
+    Ok(())
+}
+
 pub fn a_model_that_differs_is_told_to_every_rank() -> Result<()> {
     let differs = told("model", "differs", SIZE, all, true)?;
     ensure!(differs == ["ModelMismatch"; SIZE], "{differs:?}");
@@ -236,5 +270,25 @@ pub fn what_is_under_way_can_be_dropped() -> Result<()> {
     ensure!(finished == ["nothing"; SIZE], "{finished:?}");
     let aborted = told("drop", "aborted", SIZE, others, true)?;
     ensure!(aborted == ["Lost"; SIZE - 1], "{aborted:?}");
+    Ok(())
+}
+
+/// The watchdog ends the process while the drop waits for it.
+pub fn a_group_dropped_after_a_timeout_ends_the_process() -> Result<()> {
+    let since = Instant::now();
+    let (_folder, ranks) = begin(SIZE, "drop", "timed out", AT_ONCE)?;
+    for (_, running) in ranks.into_iter().enumerate().filter(|(rank, _)| others(*rank)) {
+        let Ended { status, output, errors } = running.end(since)?;
+        ensure!(status.signal() == Some(SIGABRT), "{status}\n{output}\n{errors}");
+        ensure!(!output.contains("dropped"), "the drop has returned: {output}");
+        ensure!(errors.contains("taking the entire process down"), "{errors}");
+    }
+    Ok(())
+}
+
+/// The watchdog sees no timeout while the drop waits.
+pub fn a_drop_waits_for_a_stalled_rank_without_a_limit() -> Result<()> {
+    let told = told("drop", "stalled", SIZE, others, false)?;
+    ensure!(told == ["waits"; SIZE - 1], "{told:?}");
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use overdrive::core::{GradientSync, RankGroup, SyncError};
@@ -12,7 +13,7 @@ use overdrive_fakecuda::Fake;
 
 use super::super::PATIENCE;
 use super::super::processes::Meeting;
-use super::{SHORT, SIZE};
+use super::{PAUSE, SHORT, SIZE};
 
 /// A rank that has met the others, and summed with them once.
 struct Rank {
@@ -24,7 +25,7 @@ struct Rank {
 }
 
 impl Rank {
-    fn new(meeting: &Meeting, verify: bool, trains: bool) -> Result<Self> {
+    fn new(meeting: &Meeting, verify: bool, what: &str) -> Result<Self> {
         let device = Device::Cuda(meeting.rank);
         let builder = ProcessGroup::builder(Backend::Nccl).timeout(PATIENCE).verify(verify).cuda_device(meeting.rank);
         let (path, rank, world_size) = (meeting.file.clone(), meeting.rank, meeting.size);
@@ -37,10 +38,12 @@ impl Rank {
             0 => drop(group.recv(&mut sum, Some(1), 0)?),
             _ => {}
         }
-        let trained = trains.then(|| model(&group, device, false)).transpose()?;
+        let trained = (what == "training").then(|| model(&group, device, false)).transpose()?;
         ensure!(sum.double_value(&[7]) == 1.0, "{sum}");
         // The first sum of counts connects the hosts.
-        ensure!(GradientSync::sum(&group, 1.0)? == world_size as f64);
+        if what != "first window" {
+            ensure!(GradientSync::sum(&group, 1.0)? == world_size as f64);
+        }
         // A rank that ends before would be an error of the others' last collective.
         group.store().set(&format!("{rank} has begun"), b"")?;
         let begun: Vec<String> = (0..world_size).map(|rank| format!("{rank} has begun")).collect();
@@ -56,7 +59,7 @@ impl Rank {
             "barrier" => group.barrier().err(),
             "object" => group.all_gather_object(&1).err(),
             "max" => group.max(1).err().map(of_ranks).transpose()?,
-            "sum of counts" => GradientSync::sum(group, 1.0).err().map(of_ranks).transpose()?,
+            "sum of counts" | "first window" => GradientSync::sum(group, 1.0).err().map(of_ranks).transpose()?,
             "sum" => group.all_reduce(sum, ReduceOp::Sum).err(),
             "work" => {
                 let work = group.all_reduce_async(sum, ReduceOp::Sum);
@@ -157,16 +160,17 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             .context("it met")?;
         return leave(meeting, name(&error));
     }
-    let mut rank = Rank::new(meeting, case.starts_with("verified"), what == "training")?;
+    let mut rank = Rank::new(meeting, case.starts_with("verified"), what)?;
     match case.as_str() {
         "dead" if meeting.rank == 1 => std::process::abort(),
         "dead" => {
-            if what == "model" {
+            let meets_anew = ["model", "first window"].contains(&what.as_str());
+            if meets_anew {
                 rank.group.set_timeout(SHORT)?;
             }
             let error = rank.first_error(what)?;
             let next = rank.group.barrier().err().context("the group works without a rank")?;
-            ensure!(what == "model" || matches!(next, DdpError::Lost { .. }), "{next}");
+            ensure!(meets_anew || matches!(next, DdpError::Lost { .. }), "{next}");
             leave(meeting, name(&error))
         }
         "dead, ends" if meeting.rank == 1 => std::process::abort(),
@@ -192,7 +196,9 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         }
         "mismatch" | "verified mismatch" => mismatch(&mut rank, meeting, what),
         "model" => model_failures(&rank, meeting, what),
+        "orders" => orders(&mut rank, meeting, what),
         "drop" => drops(rank, meeting, what),
+        "first" => comes_late(&mut rank, meeting, what),
         _ => anyhow::bail!("{case}"),
     }
 }
@@ -214,6 +220,27 @@ fn mismatch(rank: &mut Rank, meeting: &Meeting, what: &str) -> Result<()> {
     group.all_reduce(sum, ReduceOp::Avg)?;
     ensure!(sum.double_value(&[0]) == 1.0, "the group that told the mismatch does not work: {sum}");
     tell(meeting, name(&error))
+}
+
+/// Collectives of two groups, which rank 1 begins in the other order.
+fn orders(rank: &mut Rank, meeting: &Meeting, what: &str) -> Result<()> {
+    let Rank { group, sum, .. } = rank;
+    let second = group.new_group(&[0, 1, 2])?.context("every rank is a member")?;
+    let mut other = sum.ones_like();
+    // Makes its communicator.
+    second.all_reduce(&mut other, ReduceOp::Avg)?;
+    let opposite = what == "opposite" && group.rank() == 1;
+    let [mut one, mut two] = [(&*group, sum), (&second, &mut other)];
+    if opposite {
+        std::mem::swap(&mut one, &mut two);
+    }
+    let begin = |(group, sum): (&ProcessGroup, &mut Tensor)| group.all_reduce_async(sum, ReduceOp::Avg);
+    for work in [begin(one)?, begin(two)?] {
+        work.wait()?;
+    }
+    ensure!(rank.sum.double_value(&[0]) + other.double_value(&[0]) == 2.0);
+    let notes = Fake::get().context("only a fake device tells")?.notes();
+    tell(meeting, if notes.iter().any(|note| note.contains("of another communicator")) { "noted" } else { "nothing" })
 }
 
 /// What each rank, or rank 1 alone, finds in its own model or hook.
@@ -269,10 +296,70 @@ fn drops(rank: Rank, meeting: &Meeting, what: &str) -> Result<()> {
     if group.rank() == 1 {
         stay_away();
     }
+    if what == "stalled" {
+        return drops_beside_one_that_stalls(meeting, group, sum);
+    }
+    if what == "timed out" {
+        group.set_timeout(SHORT)?;
+        let error = group.barrier().err().context("a rank is missing")?;
+        println!("told {}", name(&error));
+        drop(group);
+        println!("dropped");
+        return Ok(());
+    }
     let under_way = work(&mut sum)?;
     ensure!(!under_way.is_completed(), "a rank is missing");
     group.abort()?;
     let next = group.all_reduce(&mut sum, ReduceOp::Sum).err().context("an aborted group works")?;
     drop((group, under_way));
     tell(meeting, name(&next))
+}
+
+/// Rank 1 comes late to its first exchange with rank 2, which has a short timeout; so has rank 0, in the group of all.
+fn comes_late(rank: &mut Rank, meeting: &Meeting, what: &str) -> Result<()> {
+    let Rank { group, sum, .. } = rank;
+    let pair = if what == "sub-group" { group.new_group(&[1, 2])? } else { None };
+    match group.rank() {
+        0 => {
+            group.set_timeout(SHORT)?;
+            let error = group.barrier().err().context("two ranks are missing")?;
+            // The others have had the same time again.
+            ensure!(group.store().wait(&["never"], SHORT).is_err(), "nobody sets it");
+            return leave(meeting, name(&error));
+        }
+        1 => {
+            while !released(&meeting.file).exists() {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        _ => pair.as_ref().unwrap_or(group).set_timeout(SHORT)?,
+    }
+    match (&pair, group.rank()) {
+        (Some(pair), _) => pair.all_reduce(sum, ReduceOp::Sum)?,
+        (None, 1) => group.send(sum, 2, 0)?,
+        (None, _) => drop(group.recv(sum, Some(1), 0)?),
+    }
+    ensure!(sum.double_value(&[0]) == if pair.is_some() { 2.0 } else { 1.0 }, "{sum}");
+    leave(meeting, "done")
+}
+
+/// Tells whether the drop still waits when the timeout has long passed.
+fn drops_beside_one_that_stalls(meeting: &Meeting, group: ProcessGroup, mut sum: Tensor) -> Result<()> {
+    group.set_timeout(SHORT)?;
+    let _under_way = group.all_reduce_async(&mut sum, ReduceOp::Sum)?;
+    let is_dropped = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            std::thread::sleep(2 * SHORT);
+            tell(meeting, if is_dropped.load(Ordering::SeqCst) { "dropped" } else { "waits" })
+        });
+        drop(group);
+        is_dropped.store(true, Ordering::SeqCst);
+        watcher.join().map_err(|_| anyhow::anyhow!("the watcher panicked"))?
+    })
+}
+
+/// Its file lets rank 1 come.
+pub fn released(meeting: &Path) -> PathBuf {
+    meeting.with_file_name("released")
 }

@@ -1,4 +1,5 @@
-// cuDNN is not there. What libtorch asks it for is launched as one kernel each, without libtorch's own code.
+// cuDNN and cuSOLVER are not there. What libtorch asks them for is launched as a kernel each, without libtorch's own
+// code.
 #pragma once
 
 #include <functional>
@@ -11,6 +12,8 @@
 namespace fakecuda {
 
 struct Library {
+  // cuDNN can be switched off.
+  bool is_cudnn;
   // The kernels that are launched, by the arguments.
   std::vector<std::string> (*kernels)(const torch::jit::Stack& arguments);
   // Results without numbers.

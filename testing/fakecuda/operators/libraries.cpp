@@ -1,5 +1,6 @@
-#include "cudnn.h"
+#include "libraries.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace fakecuda {
@@ -78,6 +79,30 @@ std::vector<IValue> batch_norm_backward(const Stack& a) {
   return {at::empty_like(a[0].toTensor()), at::empty_like(a[2].toTensor()), at::empty_like(a[2].toTensor())};
 }
 
+// (A, mode): a matrix is factored, and then Q is made of its reflections.
+std::vector<std::string> qr_kernels(const Stack& a) {
+  std::vector<std::string> kernels{"cusolver geqrf"};
+  if (a[1].toStringRef() != "r") kernels.emplace_back("cusolver orgqr");
+  return kernels;
+}
+
+// A matrix, or a batch of them, stored by columns.
+Tensor empty_by_columns(const Tensor& like, int64_t rows, int64_t columns) {
+  auto sizes = like.sizes().vec();
+  sizes[sizes.size() - 2] = columns;
+  sizes.back() = rows;
+  return at::empty(sizes, like.options()).mT();
+}
+
+std::vector<IValue> qr(const Stack& a) {
+  auto matrix = a[0].toTensor();
+  auto mode = a[1].toStringRef();
+  auto rows = matrix.size(-2), columns = matrix.size(-1);
+  auto least = mode == "complete" ? rows : std::min(rows, columns);
+  auto q = mode == "r" ? at::empty({0}, matrix.options()) : empty_by_columns(matrix, rows, least);
+  return {q, empty_by_columns(matrix, least, columns)};
+}
+
 constexpr char CONVOLUTION[] = "cudnn convolution";
 constexpr char TRANSPOSED[] = "cudnn convolution, transposed";
 constexpr char BATCH_NORM[] = "cudnn batch normalisation";
@@ -87,11 +112,12 @@ constexpr char BATCH_NORM_BACKWARD[] = "cudnn batch normalisation, gradients";
 
 const Library* library_of(const std::string& name) {
   static const std::unordered_map<std::string, Library> all = {
-      {"aten::cudnn_convolution", {one<CONVOLUTION>, convolution}},
-      {"aten::cudnn_convolution_transpose", {one<TRANSPOSED>, convolution_transpose}},
-      {"aten::convolution_backward", {backward_kernels, convolution_backward}},
-      {"aten::cudnn_batch_norm", {one<BATCH_NORM>, batch_norm}},
-      {"aten::cudnn_batch_norm_backward", {one<BATCH_NORM_BACKWARD>, batch_norm_backward}},
+      {"aten::cudnn_convolution", {true, one<CONVOLUTION>, convolution}},
+      {"aten::cudnn_convolution_transpose", {true, one<TRANSPOSED>, convolution_transpose}},
+      {"aten::convolution_backward", {true, backward_kernels, convolution_backward}},
+      {"aten::cudnn_batch_norm", {true, one<BATCH_NORM>, batch_norm}},
+      {"aten::cudnn_batch_norm_backward", {true, one<BATCH_NORM_BACKWARD>, batch_norm_backward}},
+      {"aten::linalg_qr", {false, qr_kernels, qr}},
   };
   auto found = all.find(name);
   return found == all.end() ? nullptr : &found->second;
