@@ -1,16 +1,20 @@
-//! What a compiled step relies on in a model: the identity of its tensors, which of them are trained, and the modes of
-//! its layers.
+//! What a compiled step relies on outside of its batch: the identity of a model's tensors, which of them are trained, the
+//! modes of its layers, their numbers that can change, and autocast.
 
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use overdrive_core::{Module, ModuleId, ModuleState, Visitor};
-use overdrive_ffi::{Form, TensorId};
-use tch::Tensor;
+use overdrive_ffi::{Form, TensorId, autocast};
+use tch::{Device, Tensor};
 
-/// A number that changes when a parameter or buffer is replaced, moved, cast, frozen or unfrozen, or a layer changes its
-/// mode.
+/// A number that changes when a parameter or buffer is replaced, moved, cast, frozen or unfrozen, a layer changes its
+/// mode or a value in a `Cell`, or an autocast region around the step begins or ends.
 pub(crate) fn fingerprint<M: Module>(model: &M) -> u64 {
     let mut parts = Parts { hasher: DefaultHasher::new(), around: model.id().into_iter().collect() };
+    for device in [Device::Cpu, Device::Cuda(0)] {
+        autocast::state(device).ok().hash(&mut parts.hasher);
+    }
     model.visit(&mut parts);
     parts.hasher.finish()
 }
@@ -44,5 +48,9 @@ impl<'a> Visitor<'a> for Parts {
 
     fn state(&mut self, state: &'a ModuleState) {
         state.is_training().hash(&mut self.hasher);
+    }
+
+    fn cell(&mut self, _name: &str, value: &dyn Debug) {
+        format!("{value:?}").hash(&mut self.hasher);
     }
 }

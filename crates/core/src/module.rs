@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
+use std::fmt::Debug;
 
 use overdrive_ffi::{Error as TorchError, TensorId};
 use tch::{Device, Kind, Tensor};
@@ -287,6 +288,8 @@ pub trait Visitor<'a> {
     fn module(&mut self, name: &str, module: &'a dyn Module);
     /// The state of a layer itself.
     fn state(&mut self, state: &'a ModuleState);
+    /// A plain value that can change while the module is borrowed: one in a [`Cell`].
+    fn cell(&mut self, _name: &str, _value: &dyn Debug) {}
 }
 
 /// What each layer knows of itself: its mode, and its place in the model.

@@ -1,5 +1,8 @@
 //! What the fields of a module can be.
 
+use std::cell::Cell;
+use std::fmt::Debug;
+
 use crate::module::{Module, ModuleState, Visitor};
 
 /// A field of a module: a module, a parameter, a buffer or a plain value.
@@ -30,6 +33,13 @@ impl<P: Part> Part for Option<P> {
 impl Part for ModuleState {
     fn show<'a>(&'a self, _: &str, visitor: &mut dyn Visitor<'a>) {
         visitor.state(self);
+    }
+}
+
+/// A plain value that can change, which is not part of the module's state.
+impl<T: Copy + Debug> Part for Cell<T> {
+    fn show<'a>(&'a self, name: &str, visitor: &mut dyn Visitor<'a>) {
+        visitor.cell(name, &self.get());
     }
 }
 

@@ -12,7 +12,7 @@ use crate::kind::to_scalar_type;
 use crate::raw;
 
 /// Autocast's state for one device type on this thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     /// Whether operators on this device type are cast.
     pub enabled: bool,

@@ -34,7 +34,6 @@ pub struct BatchNorm<const N: usize> {
     #[module(skip)]
     options: BatchNormBuilder<N>,
     /// The weight of a new batch in the running statistics, see [`BatchNormBuilder::momentum`].
-    #[module(skip)]
     pub momentum: Cell<Option<f64>>,
 }
 

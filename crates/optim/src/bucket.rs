@@ -209,6 +209,11 @@ impl Bucket {
         Ok(())
     }
 
+    /// Whether its parameters have one count of steps together.
+    pub(crate) fn shares_count(&self) -> bool {
+        self.state.as_ref().is_some_and(|state| state.counts.shared())
+    }
+
     /// Updates the parameters that have gradients.
     pub(crate) fn step<A: Algorithm>(
         &mut self,

@@ -212,7 +212,11 @@ impl<A: Algorithm> GroupOptimizer<A> {
             }
             for (group, values) in self.groups.iter_mut().zip(&values) {
                 for bucket in &mut group.buckets {
-                    bucket.step((&values.options, values.lr, self.packing.fused), scale)?;
+                    let shared = bucket.shares_count();
+                    let stepped = bucket.step((&values.options, values.lr, self.packing.fused), scale);
+                    // Each parameter has a count of its own then: other tensors.
+                    self.revision += u64::from(shared && !bucket.shares_count());
+                    stepped?;
                 }
             }
         }

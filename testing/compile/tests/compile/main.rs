@@ -1,6 +1,7 @@
 //! Compiled steps beside plain ones.
 
 mod beside;
+mod changes;
 mod inference;
 mod life;
 mod losses;
