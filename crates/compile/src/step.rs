@@ -46,8 +46,6 @@ pub struct CompiledStep<'m, M, F> {
 struct Key {
     model: u64,
     optimizer: (OptimizerId, Option<u64>),
-    /// Which groups use a momentum: with one of 0, an update has other operators.
-    has_momentum: Vec<bool>,
     batch: Vec<Form>,
 }
 
@@ -95,7 +93,6 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
         let key = Key {
             model: fingerprint(self.loss.model()),
             optimizer: (opt.id(), opt.revision()),
-            has_momentum: (0..opt.num_groups()).map(|group| opt.momentum(group).is_some()).collect(),
             batch: batch.iter().map(Form::of).collect(),
         };
         if opt.revision().is_none() {
