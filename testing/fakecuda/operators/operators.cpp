@@ -142,10 +142,6 @@ class Wrapped final : public c10::OperatorKernel {
       return decide_on_host(op, stack);
     }
     if (depth > 0) return call_original(original_, op, keys, stack);
-    if (op.schema().returns().empty() && fakecuda_leaves_out(op.schema().name().c_str())) {
-      stack->resize(stack->size() - op.schema().arguments().size());
-      return;
-    }
     if (leaves_unwritten(op)) return allocate(op, keys, stack);
     const auto& schema = op.schema();
     const auto& declared = schema.arguments();

@@ -25,9 +25,6 @@ void* fakecuda_last_stream() noexcept;
 // The operator that this thread is within, or null: what a kernel outside of all of them writes is not known.
 void fakecuda_within(const char* name) noexcept;
 
-// Whether the operator of this name is to do nothing, as in a program that forgets it.
-bool fakecuda_leaves_out(const char* name) noexcept;
-
 // Lets a stream's work run, for results that the host has already waited for.
 void fakecuda_finish(void* stream) noexcept;
 

@@ -5,6 +5,17 @@ use std::ffi::{CStr, CString, c_char};
 use crate::runtime::Code;
 use crate::{Fake, text};
 
+/// Which calls of a function, by their first argument. For those of a stream, 0 is the default stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    /// All of them.
+    All,
+    /// Those with 0.
+    Zero,
+    /// Those with another.
+    Others,
+}
+
 impl Fake {
     /// The nth call from now of the C function of this name (`cudaMalloc`), or the nth kernel, copy or fill whose name
     /// contains this text, returns this code; 1 is the next. A function is found on x86-64 alone.
@@ -20,12 +31,11 @@ impl Fake {
         call!(c"fakecuda_fail_later"(what.as_ptr() => *const c_char, nth => u64, code => i32) -> ());
     }
 
-    /// From now on the C function of this name (`cudaStreamWaitEvent`), or an operator that returns nothing
-    /// (`aten::record_stream`), does nothing and succeeds: as in a program that forgets to call it. A function is found
-    /// on x86-64 alone.
-    pub fn leave_out(self, what: &str) {
+    /// From now on these calls of the C function of this name (`cudaStreamWaitEvent`) do nothing and succeed, as in a
+    /// program that forgets them. A function is found on x86-64 alone.
+    pub fn leave_out(self, what: &str, calls: Calls) {
         let what = c_text(what);
-        call!(c"fakecuda_leave_out"(what.as_ptr() => *const c_char) -> ());
+        call!(c"fakecuda_leave_out"(what.as_ptr() => *const c_char, calls as i32 => i32) -> ());
     }
 
     /// The failures that were planted and not met yet, a line each: also those of functions and devices that do not

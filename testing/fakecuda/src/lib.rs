@@ -172,6 +172,7 @@ mod lent;
 mod orders;
 pub mod runtime;
 
+pub use faults::Calls;
 pub use lent::Lent;
 
 fn text(at: *const c_char) -> String {

@@ -44,7 +44,7 @@ pub fn watch(by: u32, on: bool) {
 pub unsafe extern "C" fn fakecuda_enter(name: *const c_char, argument: usize) -> i32 {
     // SAFETY: as the caller says.
     let Ok(name) = unsafe { CStr::from_ptr(name) }.to_str() else { return 0 };
-    let status = if is_watched(FAULTS) { faults::of_call(name, CURRENT.get()) } else { 0 };
+    let status = if is_watched(FAULTS) { faults::of_call(name, argument, CURRENT.get()) } else { 0 };
     if is_watched(TRACE) {
         trace::call(name, argument, if status == LEFT_OUT { 0 } else { status });
     }

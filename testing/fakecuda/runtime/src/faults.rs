@@ -37,8 +37,9 @@ pub struct Faults {
     happened: Option<CudaError>,
     /// The lost devices, and what their calls return.
     lost: BTreeMap<usize, CudaError>,
-    /// The functions and operators that do nothing, and how often each was called.
-    left_out: BTreeMap<String, u64>,
+    /// The functions that do nothing, where their first argument is 0, or is not, or always; and how often each was
+    /// called so.
+    left_out: BTreeMap<String, (Option<bool>, u64)>,
 }
 
 /// What only reads what the host knows: it works after a sticky error. For the others the documentation allows errors
@@ -91,14 +92,16 @@ impl Faults {
         self.lost.insert(device, error);
     }
 
-    /// From now on a C function, or an operator without a result, does nothing and succeeds.
-    pub fn leave_out(&mut self, what: &str) {
-        self.left_out.entry(what.to_owned()).or_default();
+    /// From now on a C function does nothing and succeeds: where its first argument is 0, or is not, or always.
+    pub fn leave_out(&mut self, what: &str, of_zero: Option<bool>) {
+        self.left_out.insert(what.to_owned(), (of_zero, 0));
     }
 
-    /// Whether this call, or operator, is left out.
-    fn leaves_out(&mut self, what: &str) -> bool {
-        self.left_out.get_mut(what).map(|times| *times += 1).is_some()
+    /// Whether a call with this first argument is left out.
+    fn leaves_out(&mut self, what: &str, argument: usize) -> bool {
+        let found = self.left_out.get_mut(what);
+        let found = found.filter(|(of_zero, _)| of_zero.is_none_or(|of_zero| of_zero == (argument == 0)));
+        found.map(|(_, times)| *times += 1).is_some()
     }
 
     /// What can never fail, by its name, and why.
@@ -114,7 +117,7 @@ impl Faults {
     fn planted(&self) -> Vec<String> {
         let plans =
             self.plans.iter().map(|plan| format!("{:?} has {} to go until {}", plan.what, plan.left, plan.code));
-        let left_out = self.left_out.iter().filter(|(_, times)| **times == 0);
+        let left_out = self.left_out.iter().filter(|(_, (_, times))| *times == 0);
         let left_out = left_out.map(|(what, _)| format!("{what:?} is left out, and nothing calls it"));
         plans.chain(left_out).chain(self.impossible().map(|(what, why)| format!("{what:?} {why}"))).collect()
     }
@@ -132,9 +135,6 @@ impl Faults {
     /// The status that a call on this device returns; 0 if it succeeds.
     fn call(&mut self, name: &str, device: usize) -> i32 {
         let name = name.trim_start_matches('_');
-        if self.leaves_out(name) {
-            return LEFT_OUT;
-        }
         if let Some((_, code)) = self.due(|plan| plan.moment == Moment::Issued && plan.what == name) {
             if name.starts_with("cuda") {
                 self.tell(CudaError(code));
@@ -223,18 +223,13 @@ pub fn planted() -> Vec<String> {
 }
 
 /// The status that a call on this device returns, [`LEFT_OUT`] if it does nothing; 0 if it is made.
-pub fn of_call(name: &str, device: usize) -> i32 {
+pub fn of_call(name: &str, argument: usize, device: usize) -> i32 {
     let mut all = all();
     if *all == Faults::default() {
         watch(FAULTS, false);
         return 0;
     }
-    all.call(name, device)
-}
-
-/// Whether an operator does nothing.
-pub fn leaves_out(operator: &str) -> bool {
-    is_watched(FAULTS) && all().leaves_out(operator)
+    if all.leaves_out(name, argument) { LEFT_OUT } else { all.call(name, device) }
 }
 
 /// The failure that a piece of work meets.
@@ -319,7 +314,7 @@ mod tests {
             assert_eq!(told(), Ok(()));
             change(|faults| faults.plan("late", 1, 9, Moment::Run));
             assert_eq!(of_work("late"), Some((Moment::Run, CudaError(9))));
-            assert_eq!((of_call("cudaMalloc", 0), is_watched(FAULTS)), (0, false), "nothing is planned");
+            assert_eq!((of_call("cudaMalloc", 0, 0), is_watched(FAULTS)), (0, false), "nothing is planned");
             happen(CudaError(9));
             assert_eq!((told(), told()), (Err(CudaError(9)), Ok(())), "9 does not stay");
         });
@@ -344,14 +339,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_succeeds_each_time_and_is_told_if_nothing_calls_it() {
+    fn what_is_left_out_is_left_out_each_time_and_told_if_nothing_calls_it() {
         let mut faults = Faults::default();
-        ["cudaStreamWaitEvent", "aten::record_stream"].iter().for_each(|what| faults.leave_out(what));
-        let calls = ["cudaStreamWaitEvent", "cudaMalloc", "cudaStreamWaitEvent"];
-        assert_eq!(calls.map(|name| faults.call(name, 0)), [LEFT_OUT, 0, LEFT_OUT]);
-        assert_eq!(faults.planted(), ["\"aten::record_stream\" is left out, and nothing calls it"]);
-        assert!(faults.leaves_out("aten::record_stream") && !faults.leaves_out("aten::mm"));
-        assert_eq!(faults.planted(), [""; 0]);
+        faults.leave_out("cudaStreamWaitEvent", Some(false));
+        faults.leave_out("cudaEventRecord", None);
+        assert_eq!([0, 256, 256].map(|stream| faults.leaves_out("cudaStreamWaitEvent", stream)), [false, true, true]);
+        assert_eq!(faults.planted(), ["\"cudaEventRecord\" is left out, and nothing calls it"]);
+        assert_eq!([0, 256].map(|event| faults.leaves_out("cudaEventRecord", event)), [true; 2]);
+        assert!(!faults.leaves_out("cudaMalloc", 0) && faults.planted().is_empty());
+        faults.leave_out("cudaStreamWaitEvent", Some(true));
+        assert_eq!([0, 256].map(|stream| faults.leaves_out("cudaStreamWaitEvent", stream)), [true, false]);
     }
 
     #[test]

@@ -68,7 +68,7 @@ fn main() -> Result<()> {
         loading::a_missing_record_stream_is_found,
         loading::a_pinned_buffer_used_again_is_found,
         loading::a_batch_dropped_early_is_found,
-        loading::a_loader_that_forgets_is_found,
+        loading::a_loader_that_forgets_a_wait_is_found,
         uploads::every_wait_is_counted,
         uploads::transforms_upload_nothing,
         uploads::rows_on_the_device_are_gathered_without_waiting,

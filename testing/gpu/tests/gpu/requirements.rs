@@ -16,7 +16,7 @@ const FAKE_ONLY: [&str; 46] = [
     "ranks::no_step_waits_to_read_a_timer",
     "ranks::times_are_measured_where_they_are_asked_for",
     "loading::a_batch_dropped_early_is_found",
-    "loading::a_loader_that_forgets_is_found",
+    "loading::a_loader_that_forgets_a_wait_is_found",
     "ranks::failures::a_cut_link_times_out_where_the_host_waits",
     "uploads::every_wait_is_counted",
     "the_tests_fail_where_their_stand_in_is_not_loaded",

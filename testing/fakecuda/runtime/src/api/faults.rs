@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char};
 
 use super::control::kept;
 use crate::error::CudaError;
-use crate::faults::{Faults, Moment, change, leaves_out, planted};
+use crate::faults::{Faults, Moment, change, planted};
 use crate::nccl::communicator::cut_links;
 use crate::world::{LAST_ERROR, world};
 
@@ -39,27 +39,19 @@ pub unsafe extern "C" fn fakecuda_fail_later(what: *const c_char, nth: u64, code
     unsafe { plan(what, nth, code, Moment::Run) }
 }
 
-/// From now on the C function of this name, or an operator that returns nothing, does nothing and succeeds.
+/// From now on calls of the C function of this name do nothing and succeed: those whose first argument is 0 (`first`: 1),
+/// is another (2), or all of them.
 ///
 /// # Safety
 /// As `fakecuda_fail`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fakecuda_leave_out(what: *const c_char) {
+pub unsafe extern "C" fn fakecuda_leave_out(what: *const c_char, first: i32) {
     if !what.is_null() {
         // SAFETY: as the caller says.
         let what = unsafe { CStr::from_ptr(what) }.to_string_lossy();
-        change(|faults| faults.leave_out(&what));
+        let of_zero = (first == 1 || first == 2).then_some(first == 1);
+        change(|faults| faults.leave_out(&what, of_zero));
     }
-}
-
-/// Whether the operator of this name does nothing.
-///
-/// # Safety
-/// `name` has to be a text that ends with a zero byte.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fakecuda_leaves_out(name: *const c_char) -> bool {
-    // SAFETY: as the caller says.
-    leaves_out(&unsafe { CStr::from_ptr(name) }.to_string_lossy())
 }
 
 /// A device is not there any more: each call on it returns this code. At 0 that is `cudaErrorDevicesUnavailable`;
