@@ -97,8 +97,10 @@ fn train(group: &ProcessGroup, device: Device, hook: &str, join: Option<bool>) -
 /// Batches of different sizes, and every third one of a rank empty.
 fn statistics(group: &ProcessGroup, device: Device) -> Result<()> {
     tch::manual_seed(1);
-    let vs = tch_nn::VarStore::new(device);
+    // On the host, whose generator draws the same initial values for both backends.
+    let mut vs = tch_nn::VarStore::new(Device::Cpu);
     let norm = SyncBatchNorm::new(vs.root() / "norm", 4, Default::default(), group);
+    vs.set_device(device);
     let ddp = DistributedDataParallel::new(&vs, group)?;
     for step in 0..STEPS {
         let rows = [5, 0, 3][(group.rank() + step as usize) % 3];
