@@ -27,6 +27,8 @@ pub struct Package {
 pub struct Dependency {
     /// Set for packages of the workspace.
     pub path: Option<PathBuf>,
+    /// `dev` or `build`; `None` for those of the library and the programs.
+    pub kind: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use crate::metadata::{self, Package};
+use crate::metadata::{self, Dependency, Package};
 use crate::source::{self, Language};
 use crate::workspace::{self, Workspace};
 
@@ -19,8 +19,8 @@ const WITHOUT_LIBTORCH: [&str; 2] = ["launch", "sched"];
 /// The crates that feature crates may depend on; docs/adr/0013 says what may be added.
 const FOUNDATION: [&str; 3] = ["crates/core", "crates/ffi", "crates/launch"];
 
-/// Folder for stand-ins of a runtime such as CUDA in tests; it need not exist. They may contain C++ and `unsafe`,
-/// because no user's program contains them.
+/// Folder for what only tests need, such as a stand-in for CUDA's runtime. It may contain C++ and `unsafe`, because no
+/// user's program contains it.
 const TEST_SUPPORT: &str = "testing/";
 
 /// The input of the rules, small enough to write by hand in a test.
@@ -39,7 +39,7 @@ struct Member {
     name: String,
     folder: String,
     license: Option<String>,
-    /// Folders of the workspace's packages that it depends on, for tests and builds too.
+    /// Folders of the workspace's packages that it depends on, for tests and builds too; of tests without test support.
     depends_on: Vec<String>,
     /// The root source files of its libraries and programs.
     roots: Vec<String>,
@@ -132,11 +132,16 @@ fn member(root: &Path, package: &Package) -> Member {
     let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_string_lossy().into_owned();
     let is_root = |kind: &str| ["lib", "bin", "proc-macro"].contains(&kind);
     let roots = package.targets.iter().filter(|target| target.kind.iter().any(|kind| is_root(kind)));
+    let folder = |it: &Dependency| {
+        let folder = relative(it.path.as_deref()?);
+        let is_for_tests = it.kind.as_deref() == Some("dev") && folder.starts_with(TEST_SUPPORT);
+        (!is_for_tests).then_some(folder)
+    };
     Member {
         name: package.name.clone(),
         folder: package.manifest_path.parent().map(relative).unwrap_or_default(),
         license: package.license.clone(),
-        depends_on: package.dependencies.iter().filter_map(|it| it.path.as_deref()).map(relative).collect(),
+        depends_on: package.dependencies.iter().filter_map(folder).collect(),
         roots: roots.map(|target| relative(&target.src_path)).collect(),
     }
 }
@@ -197,8 +202,7 @@ fn feature_crates_stand_alone(tree: &Tree) -> Vec<String> {
     for member in tree.members.iter().filter(|member| member.crate_folder().is_some()) {
         for other in member.depends_on.iter().filter(|other| other.starts_with(TEST_SUPPORT)) {
             problems.push(format!(
-                "{}/Cargo.toml: depends on {other}, which is for tests only: have xtask load it into the test program \
-                 from outside instead (docs/adr/0013)",
+                "{}/Cargo.toml: depends on {other}, which is for tests only: make it a dev-dependency (docs/adr/0013)",
                 member.folder
             ));
         }

@@ -94,16 +94,16 @@ fn killed(scenario: &str) -> Result<()> {
     let start = |rank| start(scenario, rank, 3, port, &vars[..if rank == 1 { 2 } else { 1 }]);
     let mut ranks: Vec<Rank> = (0..3).map(start).collect::<Result<_>>()?;
     while !are_ready(&ready, 3) {
-        if started.elapsed() > PATIENCE || ranks[1].child.try_wait()?.is_some() {
+        if started.elapsed() > PATIENCE || ranks[1].try_wait()?.is_some() {
             let mut victim = ranks.remove(1);
-            victim.child.kill()?;
+            victim.kill()?;
             let ended = victim.end(started)?;
             bail!("never under way: {}\n{}", ended.output, ended.errors);
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     let mut victim = ranks.remove(1);
-    victim.child.kill()?;
+    victim.kill()?;
     let victim = victim.end(started)?;
     ensure!(!victim.status.success() && !victim.output.contains("is through"), "the victim ended by itself");
     all_through(ranks, started).map(drop)

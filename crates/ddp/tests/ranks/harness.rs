@@ -3,13 +3,12 @@
 #[path = "../../../launch/tests/launch/port.rs"]
 mod port;
 
-use std::io::Read;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread::JoinHandle;
+use std::process::{Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use overdrive_ddp::{Backend, InitMethod, ProcessGroup};
+use overdrive_forks::Process;
 
 pub use port::free_port;
 
@@ -20,6 +19,11 @@ pub const TOLD: &str = "OVERDRIVE_TEST_SCENARIO";
 const LIMIT: Duration = Duration::from_secs(600);
 /// How long ranks wait for each other where waiting is not what is tested.
 pub const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What this process should return, if it forks the ranks, or was forked as one.
+pub fn forked(scenarios: &[(&str, Scenario)]) -> Option<ExitCode> {
+    overdrive_forks::serve_if_told(|| rank_main(&told().context("no scenario was named")?, scenarios))
+}
 
 /// The scenario that this process should run, if it is a rank.
 pub fn told() -> Option<String> {
@@ -63,12 +67,6 @@ pub fn rank_main(name: &str, scenarios: &[(&str, Scenario)]) -> Result<()> {
     Ok(())
 }
 
-/// A rank under way.
-pub struct Rank {
-    pub child: Child,
-    output: Option<(JoinHandle<String>, JoinHandle<String>)>,
-}
-
 /// How a rank ended.
 pub struct Ended {
     pub status: ExitStatus,
@@ -76,16 +74,11 @@ pub struct Ended {
     pub errors: String,
 }
 
-impl Drop for Rank {
-    fn drop(&mut self) {
-        let _already_ended = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Starts one rank of a scenario; `vars` override the variables of a launcher.
 pub fn start(scenario: &str, rank: usize, ranks: usize, port: u16, vars: &[(&str, &str)]) -> Result<Rank> {
-    start_by(Command::new(std::env::current_exe()?), scenario, rank, ranks, port, vars)
+    let mut command = Command::new("a fork of this program");
+    tell(&mut command, scenario, rank, ranks, port, vars);
+    Ok(Rank(Process::fork(&command)?))
 }
 
 /// The same by a command that executes this program, such as `ip netns exec`.
@@ -97,7 +90,12 @@ pub fn start_by(
     port: u16,
     vars: &[(&str, &str)],
 ) -> Result<Rank> {
-    let mut child = command
+    tell(&mut command, scenario, rank, ranks, port, vars);
+    Ok(Rank(Process::start(command)?))
+}
+
+fn tell(command: &mut Command, scenario: &str, rank: usize, ranks: usize, port: u16, vars: &[(&str, &str)]) {
+    command
         .env(TOLD, scenario)
         .env("RANK", rank.to_string())
         .env("LOCAL_RANK", rank.to_string())
@@ -106,24 +104,21 @@ pub fn start_by(
         .env("MASTER_PORT", port.to_string())
         .env("OMP_NUM_THREADS", "1")
         .env_remove("RUST_BACKTRACE")
-        .envs(vars.iter().copied())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let (stdout, stderr) = (child.stdout.take().context("stdout")?, child.stderr.take().context("stderr")?);
-    Ok(Rank { child, output: Some((read(stdout), read(stderr))) })
+        .envs(vars.iter().copied());
 }
 
-fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _ = pipe.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
-}
+/// A rank under way.
+pub struct Rank(Process);
 
 impl Rank {
+    pub fn kill(&mut self) -> Result<()> {
+        Ok(self.0.kill()?)
+    }
+
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.0.try_wait()?)
+    }
+
     /// Waits for its end until the limit.
     pub fn end(self, started: Instant) -> Result<Ended> {
         self.end_within(LIMIT, started)
@@ -131,24 +126,18 @@ impl Rank {
 
     fn end_within(mut self, limit: Duration, started: Instant) -> Result<Ended> {
         let status = loop {
-            if let Some(status) = self.child.try_wait()? {
+            if let Some(status) = self.try_wait()? {
                 break status;
             }
             if started.elapsed() > limit {
-                self.child.kill()?;
-                let ended = self.collect()?;
-                bail!("still running at the limit of {limit:?}; its output:\n{}{}", ended.0, ended.1);
+                self.kill()?;
+                let [output, errors] = self.0.written()?;
+                bail!("still running at the limit of {limit:?}; its output:\n{output}{errors}");
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        let (output, errors) = self.collect()?;
+        let [output, errors] = self.0.written()?;
         Ok(Ended { status, output, errors })
-    }
-
-    fn collect(&mut self) -> Result<(String, String)> {
-        let (output, errors) = self.output.take().context("collected twice")?;
-        let read = |handle: JoinHandle<String>| handle.join().map_err(|_| anyhow::anyhow!("the reader panicked"));
-        Ok((read(output)?, read(errors)?))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Runs ranks as processes: this program again, with a variable that names the scenario. Each run has a time limit,
+//! Runs ranks as processes: forks of this program, with a variable that names the scenario. Each run has a time limit,
 //! after which its processes are killed and the test fails; nothing else is timed.
 
 mod averages;
@@ -23,6 +23,8 @@ mod strangers;
 mod torchrun;
 mod training;
 mod windows;
+
+use std::process::ExitCode;
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -78,13 +80,16 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("nccl_training", nccl::training),
 ];
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
+    if let Some(code) = harness::forked(SCENARIOS) {
+        return Ok(code);
+    }
     overdrive_launch::helper();
     if let Some(ended) = spawned::main_if_told() {
-        return ended;
+        return ended.map(|()| ExitCode::SUCCESS);
     }
     if let Some(name) = harness::told() {
-        return rank_main(&name, SCENARIOS);
+        return rank_main(&name, SCENARIOS).map(|()| ExitCode::SUCCESS);
     }
     let plain = |name: &'static str, scenario: &'static str, ranks: usize| {
         (name, Box::new(move || run(scenario, ranks).map(drop)) as Box<dyn FnOnce() -> Result<()> + Send>)

@@ -210,9 +210,9 @@ fn at(
     };
     let mut ranks: Vec<Rank> = (0..moment.ranks).map(&mut start).collect::<Result<_>>()?;
     while fs::metadata(&doing).map_or(0, |file| file.len()) == 0 {
-        if started.elapsed() > LIMIT || ranks[moment.victim].child.try_wait()?.is_some() {
+        if started.elapsed() > LIMIT || ranks[moment.victim].try_wait()?.is_some() {
             let mut victim = ranks.remove(moment.victim);
-            victim.child.kill()?;
+            victim.kill()?;
             let ended = victim.end(started)?;
             bail!("never under way, {}: {}\n{}", ended.status, ended.output, ended.errors);
         }
@@ -227,7 +227,7 @@ fn at(
         "an error {before:?} after the start, before the kill and before a timeout of {timeout} s: {early:?}"
     );
     let mut victim = ranks.remove(moment.victim);
-    victim.child.kill()?;
+    victim.kill()?;
     let killed = Instant::now();
     let victim = victim.end(started)?;
     ensure!(victim.status.code().is_none(), "the victim ended by itself:\n{}{}", victim.output, victim.errors);

@@ -107,7 +107,7 @@ pub fn cut_link() -> Result<()> {
         let started = Instant::now();
         let mut ranks = hosts.start(scenario, &[(faults::READY, &ready.display().to_string())])?;
         while !faults::are_ready(&ready, 2) {
-            let ended = ranks.iter_mut().any(|rank| !matches!(rank.child.try_wait(), Ok(None)));
+            let ended = ranks.iter_mut().any(|rank| !matches!(rank.try_wait(), Ok(None)));
             if ended || started.elapsed() > PATIENCE {
                 all_through(ranks, started)?;
                 bail!("{scenario} was never under way");

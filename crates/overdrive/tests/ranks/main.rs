@@ -1,5 +1,5 @@
-//! The crates together on several ranks, which are processes: this program again, with an environment variable that
-//! selects the scenario.
+//! The crates together on several ranks, which are processes: forks of this program, with a variable that names the
+//! scenario.
 
 mod agreed;
 mod checkpoints;
@@ -19,6 +19,7 @@ mod tracks;
 mod unmarked;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -47,10 +48,13 @@ fn folder() -> Result<PathBuf> {
     Ok(std::env::var_os(moments::FOLDER).context("no folder was named")?.into())
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
+    if let Some(code) = harness::forked(SCENARIOS) {
+        return Ok(code);
+    }
     overdrive_launch::helper();
     if let Some(name) = harness::told() {
-        return rank_main(&name, SCENARIOS);
+        return rank_main(&name, SCENARIOS).map(|()| ExitCode::SUCCESS);
     }
     type Test = fn() -> Result<()>;
     let tests: &[(&str, Test)] = &[

@@ -15,6 +15,8 @@ mod requirements;
 mod turns;
 mod uploads;
 
+use std::process::ExitCode;
+
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive::amp::StepOutcome;
@@ -38,9 +40,9 @@ macro_rules! trials {
     ($kind:expr; $($test:path),* $(,)?) => { vec![$((stringify!($test), $test as fn() -> Result<()>, $kind)),*] };
 }
 
-fn main() -> Result<()> {
-    if let Some(result) = ranks::main_if_told() {
-        std::process::exit(i32::from(result.is_err()));
+fn main() -> Result<ExitCode> {
+    if let Some(code) = ranks::main_if_told() {
+        return Ok(code);
     }
     let runs = overdrive_fakecuda::start(1)?;
     if let Some(fake) = Fake::get() {

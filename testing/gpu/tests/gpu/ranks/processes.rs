@@ -1,13 +1,12 @@
 //! Ranks as processes: how they start, what they are told, and how they end.
 
-use std::io::Read;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread::JoinHandle;
+use std::process::{Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use overdrive_fakecuda::{Fake, environment};
+use overdrive_forks::{Process, serve_if_told};
 
 use super::SCENARIOS;
 
@@ -28,10 +27,17 @@ pub struct Meeting {
     pub arguments: Vec<String>,
 }
 
-/// Runs a scenario, if this process is a rank.
-pub fn main_if_told() -> Option<Result<()>> {
-    let told = std::env::var(TOLD).ok()?;
-    Some(rank(&told).inspect_err(|error| eprintln!("{error:#}")))
+/// Forks ranks or runs a scenario, if this process is there for that.
+pub fn main_if_told() -> Option<ExitCode> {
+    let told = || std::env::var(TOLD).ok();
+    let run = |told: &str| match rank(told) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    };
+    serve_if_told(|| run(&told().unwrap_or_default())).or_else(|| told().map(|told| run(&told)))
 }
 
 fn rank(told: &str) -> Result<()> {
@@ -61,30 +67,27 @@ impl Ended {
     }
 }
 
-/// A process under way; what it prints is read meanwhile. It is killed when this is dropped.
-pub struct Running {
-    child: Child,
-    pipes: Option<[JoinHandle<String>; 2]>,
-}
+/// A process under way. It is killed when this is dropped.
+pub struct Running(Process);
 
 impl Running {
     /// Starts a program, on the fake devices if this process has them.
-    pub fn start(mut command: Command, devices: usize) -> Result<Self> {
-        if Fake::get().is_some() {
-            command.envs(environment(devices));
-        }
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("cannot start a rank")?;
-        let (output, errors) = (child.stdout.take().context("no output")?, child.stderr.take().context("no errors")?);
-        Ok(Self { child, pipes: Some([read(output), read(errors)]) })
+    pub fn start(command: Command, devices: usize) -> Result<Self> {
+        Ok(Self(Process::start(on_devices(command, devices)).context("cannot start a rank")?))
+    }
+
+    /// Forks this program; the arguments of the command are not used.
+    fn fork(command: Command, devices: usize) -> Result<Self> {
+        Ok(Self(Process::fork(&on_devices(command, devices)).context("cannot fork a rank")?))
     }
 
     pub fn kill(&mut self) -> Result<()> {
-        Ok(self.child.kill()?)
+        Ok(self.0.kill()?)
     }
 
     /// Whether it has not ended.
     pub fn is_running(&mut self) -> Result<bool> {
-        Ok(self.child.try_wait()?.is_none())
+        Ok(self.0.try_wait()?.is_none())
     }
 
     /// Waits for its end.
@@ -92,37 +95,22 @@ impl Running {
         while self.is_running()? {
             if since.elapsed() > LIMIT {
                 self.kill()?;
-                let Ended { output, errors, .. } = self.read()?;
+                let [output, errors] = self.0.written()?;
                 bail!("it still ran after {LIMIT:?}:\n{output}\n{errors}");
             }
             std::thread::sleep(PAUSE);
         }
-        self.read()
-    }
-
-    /// How it ended.
-    fn read(mut self) -> Result<Ended> {
-        let status = self.child.wait()?;
-        let [output, errors] = self.pipes.take().context("its output was read before")?.map(JoinHandle::join);
-        let text = |text: std::thread::Result<String>| text.map_err(|_| anyhow::anyhow!("its output cannot be read"));
-        Ok(Ended { status, output: text(output)?, errors: text(errors)? })
+        let status = self.0.try_wait()?.context("it has not ended")?;
+        let [output, errors] = self.0.written()?;
+        Ok(Ended { status, output, errors })
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        // One that has ended cannot be killed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+fn on_devices(mut command: Command, devices: usize) -> Command {
+    if Fake::get().is_some() {
+        command.envs(environment(devices));
     }
-}
-
-fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _ = pipe.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+    command
 }
 
 /// Waits for processes that all have to succeed. The first that fails says why; the others are killed, for they may
@@ -131,11 +119,11 @@ pub fn all_succeed(mut running: Vec<Running>, since: Instant) -> Result<Vec<Ende
     loop {
         let mut left = 0;
         for rank in 0..running.len() {
-            match running[rank].child.try_wait()? {
+            match running[rank].0.try_wait()? {
                 None => left += 1,
                 Some(status) if status.success() => {}
                 Some(status) => {
-                    let Ended { output, errors, .. } = running.swap_remove(rank).read()?;
+                    let [output, errors] = running[rank].0.written()?;
                     bail!("rank {rank}: {status}\n{output}\n{errors}");
                 }
             }
@@ -154,7 +142,8 @@ pub fn start(scenario: &str, meeting: &Meeting, variables: &[(&str, &str)]) -> R
     let file = meeting.file.to_string_lossy().into_owned();
     let told: Vec<String> = told.into_iter().chain([file]).chain(meeting.arguments.clone()).collect();
     command.env(TOLD, told.join(",")).envs(variables.iter().copied());
-    Running::start(command, meeting.size)
+    // libtorch reads some variables while it is loaded.
+    if variables.is_empty() { Running::fork(command, meeting.size) } else { Running::start(command, meeting.size) }
 }
 
 /// Runs a scenario on all ranks, which have to succeed.
