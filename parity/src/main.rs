@@ -1,7 +1,8 @@
 //! Runs the same computations here and in Python's PyTorch, with the same libtorch, and compares number by number.
 //!
-//! `parity/cases/*.py` has one function per case; `src/cases` has one of the same name. Python runs first and writes
-//! inputs and expected values; this program reads them, computes, compares, and ends with `N passed, M failed`.
+//! `parity/cases/*.py` has one function per case; `src/cases` has one of the same name. Python writes
+//! the inputs and expected values of one after the other; this program reads them, computes, compares, and ends with
+//! `N passed, M failed`.
 #![forbid(unsafe_code)]
 
 mod cases;
@@ -9,8 +10,9 @@ mod compare;
 mod recipes;
 mod record;
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -67,46 +69,51 @@ fn run() -> Result<ExitCode> {
     }
     tch::set_num_threads(1);
 
+    let mut cases: Vec<_> = cases::ALL.iter().filter(|(name, _)| name.contains(&options.filter)).collect();
+    ensure!(!cases.is_empty(), "no case's name contains {:?}", options.filter);
+    let known: Vec<&str> = cases.iter().map(|(name, _)| *name).collect();
     let out = tempfile::tempdir().context("a temporary folder for what Python writes")?;
     let started = Instant::now();
-    run_python(&options, &cases_dir, &mnist_dir, out.path())?;
-    println!("python: {:.1} s", started.elapsed().as_secs_f64());
-
-    let cases: Vec<_> = cases::ALL.iter().filter(|(name, _)| name.contains(&options.filter)).collect();
-    ensure!(!cases.is_empty(), "no case's name contains {:?}", options.filter);
+    let mut python = start_python(&options, &cases_dir, &mnist_dir, out.path())?;
     let (mut passed, mut failed) = (0, 0);
-    for (name, function) in &cases {
-        let verdict = run_case(name, *function, out.path(), &mnist_dir, options.verbose);
+    let mut run = |&(name, function): &(&str, cases::Case)| {
+        let verdict = run_case(name, function, out.path(), &mnist_dir, options.verbose);
         let (case_passed, case_failed) = verdict.unwrap_or_else(|error| {
             println!("{name}: {error:#}");
             (0, 1)
         });
         passed += case_passed;
         failed += case_failed;
+    };
+    // Python computes the next case meanwhile.
+    for line in BufReader::new(python.stdout.take().context("Python has no output")?).lines() {
+        let line = line.context("cannot read what Python prints")?;
+        if let Some(place) = cases.iter().position(|(name, _)| *name == line) {
+            run(cases.remove(place));
+        }
     }
-    failed += report_missing(out.path(), &cases)?;
+    let status = python.wait().context("Python")?;
+    if !status.success() {
+        bail!("Python's half failed ({status}); its message is above");
+    }
+    // Those that this Python cannot run, and those that it does not have.
+    cases.into_iter().for_each(run);
+    failed += report_missing(out.path(), &known)?;
+    println!("{:.1} s", started.elapsed().as_secs_f64());
     println!("{passed} passed, {failed} failed");
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn run_python(options: &Options, cases: &Path, mnist: &Path, out: &Path) -> Result<()> {
+/// Starts Python's half, which prints the name of each case that it has written.
+fn start_python(options: &Options, cases: &Path, mnist: &Path, out: &Path) -> Result<Child> {
     let script = cases.join("harness.py");
     ensure!(script.is_file(), "{} is missing: give the Python half's folder with --cases", script.display());
-    let status = Command::new(&options.python)
-        .arg(&script)
-        .args([out.as_os_str(), options.filter.as_ref()])
-        .env("OVERDRIVE_MNIST", mnist)
-        // This program's loader path has our libtorch; Python must load its own.
-        .env_remove("LD_LIBRARY_PATH")
-        .stdout(std::process::Stdio::null())
-        .status()
-        .with_context(|| {
-            format!("cannot run {}: `cargo xtask parity` finds a Python with torch 2.11.0", options.python.display())
-        })?;
-    if !status.success() {
-        bail!("Python's half failed ({status}); its message is above");
-    }
-    Ok(())
+    let mut command = Command::new(&options.python);
+    command.arg(&script).args([out.as_os_str(), options.filter.as_ref()]).env("OVERDRIVE_MNIST", mnist);
+    // This program's loader path has our libtorch; Python must load its own.
+    command.env_remove("LD_LIBRARY_PATH").stdout(Stdio::piped()).spawn().with_context(|| {
+        format!("cannot run {}: `cargo xtask parity` finds a Python with torch 2.11.0", options.python.display())
+    })
 }
 
 /// Runs a case; returns how many of its values agree with Python's, and how many do not.
@@ -129,13 +136,13 @@ fn run_case(name: &str, function: cases::Case, out: &Path, mnist: &Path, verbose
 }
 
 /// Reports and counts the cases that only Python has.
-fn report_missing(out: &Path, cases: &[&(&str, cases::Case)]) -> Result<usize> {
+fn report_missing(out: &Path, cases: &[&str]) -> Result<usize> {
     let mut missing = 0;
     for entry in std::fs::read_dir(out)? {
         let path = entry?.path();
         let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
         let is_record = path.extension().is_some_and(|extension| extension == "json");
-        if is_record && !cases.iter().any(|(known, _)| *known == name) {
+        if is_record && !cases.contains(&name) {
             println!("{name}: has no Rust function of this name");
             missing += 1;
         }

@@ -47,14 +47,19 @@ fn totals(command: &mut Command) -> Result<(ExitStatus, String)> {
     Ok((status, totals))
 }
 
+/// Built as `cargo xtask test` builds it.
 fn command(ws: &Workspace) -> Result<Command> {
     let libtorch = setup::for_parity(ws)?;
-    let mut command = ws.cargo_here(["run", "--quiet", "--package", "overdrive-parity", "--"]);
+    let programs = artifacts::build(ws, &["build", "--workspace", "--bin", "overdrive-parity"])?;
+    let parity = programs.first().context("cargo has built no program")?;
+    let mut command = ws.command(ws.join(".cargo/with-libtorch"));
+    // Options of its own may be paths.
+    command.arg(&parity.path).current_dir(std::env::current_dir()?).env("LIBTORCH", &libtorch.dir);
     command.env("OVERDRIVE_PYTHON", python::with_torch(ws, &libtorch)?);
     Ok(command)
 }
 
-/// The comparison of recipes, whose programs are examples. They are built as `cargo xtask test` builds them.
+/// The comparison of recipes, whose programs are examples.
 fn recipes(ws: &Workspace) -> Result<Command> {
     let mut command = command(ws)?;
     let programs = artifacts::build(ws, &["build", "--workspace", "--examples", "--bins"])?;

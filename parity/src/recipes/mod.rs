@@ -4,8 +4,9 @@ mod statements;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::thread;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use self::statements::{Counts, PARTS};
 
@@ -120,8 +121,11 @@ fn losses(options: &Options, name: &str, ranks: Option<usize>) -> Result<(Vec<f6
         }
     };
     std::fs::create_dir(folder.path().join("theirs"))?;
-    let theirs = run(theirs.arg(script), "theirs")?;
-    Ok((run(&mut ours, "ours")?, theirs))
+    let (ours, theirs) = thread::scope(|scope| {
+        let theirs = scope.spawn(|| run(theirs.arg(script), "theirs"));
+        (run(&mut ours, "ours"), theirs.join())
+    });
+    Ok((ours?, theirs.map_err(|_| anyhow!("a thread has panicked"))??))
 }
 
 /// The numbers after the word `loss` in what a program prints.
