@@ -22,8 +22,7 @@ pub struct Ended {
     pub time: Duration,
 }
 
-/// Runs these commands, and passes on how each ended. libtorch computes on one thread in each: two threads that wait for
-/// each other take many times as long where a core is busy.
+/// Runs these commands, and passes on how each ended. A line of libtest about a test that takes long is printed at once.
 ///
 /// # Errors
 /// When a command cannot be started.
@@ -35,7 +34,12 @@ pub fn run(commands: Vec<Command>, ended: impl FnMut(Ended) -> Result<()> + Send
         while let Some((number, mut command)) = next() {
             let (begun, mut lines) = (Instant::now(), Vec::new());
             println!("    Starting {}", workspace::shown(&command));
-            let status = workspace::lines(command.env("OMP_NUM_THREADS", "1"), |line| lines.push(line.to_owned()))?;
+            let status = workspace::lines(&mut command, |line| {
+                if line.contains("has been running for over") {
+                    println!("{line}");
+                }
+                lines.push(line.to_owned());
+            })?;
             let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
             (*ended)(Ended { number, lines, status, time: begun.elapsed() })?;
         }
@@ -55,7 +59,7 @@ mod tests {
     fn each_command_is_passed_on_once_with_what_it_printed() {
         let command = |number: usize| {
             let mut command = Command::new("sh");
-            command.args(["-c", &format!("echo {number}; echo of $OMP_NUM_THREADS thread >&2; exit {number}")]);
+            command.args(["-c", &format!("echo {number}; echo an error >&2; exit {number}")]);
             command
         };
         let mut found = Vec::new();
@@ -65,8 +69,7 @@ mod tests {
         })
         .unwrap();
         found.sort();
-        let expected =
-            |number: usize| (number, vec![number.to_string(), "of 1 thread".to_owned()], Some(number as i32));
+        let expected = |number: usize| (number, vec![number.to_string(), "an error".to_owned()], Some(number as i32));
         assert_eq!(found, (0..9).map(expected).collect::<Vec<_>>());
     }
 

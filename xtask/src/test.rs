@@ -101,11 +101,22 @@ fn of_packages(ws: &Workspace, select: &[&str], packages: &[&Package], failures:
     if has("bin") {
         jobs.push(vec!["--bins"]);
     }
-    if has("lib") {
+    // The kinds of a library are its types.
+    if ["lib", "rlib", "proc-macro"].into_iter().any(has) {
         jobs.extend([vec!["--lib"], vec!["--doc"]]);
     }
     jobs.sort_by_key(|job| LONGEST.iter().position(|name| job.contains(name)).unwrap_or(LONGEST.len()));
-    side_by_side(jobs.into_iter().map(|job| ws.cargo([&base[..], &job].concat())).collect(), failures)
+    side_by_side(jobs.into_iter().map(|job| on_one_thread(ws.cargo([&base[..], &job].concat()))).collect(), failures)
+}
+
+/// Has libtorch compute on one thread, unless the user has set how many: two threads that wait for each other take many
+/// times as long where a core is busy.
+fn on_one_thread(mut command: Command) -> Command {
+    const THREADS: &str = "OMP_NUM_THREADS";
+    if std::env::var_os(THREADS).is_none() {
+        command.env(THREADS, "1");
+    }
+    command
 }
 
 /// Runs commands of cargo a few at a time. What a command prints is shown when it ends.
@@ -151,7 +162,7 @@ fn examples(ws: &Workspace, libtorch: &Libtorch) -> Result<Totals> {
     let command = |example: &Program| {
         let mut command = ws.command(ws.join(".cargo/with-libtorch"));
         command.arg(&example.path).env("LIBTORCH", &libtorch.dir);
-        command
+        on_one_thread(command)
     };
     side_by_side::run(programs.iter().map(command).collect(), |ended| {
         let (name, passed) = (&programs[ended.number].name, ended.status.success());

@@ -78,12 +78,16 @@ impl GoalResult {
         if self.outcome == Outcome::Disturbed {
             return format!("not comparable with {with}, because timings were disturbed");
         }
-        let (goal, side) = (times(self.at_least), it.side());
-        let goal = match (self.outcome, side) {
+        format!("{} as fast as {with} ({}; {})", it.text(), it.side(), self.goal())
+    }
+
+    /// The goal and its result, to be read behind the comparison's side.
+    pub(crate) fn goal(&self) -> String {
+        let goal = times(self.at_least);
+        match (self.outcome, self.comparison.side()) {
             (Outcome::Undecided, Side::Undecided) => format!("as is the goal of {goal}"),
             (outcome, _) => format!("goal {goal}: {outcome}"),
-        };
-        format!("{} as fast as {with} ({side}; {goal})", it.text())
+        }
     }
 }
 

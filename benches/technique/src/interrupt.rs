@@ -1,5 +1,6 @@
 //! Ctrl-C and SIGTERM: says what is left of the run. The contenders get the same signal from the terminal, and end by it.
 
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +8,7 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use overdrive_bench_report::{BenchOptions, Measurements};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
@@ -22,7 +23,7 @@ impl Interrupt {
     pub fn watch(options: &BenchOptions, folder: &Path) -> Result<Self> {
         let written = Arc::new(AtomicUsize::new(0));
         let (count, report, folder) = (written.clone(), options.report.clone(), folder.to_owned());
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for Ctrl-C")?;
+        let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot watch for Ctrl-C")?;
         thread::spawn(move || {
             let Some(signal) = signals.forever().next() else { return };
             let left = match count.load(Ordering::Relaxed) {
@@ -30,7 +31,8 @@ impl Interrupt {
                 1 => format!("the workload that was measured before is in {}", report.display()),
                 number => format!("the {number} workloads that were measured before are in {}", report.display()),
             };
-            eprintln!("\ninterrupted: {left}");
+            // `eprintln!` would panic where nobody reads any more, and the signal would be lost.
+            let _ = writeln!(std::io::stderr(), "\ninterrupted: {left}");
             // It is in the folder for temporary files: an error leaves it to the system.
             let _ = std::fs::remove_dir_all(&folder);
             // Ends the program at once. `exit` would run libtorch's destructors first, and meanwhile the main thread

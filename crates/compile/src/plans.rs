@@ -92,6 +92,9 @@ impl<K: Key, C> Plans<K, C> {
     pub(crate) fn next(&mut self, key: &K) -> Next<'_, C> {
         self.end_trial(key);
         let has_room = self.plans.contains_key(key) || self.has_room(key);
+        if !has_room {
+            self.tell_no_room();
+        }
         match self.plans.get_mut(key) {
             Some(Plan::Compiled { compiled, trial, .. }) => match trial.as_mut().map_or(Way::Compiled, Trial::begin) {
                 Way::Compiled => Next::Run(compiled),
@@ -102,6 +105,19 @@ impl<K: Key, C> Plans<K, C> {
             Some(Plan::Started | Plan::Recorded(_)) => Next::Record,
             None if has_room => Next::First,
             None => Next::Plain,
+        }
+    }
+
+    /// Says once why a step of another kind runs uncompiled.
+    fn tell_no_room(&mut self) {
+        let shapes = self.options.shapes;
+        let why = format!(
+            "it runs uncompiled, because `Options::shapes` allows {shapes} compiled steps, and it is another one: in its \
+             shape, the model's modes, or the optimizer's options"
+        );
+        if self.why_eager.as_ref() != Some(&why) {
+            self.options.say(&why);
+            self.why_eager = Some(why);
         }
     }
 

@@ -243,7 +243,7 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
     for (size_t i = 0; i < tensors.size(); ++i) named[i] = names[i];
     std::unique_ptr<od_reducer, decltype(&od_reducer_free)> made(new od_reducer(), &od_reducer_free);
     made->group = group->group;
-    made->reads_timers = tensors[0].is_cpu();
+    made->reads_timers = tensors[0].is_cpu() || c10d::debug_level() == c10d::DebugLevel::Detail;
     overdrive::between_passes(tensors, [&] {
       made->reducer = std::make_shared<HeldReducer>(
           tensors, buckets, group->group, sparse, options->bucket_bytes, options->find_unused_parameters != 0,

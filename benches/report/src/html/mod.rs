@@ -88,11 +88,10 @@ fn goals(report: &WorkloadReport) -> String {
             Outcome::Disturbed => return format!("<li>not comparable with {with}: timings were disturbed</li>"),
         };
         format!(
-            "<li><b>{}</b> as fast as {with}: {} <span class=\"{class}\">goal {}: {}</span></li>",
+            "<li><b>{}</b> as fast as {with}: {} <span class=\"{class}\">{}</span></li>",
             escape(&goal.comparison.text()),
             goal.comparison.side(),
-            crate::text::times(goal.at_least),
-            goal.outcome,
+            goal.goal(),
         )
     };
     let list = |of_wholes: bool| {

@@ -236,7 +236,8 @@ where
     ///
     /// A batch's memory on a GPU is used again when the batch is dropped: copies then wait for what the training loop's
     /// stream was given until then. So the batches take the memory of those loaded ahead and two more, however far the
-    /// loop is ahead of the GPU. A loop that uses a batch on another stream as well has to join it with its own before it
+    /// loop is ahead of the GPU. That of the last batch stays with the loader until its next one: `empty_cache` does not
+    /// free it. A loop that uses a batch on another stream as well has to join it with its own before it
     /// drops the batch. The pinned memory of copies that wait is more with each step that the loop is ahead, as in
     /// PyTorch.
     ///

@@ -211,8 +211,8 @@ impl DistributedDataParallel {
     }
 
     /// Measures the times in [`logging_data`](Self::logging_data) every `steps` steps, besides the first ten; 100 by
-    /// default. On a GPU nothing is measured before this call, because reading the timers waits for the device; PyTorch
-    /// always reads them.
+    /// default. On a GPU nothing is measured before this call, because reading the timers waits for the device, unless
+    /// `TORCH_DISTRIBUTED_DEBUG` is `DETAIL`; PyTorch always reads them.
     ///
     /// # Errors
     /// [`DdpError::InvalidOption`] when `steps` is 0, or beyond `i32`; [`DdpError::WithinBackward`] in the middle of a

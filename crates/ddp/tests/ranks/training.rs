@@ -11,7 +11,8 @@ use tch::{Device, Kind, Tensor};
 
 use crate::harness::Meeting;
 
-/// Buckets are in their final order, and graphs known, after two; every third step is a turn of all variants.
+/// In the first two, buckets get their final order and static graphs are learned; in the others, the paths that are left
+/// out change five times.
 const STEPS: usize = 12;
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 

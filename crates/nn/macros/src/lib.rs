@@ -8,8 +8,8 @@ use syn::spanned::Spanned;
 use syn::{Data, DeriveInput, Error, Fields, Ident, Index, Member, parse_macro_input};
 
 /// Implements `Module` and `Stateful`: the fields are parts of the module, under their names, in the order in which they
-/// are declared. Fields can be modules, parameters, buffers, plain values, `Cell`s of those, and `Option`s of all.
-/// `#[module(skip)]` leaves a field of another type out.
+/// are declared. Fields can be modules, parameters, buffers, plain values, `Cell`s of plain values, and `Option`s of all
+/// these. `#[module(skip)]` leaves a field of another type out.
 #[proc_macro_derive(Module, attributes(module))]
 pub fn derive_module(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = parse_macro_input!(input as DeriveInput);

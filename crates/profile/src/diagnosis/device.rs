@@ -204,15 +204,15 @@ impl Detour {
     fn judge(&self, facts: &Facts<'_>, profiled: &ProfiledSteps, left: f64, evidence: &str) -> (f64, Option<Finding>) {
         let is_such = |op: &&OpTimes| (self.is_such)(&op.name) && !WAITING.contains(&op.phase);
         let calls: Vec<_> = profiled.ops.iter().filter(is_such).collect();
-        let sum = |of: fn(&OpTimes) -> f64| calls.iter().map(|op| of(op)).sum::<f64>();
-        let seconds = sum(|op| op.self_cpu_seconds).clamp(0.0, left.max(0.0));
+        let seconds = calls.iter().map(|op| facts.unprofiled(op.phase, op.self_cpu_seconds, op.calls)).sum::<f64>();
+        let seconds = seconds.clamp(0.0, left.max(0.0));
+        let times: f64 = calls.iter().map(|op| op.calls).sum();
+        let digits = usize::from(times < 1.0);
         let finding = facts.finding(self.bottleneck, seconds).map(|finding| {
             let longest = calls.iter().max_by(|one, other| one.self_cpu_seconds.total_cmp(&other.self_cpu_seconds));
             let scope = main_part(calls.iter().map(|op| (op.scope.as_deref(), op.self_cpu_seconds))).flatten();
             let finding = finding.op(longest.map(|op| op.name.as_str())).scope(scope).evidence(evidence.to_owned());
-            finding
-                .evidence(format!("the host {} {:.0} times per step", self.what, sum(|op| op.calls)))
-                .remedy(self.remedy)
+            finding.evidence(format!("the host {} {times:.digits$} times per step", self.what)).remedy(self.remedy)
         });
         (seconds, finding)
     }

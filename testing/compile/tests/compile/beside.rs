@@ -8,15 +8,39 @@ use overdrive_compile as compile;
 use overdrive_compile::{LossResult, Options};
 use tch::Tensor;
 
+/// What is known of a compiled step that was run.
+pub struct Followed {
+    /// How often its closure was called.
+    pub calls: usize,
+    pub why_eager: Option<String>,
+}
+
+/// An uncompiled step is an error.
+pub fn strict() -> Options {
+    Options { strict: true, ..Options::default() }
+}
+
 /// Trains two models of the same initial values, one uncompiled; each loss has to be the same to 1e-5. `batch` gets the
-/// step's number. Returns how often the compiled step's closure was called.
+/// step's number.
 pub fn follows<M: Module + Forward, O: Optimizer>(
     model: impl Fn() -> M,
     optimizer: impl Fn(&M) -> O,
     batch: impl Fn(usize) -> [Tensor; 2],
     steps: usize,
     options: Options,
-) -> usize {
+) -> Followed {
+    follows_changes(model, optimizer, |_, _, _| (), batch, steps, options)
+}
+
+/// The same where `change` is made to each model and its optimizer before each step.
+pub fn follows_changes<M: Module + Forward, O: Optimizer>(
+    model: impl Fn() -> M,
+    optimizer: impl Fn(&M) -> O,
+    change: impl Fn(&M, &mut O, usize),
+    batch: impl Fn(usize) -> [Tensor; 2],
+    steps: usize,
+    options: Options,
+) -> Followed {
     let make = || {
         tch::manual_seed(1);
         model()
@@ -28,8 +52,10 @@ pub fn follows<M: Module + Forward, O: Optimizer>(
         calls.set(calls.get() + 1);
         loss(&compiled, batch)
     })
-    .options(Options { strict: true, ..options });
+    .options(options);
     for number in 0..steps {
+        change(&plain, &mut plain_opt, number);
+        change(&compiled, &mut opt, number);
         tch::manual_seed(1000 + number as i64);
         let batch = batch(number);
         tch::manual_seed(number as i64);
@@ -46,7 +72,7 @@ pub fn follows<M: Module + Forward, O: Optimizer>(
     for ((name, one), (_, other)) in plain.named_buffers().iter().zip(compiled.named_buffers()) {
         assert!(one.allclose(&other, 1e-4, 1e-5, false), "the buffer {name}");
     }
-    calls.get()
+    Followed { calls: calls.get(), why_eager: step.why_eager().map(str::to_owned) }
 }
 
 fn loss(model: &impl Forward, batch: &[Tensor]) -> LossResult {

@@ -6,81 +6,68 @@ use overdrive::nn;
 use overdrive::optim::{AdamW, Sgd};
 use overdrive_compile as compile;
 use overdrive_compile::Options;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind};
 
+use crate::beside::{follows, follows_changes, strict};
 use crate::losses::{batch, mlp};
 
-fn strict() -> Options {
-    Options { strict: true, ..Options::default() }
+fn adamw(model: &nn::Sequential) -> AdamW {
+    AdamW::builder(model).build().unwrap()
 }
 
-/// Trains a compiled model beside a plain one, over changes that `change` makes to each before a step.
-fn follows<O: Optimizer>(
-    steps: i64,
-    optimizer: impl Fn(&nn::Sequential) -> O,
-    change: impl Fn(&nn::Sequential, &mut O, i64),
-) {
+#[test]
+fn learning_rate_and_momentum_of_a_schedule() {
     let Some(_alone) = crate::compiling() else { return };
-    let (plain, compiled) = (mlp(), mlp());
-    let (mut plain_opt, mut opt) = (optimizer(&plain), optimizer(&compiled));
-    let loss = |model: &nn::Sequential, batch: &[Tensor]| -> compile::LossResult {
-        Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1]))
+    let change = |_: &nn::Sequential, opt: &mut AdamW, step: usize| {
+        opt.set_lr(0, 1e-3 / (1.0 + step as f64)).unwrap();
+        opt.set_momentum(0, 0.9 - 0.01 * step as f64).unwrap();
     };
-    let mut step = compile::step(&compiled, |batch| loss(&compiled, batch)).options(strict());
-    for number in 0..steps {
-        change(&plain, &mut plain_opt, number);
-        change(&compiled, &mut opt, number);
-        let batch = batch(number);
-        tch::manual_seed(number);
-        let expected = loss(&plain, &batch).unwrap();
-        expected.backward();
-        plain_opt.step().unwrap();
-        plain_opt.zero_grad().unwrap();
-        let expected = expected.double_value(&[]);
-        tch::manual_seed(number);
-        let found = step.run(&mut opt, &batch).unwrap().double_value(&[]);
-        assert!((found - expected).abs() <= 1e-5 * expected, "step {number}: {found}, but {expected} uncompiled");
-    }
+    let followed = follows_changes(mlp, adamw, change, |step| batch(step as i64), 30, strict());
+    assert_eq!(followed.why_eager, None);
 }
 
 #[test]
 fn counts_of_steps_of_a_layer_that_was_frozen() {
-    let optimizer = |model: &nn::Sequential| AdamW::builder(model).lr(0.03).build().unwrap();
-    follows(14, optimizer, |model, _, number| {
-        let trained = !(4..9).contains(&number);
+    let Some(_alone) = crate::compiling() else { return };
+    let freeze = |model: &nn::Sequential, _: &mut AdamW, step: usize| {
         for parameter in model.named_parameters().into_iter().take(2) {
-            let _ = parameter.tensor().set_requires_grad(trained);
+            let _ = parameter.tensor().set_requires_grad(!(4..9).contains(&step));
         }
-    });
+    };
+    let fast = |model: &nn::Sequential| AdamW::builder(model).lr(0.03).build().unwrap();
+    follows_changes(mlp, fast, freeze, |step| batch(step as i64), 14, strict());
 }
 
 #[test]
 fn a_momentum_that_becomes_0() {
-    let optimizer = |model: &nn::Sequential| Sgd::builder(model).lr(0.1).momentum(0.9).fused(true).build().unwrap();
-    follows(10, optimizer, |_, opt, number| {
-        if number == 5 {
+    let Some(_alone) = crate::compiling() else { return };
+    let sgd = |model: &nn::Sequential| Sgd::builder(model).lr(0.1).momentum(0.9).fused(true).build().unwrap();
+    let change = |_: &nn::Sequential, opt: &mut Sgd, step: usize| {
+        if step == 5 {
             opt.set_momentum(0, 0.0).unwrap();
         }
-    });
+    };
+    follows_changes(mlp, sgd, change, |step| batch(step as i64), 10, strict());
+}
+
+/// Three uncompiled steps, ten of each way, and more in the faster one: the same training whichever it is.
+#[test]
+fn the_way_that_auto_finds_faster() {
+    let Some(_alone) = crate::compiling() else { return };
+    let followed = follows(mlp, adamw, |step| batch(step as i64), 30, Options { auto: true, ..strict() });
+    let why = followed.why_eager;
+    assert!(why.as_ref().is_none_or(|why| why.contains("it runs uncompiled from now on")), "{why:?}");
 }
 
 #[test]
 fn the_momentum_of_batch_normalization() {
     let Some(_alone) = crate::compiling() else { return };
-    let (plain, norm) = (nn::BatchNorm1d::new(20).unwrap(), nn::BatchNorm1d::new(20).unwrap());
-    let loss = |norm: &nn::BatchNorm1d, batch: &[Tensor]| -> compile::LossResult {
-        Ok(norm.forward(&batch[0])?.square().mean(Kind::Float))
+    let norm = || nn::BatchNorm1d::new(20).unwrap();
+    let sgd = |norm: &nn::BatchNorm1d| Sgd::builder(norm).lr(0.1).fused(true).build().unwrap();
+    let change = |norm: &nn::BatchNorm1d, _: &mut Sgd, step: usize| {
+        norm.momentum.set(Some(if step < 4 { 0.1 } else { 0.5 }));
     };
-    let mut loss_of = compile::loss(&norm, |batch| loss(&norm, batch)).options(strict());
-    for number in 0..8 {
-        for norm in [&plain, &norm] {
-            norm.momentum.set(Some(if number < 4 { 0.1 } else { 0.5 }));
-        }
-        let _ = (loss(&plain, &batch(number)).unwrap(), loss_of.run(&batch(number)).unwrap());
-        for ((name, one), (_, other)) in plain.named_buffers().iter().zip(norm.named_buffers()) {
-            assert!(one.allclose(&other, 1e-5, 1e-6, false), "step {number}: the buffer {name}");
-        }
-    }
+    follows_changes(norm, sgd, change, |step| batch(step as i64), 8, strict());
 }
 
 #[test]

@@ -7,15 +7,20 @@ use overdrive_compile as compile;
 use overdrive_compile::{CompileError, Options};
 use tch::{Kind, Tensor};
 
+use crate::beside::{follows, strict};
 use crate::losses::{batch, mlp};
-use crate::steps::plain_step;
-
-fn strict() -> Options {
-    Options { strict: true, ..Options::default() }
-}
 
 fn close(found: f64, expected: f64) {
     assert!((found - expected).abs() <= 1e-5 * expected.abs(), "{found}, but {expected} uncompiled");
+}
+
+/// One uncompiled step with AdamW.
+fn plain_step(model: &nn::Sequential, opt: &mut AdamW, [x, y]: &[Tensor; 2]) -> f64 {
+    let loss = model.forward(x).unwrap().cross_entropy_for_logits(y);
+    loss.backward();
+    opt.step().unwrap();
+    opt.zero_grad().unwrap();
+    loss.double_value(&[])
 }
 
 #[test]
@@ -57,6 +62,8 @@ fn batches_of_another_shape_are_recorded_for_themselves_and_others_refused() {
         let expected = tch::no_grad(|| model.forward(&input).unwrap());
         assert!(forward.run(&[input]).unwrap()[0].allclose(&expected, 1e-5, 1e-6, false));
     }
+    let why = forward.why_eager().unwrap_or_default();
+    assert!(why.contains("`Options::shapes` allows 1 compiled steps"), "{why}");
     let error = forward.run(&[x.narrow(1, 0, 7)]).unwrap_err();
     assert!(matches!(error, CompileError::Step(_)), "the layer's own error: {error}");
 }
@@ -90,24 +97,11 @@ fn a_model_that_changes_is_recorded_anew() {
 #[test]
 fn an_optimizer_that_is_not_fused_steps_as_ever_on_compiled_gradients() {
     let Some(_alone) = crate::compiling() else { return };
-    let (plain, compiled) = (mlp(), mlp());
-    let mut plain_opt = Lion::builder(&plain).build().unwrap();
-    let mut opt = Lion::builder(&compiled).build().unwrap();
     let options = Options { verbose: false, ..Options::default() };
-    let mut step =
-        compile::step(&compiled, |batch| Ok(compiled.forward(&batch[0])?.cross_entropy_for_logits(&batch[1])))
-            .options(options);
-    for number in 0..8 {
-        let [x, y] = batch(number);
-        tch::manual_seed(number);
-        let loss = plain.forward(&x).unwrap().cross_entropy_for_logits(&y);
-        loss.backward();
-        plain_opt.step().unwrap();
-        plain_opt.zero_grad().unwrap();
-        tch::manual_seed(number);
-        close(step.run(&mut opt, &[x, y]).unwrap().double_value(&[]), loss.double_value(&[]));
-    }
-    assert!(step.why_eager().unwrap().contains("only fused updates are compiled"), "{:?}", step.why_eager());
+    let lion = |model: &nn::Sequential| Lion::builder(model).build().unwrap();
+    let followed = follows(mlp, lion, |step| batch(step as i64), 8, options);
+    let why = followed.why_eager.unwrap_or_default();
+    assert!(why.contains("only fused updates are compiled"), "{why}");
 }
 
 #[test]

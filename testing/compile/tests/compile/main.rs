@@ -9,7 +9,6 @@ mod models;
 mod processes;
 mod refusals;
 mod sizes;
-mod steps;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

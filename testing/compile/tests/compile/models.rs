@@ -4,10 +4,9 @@ use overdrive::core::Module;
 use overdrive::nn::models::{Gpt2LmHeadModel, resnet18};
 use overdrive::nn::{self as nn, sequential};
 use overdrive::optim::{AdamW, Sgd};
-use overdrive_compile::Options;
 use tch::{Device, Kind, Tensor};
 
-use crate::beside::follows;
+use crate::beside::{follows, strict};
 
 const CPU: Device = Device::Cpu;
 
@@ -44,13 +43,13 @@ fn a_network_with_a_frozen_convolution_batch_norm_and_dropout() {
         AdamW::builder(params.collect::<Vec<_>>()).build().unwrap()
     };
     let batch = |_| [Tensor::randn([16, 1, 28, 28], (Kind::Float, CPU)), Tensor::randint(10, [16], (Kind::Int64, CPU))];
-    follows(model, trained, batch, 100, Options::default());
+    follows(model, trained, batch, 100, strict());
 }
 
 #[test]
 fn a_gpt_with_tied_weights_and_dropout() {
     let Some(_alone) = crate::compiling() else { return };
-    follows(gpt, |model| AdamW::builder(model).build().unwrap(), |_| tokens(4), 100, Options::default());
+    follows(gpt, |model| AdamW::builder(model).build().unwrap(), |_| tokens(4), 100, strict());
 }
 
 #[test]
@@ -65,5 +64,5 @@ fn a_resnet18_with_sgd_and_momentum() {
     let batch =
         |_| [Tensor::randn([4, 3, 32, 32], (Kind::Double, CPU)), Tensor::randint(1000, [4], (Kind::Int64, CPU))];
     let sgd = |model: &_| Sgd::builder(model).lr(1e-3).momentum(0.9).weight_decay(1e-4).build().unwrap();
-    follows(model, sgd, batch, 10, Options::default());
+    follows(model, sgd, batch, 10, strict());
 }

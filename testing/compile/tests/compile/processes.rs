@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use overdrive::optim::AdamW;
 use overdrive_compile as compile;
-use overdrive_compile::{Options, Prepared};
+use overdrive_compile::Prepared;
 
 use crate::losses::{batch, mlp};
 
@@ -176,27 +176,4 @@ fn records_of_other_processors_and_versions_are_refused() {
         let error = compile::prepare(&absent, |_, _| ()).unwrap_err().to_string();
         assert!(error.contains(&*absent.to_string_lossy()) && !absent.is_dir(), "{error}");
     }
-}
-
-#[test]
-fn auto_takes_one_of_the_two_ways_and_says_so() {
-    let Some(_alone) = crate::compiling() else { return };
-    let (plain, compiled) = (mlp(), mlp());
-    let mut plain_opt = AdamW::builder(&plain).build().unwrap();
-    let mut opt = AdamW::builder(&compiled).build().unwrap();
-    let options = Options { auto: true, strict: true, ..Options::default() };
-    let mut step =
-        compile::step(&compiled, |batch| Ok(compiled.forward(&batch[0])?.cross_entropy_for_logits(&batch[1])))
-            .options(options);
-    // Three uncompiled, ten of each way, and more in the faster one: the same training whichever it is.
-    for number in 0..30 {
-        let batch = batch(number);
-        tch::manual_seed(number);
-        let expected = crate::steps::plain_step(&plain, &mut plain_opt, &batch);
-        tch::manual_seed(number);
-        let found = step.run(&mut opt, &batch).unwrap().double_value(&[]);
-        assert!((found - expected).abs() <= 1e-5 * expected, "step {number}: {found}, but {expected}");
-    }
-    let why = step.why_eager();
-    assert!(why.is_none_or(|why| why.contains("it runs uncompiled from now on")), "{why:?}");
 }

@@ -8,7 +8,7 @@ use overdrive::prelude::*;
 use overdrive_compile as compile;
 use overdrive_compile::Options;
 
-use crate::beside::follows;
+use crate::beside::{follows, strict};
 use crate::losses::mlp;
 use crate::models::{gpt, tokens};
 
@@ -20,7 +20,7 @@ fn calls<M: Module + Forward>(
     options: Options,
 ) -> usize {
     let adam = |model: &M| AdamW::builder(model).build().unwrap();
-    follows(model, adam, |step| batch(sizes[step]), sizes.len(), options)
+    follows(model, adam, |step| batch(sizes[step]), sizes.len(), Options { strict: true, ..options }).calls
 }
 
 fn numbers(size: i64) -> [Tensor; 2] {
@@ -95,8 +95,7 @@ fn other_tensors_of_a_batch_may_have_other_sizes() {
         let [one, other] = [model.forward(&inputs[0])?, model.forward(&inputs[1])?];
         Ok(vec![one.f_matmul(&other.f_transpose(0, 1)?)?])
     };
-    let mut forward =
-        compile::forward(&model, distances).options(Options { strict: true, shapes: 2, ..Options::default() });
+    let mut forward = compile::forward(&model, distances).options(Options { shapes: 2, ..strict() });
     for (size, others) in [(8, 5), (8, 5), (8, 5), (6, 5), (6, 5), (6, 5), (7, 6), (7, 6), (7, 6), (3, 5), (3, 5)] {
         let inputs = [size, others].map(|size| Tensor::randn([size, 4], (Kind::Float, Device::Cpu)));
         let expected =
@@ -116,7 +115,7 @@ fn a_step_whose_operators_depend_on_the_size_is_compiled_for_each() {
         let rows: Vec<Tensor> = (0..batch[0].size()[0]).map(|row| batch[0].get(row)).collect();
         Ok(model.forward(&Tensor::stack(&rows, 0))?.square().mean(Kind::Float))
     })
-    .options(Options { strict: true, ..Options::default() });
+    .options(strict());
     for size in [3, 3, 3, 5, 5, 5, 3, 4, 4, 4] {
         let x = Tensor::randn([size, 4], (Kind::Float, Device::Cpu));
         let expected = model.forward(&x).unwrap().square().mean(Kind::Float).double_value(&[]);

@@ -63,7 +63,7 @@ fn main() -> Result<()> {
         loading::nothing_is_early_or_on_another_device,
         loading::a_loader_begins_on_its_own_device_alone,
         loading::batches_need_no_more_memory_where_the_host_is_ahead,
-        loading::later_epochs_ask_the_driver_for_nothing,
+        loading::later_epochs_ask_the_driver_for_one_epoch_at_most,
         loading::a_missing_wait_is_found,
         loading::a_missing_record_stream_is_found,
         loading::a_pinned_buffer_used_again_is_found,

@@ -28,7 +28,7 @@ const FAKE_ONLY: [&str; 46] = [
     "uploads::a_step_within_join_neither_waits_nor_uploads",
     "uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload",
     "optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters",
-    "loading::later_epochs_ask_the_driver_for_nothing",
+    "loading::later_epochs_ask_the_driver_for_one_epoch_at_most",
     "loading::nothing_is_early_or_on_another_device",
     "loading::a_missing_wait_is_found",
     "loading::a_missing_record_stream_is_found",

@@ -118,7 +118,7 @@ pub fn batches_need_no_more_memory_where_the_host_is_ahead() -> Result<()> {
 
 /// The driver is asked for what one epoch holds at a time, however many epochs follow, and only the batches are copied:
 /// images as the three bytes of each pixel.
-pub fn later_epochs_ask_the_driver_for_nothing() -> Result<()> {
+pub fn later_epochs_ask_the_driver_for_one_epoch_at_most() -> Result<()> {
     let loader = DataLoader::builder(TensorDataset::new(samples())?).batch_size(BATCH).to_device(GPU).build()?;
     let images = gates::images(GPU)?;
     for pace in paces(2) {
