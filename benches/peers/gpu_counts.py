@@ -1,8 +1,9 @@
 """PyTorch's side of `versus gpu-counts` and `versus host-time`. Trains at its best setting, on a stand-in for CUDA's runtime.
 
 Without an argument: reads recipes as JSON from standard input, and prints a JSON list: for each recipe, the stand-in's
-counts of some steps, the losses, and how far the weights have gone. With recipes as JSON in the argument: prints the version, then answers each line
-`CLOCK-INDEX STEPS` with the processor seconds that so many steps of that recipe took: by the clock `process` or `thread`.
+counts of some steps, the losses, and how far the weights have gone. With recipes as JSON in the argument: prints the
+version, then answers each line `CLOCK-INDEX STEPS` with the processor seconds that so many steps of that recipe took: by
+the clock `process` or `thread`.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ CAPTURABLE = {"NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "Rprop", "ASGD"
 
 
 def mlp():
-    return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def cnn():
@@ -65,7 +66,7 @@ class Gpt(nn.Module):
 
 
 MODELS = {
-    "mlp": (mlp, lambda: (torch.randn(64, 256), torch.randint(10, (64,)))),
+    "mlp": (mlp, lambda: (torch.randn(64, 64), torch.randint(10, (64,)))),
     "cnn": (cnn, lambda: (torch.randn(16, 3, 32, 32), torch.randint(10, (16,)))),
     "gpt": (Gpt, lambda: (torch.randint(96, (4, 32)), torch.randint(96, (128,)))),
 }

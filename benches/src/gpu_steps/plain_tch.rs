@@ -26,11 +26,11 @@ fn model(name: &str, path: &nn::Path<'_>) -> nn::SequentialT {
     };
     match name {
         "mlp" => nn::seq_t()
-            .add(linear("0", 256, 512))
+            .add(linear("0", 64, 128))
             .add_fn(|x| x.relu())
-            .add(linear("2", 512, 512))
+            .add(linear("2", 128, 128))
             .add_fn(|x| x.relu())
-            .add(linear("4", 512, models::CLASSES)),
+            .add(linear("4", 128, models::CLASSES)),
         _ => nn::seq_t()
             .add(conv("0", 3, 16, false))
             .add(nn::batch_norm2d(path / "1", 16, Default::default()))

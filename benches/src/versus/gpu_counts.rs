@@ -2,8 +2,10 @@
 //! same stand-in for CUDA's runtime, which counts them; no GPU is needed, and no time is measured.
 
 use std::io::Write;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 use overdrive_fakecuda::{Counts, Fake};
@@ -106,21 +108,29 @@ pub fn rows(python: &Path) -> Result<Vec<Row>> {
     fake.compute().map_err(anyhow::Error::msg)?;
     tch::set_num_threads(1);
     let recipes = recipes();
-    let theirs = pytorch(python, &recipes)?;
-    let row = |(recipe, theirs): (&Recipe, Answer)| {
+    let ours = |recipe: &Recipe| -> Result<_> {
+        let plain_tch = count_plain_tch(recipe).with_context(|| format!("plain tch, {}", recipe.name()))?;
+        Ok((count(recipe).with_context(|| recipe.name())?, plain_tch))
+    };
+    // Each side takes one core.
+    let (ours, theirs) = thread::scope(|scope| {
+        let theirs = scope.spawn(|| pytorch(python, &recipes));
+        let ours: Result<Vec<_>> = recipes.iter().map(ours).collect();
+        (ours, theirs.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let row = |((recipe, (ours, plain_tch)), theirs): ((&Recipe, (Step, Option<Counted>)), Answer)| {
         let name = recipe.name();
         if let Some(error) = theirs.error {
             bail!("{name}: PyTorch: {error}");
         }
-        let Step { counted: ours, losses, distance, .. } = count(recipe).with_context(|| name.clone())?;
+        let Step { counted: ours, losses, distance, .. } = ours;
         let differences = losses.iter().zip(&theirs.losses).map(|(ours, theirs)| difference(*ours, *theirs));
         let pytorch = Counted::of(&theirs.counts, 4);
         let pytorch = theirs.capturable.map_or(pytorch.clone(), |other| pytorch.least(&Counted::of(&other, 4)));
-        let plain_tch = count_plain_tch(recipe).with_context(|| format!("plain tch, {name}"))?;
         let (distance, difference) = (difference(distance, theirs.distance), differences.fold(0.0, f64::max));
         Ok(Row { name, ours, pytorch, plain_tch, difference, distance })
     };
-    recipes.iter().zip(theirs).map(row).collect()
+    recipes.iter().zip(ours?).zip(theirs?).map(row).collect()
 }
 
 /// A table in Markdown.
