@@ -150,8 +150,8 @@ fn counted(recipe: &Recipe, mut step: ours::Step, is_ours: bool) -> Result<Step>
     Ok(Step { counted, losses, distance, operators })
 }
 
-/// The counts of a step on a device that runs behind the host, so that libtorch's allocators cannot use again what it may
-/// still use. Nothing may be used too early.
+/// The counts of a step on a device that runs behind the host, so that libtorch's allocators cannot use again what it
+/// may still use. Nothing may be used too early.
 fn lagging(recipe: &Recipe, step: &mut ours::Step) -> Result<Counted> {
     let Some(fake) = Fake::get().map(Fake::lend) else { bail!("this process does not run on a fake device") };
     fake.set_pace(Pace::Lazy);

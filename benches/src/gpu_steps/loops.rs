@@ -1,5 +1,5 @@
-//! Steps of optimizers that need a loop of their own: those that evaluate the loss several times, and those that step in
-//! the backward pass.
+//! Steps of optimizers that need a loop of their own: those that evaluate the loss several times, and those that step
+//! in the backward pass.
 
 use std::cell::Cell;
 use std::rc::Rc;

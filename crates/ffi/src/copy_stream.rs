@@ -114,8 +114,8 @@ impl CopyEvent {
         self.wait_as(true, tensors)
     }
 
-    /// As [`wait`](Self::wait), by a thread that prepares a batch while another one is used: the copies that follow do not
-    /// wait for that one.
+    /// As [`wait`](Self::wait), by a thread that prepares a batch while another one is used: the copies that follow do
+    /// not wait for that one.
     ///
     /// # Errors
     /// As for `wait`.

@@ -15,26 +15,26 @@ use crate::{FLOAT, GPU, fake};
 /// Larger than what the allocator splits.
 const FLOATS: i64 = 3 << 20;
 
-/// What a loop does with the last batch of an epoch.
+/// When a loop drops the last batch that it takes.
 #[derive(Clone, Copy, Debug)]
-enum Last {
-    DroppedInTheEpoch,
-    /// The epoch has ended, and the batch is dropped after that.
-    DroppedAfterTheEpoch,
-    /// The epoch is dropped with batches under way.
-    DroppedEpoch,
-    /// The loader and its epoch are dropped before the batch.
-    DroppedLoader,
+enum Dropped {
+    InTheEpoch,
+    /// The epoch has ended before.
+    AfterTheEpoch,
+    /// The epoch was dropped before, with batches under way.
+    AfterAPartOfTheEpoch,
+    /// The loader and its epoch were dropped before.
+    AfterTheLoader,
 }
 
 /// After an epoch nothing of it is allocated, while the loader is still there.
 pub fn the_last_batch_is_free_when_its_epoch_has_ended() -> Result<()> {
-    use Last::{DroppedAfterTheEpoch, DroppedEpoch, DroppedInTheEpoch, DroppedLoader};
-    let ways = [DroppedInTheEpoch, DroppedAfterTheEpoch, DroppedEpoch, DroppedLoader];
-    for (workers, last) in [0, 2].into_iter().flat_map(|workers| ways.map(|last| (workers, last))) {
+    use Dropped::{AfterAPartOfTheEpoch, AfterTheEpoch, AfterTheLoader, InTheEpoch};
+    let ways = [InTheEpoch, AfterTheEpoch, AfterAPartOfTheEpoch, AfterTheLoader];
+    for (workers, dropped) in [0, 2].into_iter().flat_map(|workers| ways.map(|dropped| (workers, dropped))) {
         for pace in [Pace::Eager, Pace::Lazy] {
-            let at = || format!("{workers} workers, {last:?}, {pace:?}");
-            let (left, notes) = watched(pace, || left_reserved(workers, last))?;
+            let at = || format!("{workers} workers, {dropped:?}, {pace:?}");
+            let (left, notes) = watched(pace, || left_reserved(workers, dropped))?;
             ensure!(notes.is_empty(), "{}: {}", at(), notes.join("; "));
             let left = left.with_context(at)?;
             // What small tensors share may have come or gone.
@@ -45,7 +45,7 @@ pub fn the_last_batch_is_free_when_its_epoch_has_ended() -> Result<()> {
 }
 
 /// Bytes that the driver gave for an epoch, and does not have again after it.
-fn left_reserved(workers: usize, last: Last) -> Result<i64> {
+fn left_reserved(workers: usize, dropped: Dropped) -> Result<i64> {
     const BATCHES: i64 = 4;
     cuda::empty_cache()?;
     let rows = Tensor::arange(BATCHES, (Kind::Float, Device::Cpu)).view([BATCHES, 1]).repeat([1, FLOATS]);
@@ -55,20 +55,20 @@ fn left_reserved(workers: usize, last: Last) -> Result<i64> {
     let mut epoch = loader.iter();
     let mut sum = Tensor::zeros([], FLOAT);
     let mut held = None;
-    let few = if matches!(last, Last::DroppedEpoch) { 2 } else { BATCHES as usize };
+    let few = if matches!(dropped, Dropped::AfterAPartOfTheEpoch) { 2 } else { BATCHES as usize };
     for batch in epoch.by_ref().take(few) {
         let batch = batch?;
         sum += batch.mean(Kind::Float);
-        held = Some(batch).filter(|_| !matches!(last, Last::DroppedInTheEpoch));
+        held = Some(batch).filter(|_| !matches!(dropped, Dropped::InTheEpoch));
     }
-    if !matches!(last, Last::DroppedEpoch) {
+    if !matches!(dropped, Dropped::AfterAPartOfTheEpoch) {
         ensure!(epoch.next().is_none(), "one batch too many");
     }
     let mut loader = Some(loader);
-    if matches!(last, Last::DroppedEpoch | Last::DroppedLoader) {
+    if matches!(dropped, Dropped::AfterAPartOfTheEpoch | Dropped::AfterTheLoader) {
         drop(epoch);
     }
-    if matches!(last, Last::DroppedLoader) {
+    if matches!(dropped, Dropped::AfterTheLoader) {
         loader = None;
     }
     drop(held);
@@ -95,8 +95,8 @@ pub fn a_cache_on_the_device_keeps_the_samples_alone() -> Result<()> {
     Ok(())
 }
 
-/// In its first epoch, a worker fills the cache beside the training loop: the copies of the batches that it makes while the
-/// device computes do not wait for that computation.
+/// In its first epoch, a worker fills the cache beside the training loop: the copies of the batches that it makes while
+/// the device computes do not wait for that computation.
 pub fn a_cache_on_the_device_is_filled_beside_the_computation() -> Result<()> {
     // By the device's own clock, a sample is copied in the time of 10 kernels.
     const COPY: f64 = 10.0;
