@@ -1,8 +1,9 @@
 """PyTorch's side of `versus gpu-counts` and `versus host-time`. Trains at its best setting, on a stand-in for CUDA's runtime.
 
 Without an argument: reads recipes as JSON from standard input, and prints a JSON list: for each recipe, the stand-in's
-counts of some steps, and the losses. With recipes as JSON in the argument: prints the version, then answers each line
-`CLOCK-INDEX STEPS` with the processor seconds that so many steps of that recipe took: by the clock `process` or `thread`.
+counts of some steps, the losses, and how far the weights have gone. With recipes as JSON in the argument: prints the
+version, then answers each line `CLOCK-INDEX STEPS` with the processor seconds that so many steps of that recipe took: by
+the clock `process` or `thread`.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ CAPTURABLE = {"NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "Rprop", "ASGD"
 
 
 def mlp():
-    return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def cnn():
@@ -65,7 +66,7 @@ class Gpt(nn.Module):
 
 
 MODELS = {
-    "mlp": (mlp, lambda: (torch.randn(64, 256), torch.randint(10, (64,)))),
+    "mlp": (mlp, lambda: (torch.randn(64, 64), torch.randint(10, (64,)))),
     "cnn": (cnn, lambda: (torch.randn(16, 3, 32, 32), torch.randint(10, (16,)))),
     "gpt": (Gpt, lambda: (torch.randint(96, (4, 32)), torch.randint(96, (128,)))),
 }
@@ -79,6 +80,8 @@ def optimizer(name, params, capturable=False):
     params = list(params)
     if name == "Muon":
         return torch.optim.Muon([param for param in params if param.dim() == 2])
+    if name == "LBFGS":
+        return torch.optim.LBFGS(params, lr=0.1, max_iter=4, history_size=4)
     options = {"SGD": {"lr": 0.01, "momentum": 0.9}, "AdamW": {"lr": 1e-3}, "Adam": {"lr": 1e-3},
                "RMSprop": {"lr": 1e-3}}.get(name, {})
     best = {"fused": True} if name in FUSED else {"foreach": True}
@@ -92,6 +95,7 @@ def step_of(recipe, capturable=False):
     torch.manual_seed(1)
     make, batch = MODELS[recipe["model"]]
     model = make()
+    start = [param.detach().double() for param in model.parameters()]
     host = images() if recipe["upload"] and recipe["model"] == "cnn" else batch()
     model = model.cuda()
     device = tuple(part.cuda() for part in host)
@@ -108,7 +112,15 @@ def step_of(recipe, capturable=False):
     total = torch.zeros((), device="cuda", dtype=torch.float64) if recipe["meter"] else None
     parts = recipe["accumulate"]
 
+    def closure():
+        opt.zero_grad()
+        loss = functional.cross_entropy(model(device[0]), device[1])
+        loss.backward()
+        return loss
+
     def step():
+        if recipe["optimizer"] == "LBFGS":
+            return opt.step(closure).detach()
         inputs, targets = device
         if recipe["upload"]:
             inputs, targets = (part.to("cuda", non_blocking=True) for part in host)
@@ -132,7 +144,11 @@ def step_of(recipe, capturable=False):
             total.add_(loss.detach() * targets.size(0))
         return loss.detach()
 
-    step.scale = scaler.get_scale
+    def distance():
+        moved = zip(model.parameters(), start)
+        return sum((param.detach().cpu().double() - begin).square().sum() for param, begin in moved).sqrt().item()
+
+    step.scale, step.distance = scaler.get_scale, distance
     return step
 
 
@@ -152,13 +168,12 @@ def main():
         if step.scale() != scale:
             raise RuntimeError("the scaler has skipped a step")
         counts = {name: int(number) for name, number in (line.rsplit(": ", 1) for line in lines)}
-        return counts, [loss.item() for loss in losses]
+        return {"counts": counts, "distance": step.distance(), "losses": [loss.item() for loss in losses]}
 
     for recipe in json.load(sys.stdin):
         try:
-            counts, losses = counted(recipe, False)
-            capturable = counted(recipe, True)[0] if recipe["optimizer"] in CAPTURABLE else None
-            results.append({"counts": counts, "capturable": capturable, "losses": losses})
+            capturable = counted(recipe, True)["counts"] if recipe["optimizer"] in CAPTURABLE else None
+            results.append({**counted(recipe, False), "capturable": capturable})
         except Exception as error:
             results.append({"error": str(error).split("\n")[0]})
     print(json.dumps(results))

@@ -8,7 +8,9 @@ use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive::nn::metrics::AverageMeter;
 use overdrive::prelude::*;
-use overdrive_benches::gpu_steps::{OUR_OPTIMIZERS, Recipe, Step, count, losses_on_host, ours, recipes};
+use overdrive_benches::gpu_steps::{
+    DISTANCE_WITHIN, OUR_OPTIMIZERS, Recipe, Step, count, difference, losses_on_host, ours, recipes, with_fault,
+};
 use overdrive_benches::versus::gpu_counts;
 use overdrive_fakecuda::{Fake, waits};
 
@@ -34,25 +36,27 @@ fn main() -> Result<()> {
     let steps = recipes().into_iter().chain(ours);
     let mut trials: Vec<Trial> =
         steps.map(|recipe| trial(recipe.name(), Box::new(move || costs_what_it_may(&recipe)))).collect();
-    trials.push(trial(
-        "a_meter_read_after_100_steps_waits_once".to_owned(),
-        Box::new(a_meter_read_after_100_steps_waits_once),
-    ));
-    trials.push(trial("the_list_of_computed_operators".to_owned(), Box::new(the_list_of_computed_operators)));
-    trials.push(trial(
-        "the_gates_fail_where_their_stand_in_is_not_loaded".to_owned(),
-        Box::new(|| {
+    type Test = fn() -> Result<()>;
+    let others: [(&str, Test); 6] = [
+        ("a_meter_read_after_100_steps_waits_once", a_meter_read_after_100_steps_waits_once),
+        ("a_missing_or_doubled_update_is_told", a_missing_or_doubled_update_is_told),
+        ("every_optimizer_has_a_gate", every_optimizer_has_a_gate),
+        ("our_own_optimizers_cost_what_the_book_says", our_own_optimizers_cost_what_the_book_says),
+        ("the_list_of_computed_operators", the_list_of_computed_operators),
+        ("the_gates_fail_where_their_stand_in_is_not_loaded", || {
             ensure!(overdrive_fakecuda::fails_without_stand_ins()?, "they would be skipped");
             Ok(())
         }),
-    ));
+    ];
+    trials.extend(others.map(|(name, test)| trial(name.to_owned(), Box::new(test))));
     let python = python();
     if python.is_none() {
         println!("no_step_costs_more_than_pytorchs: skipped: no Python with torch");
     }
     let is_missing = !has_stand_ins || python.is_none();
     let compare = trial("no_step_costs_more_than_pytorchs".to_owned(), Box::new(move || no_more_than_pytorch(python)));
-    trials.push(compare.with_ignored_flag(is_missing));
+    // First, because Python's side runs beside ours, which the others need too.
+    trials.insert(0, compare.with_ignored_flag(is_missing));
     libtest_mimic::run(&arguments, trials).exit()
 }
 
@@ -68,14 +72,12 @@ fn python() -> Option<PathBuf> {
 /// host's.
 fn costs_what_it_may(recipe: &Recipe) -> Result<()> {
     let Step { counted, losses, .. } = count(recipe)?;
-    let scales = recipe.autocast == Some("float16");
-    let waits = if scales && !recipe.skips_on_device() { 1.0 } else { 0.0 };
+    let waits = recipe.waits();
     ensure!(counted.waits == waits, "{} waits instead of {waits}: {counted:?}", counted.waits);
     ensure!(counted.allocations == 0.0 && counted.events == 0.0, "{counted:?}");
     let batch = if recipe.upload { recipe.batch_bytes() } else { 0.0 };
     ensure!(counted.uploaded == batch, "{} bytes uploaded instead of {batch}", counted.uploaded);
-    // Autocast of the host has other lists of operators.
-    if recipe.autocast.is_none() {
+    if recipe.equals_host() {
         let host = losses_on_host(recipe)?;
         for (device, host) in losses.iter().zip(&host) {
             ensure!(((device - host) / host).abs() <= 1e-5, "losses {losses:?} instead of {host:?}");
@@ -101,6 +103,53 @@ fn a_meter_read_after_100_steps_waits_once() -> Result<()> {
     ensure!(waits(&fake.counts()) == 1, "reading the average: {:?}", fake.counts());
     let expected = losses.iter().map(|loss| loss.double_value(&[])).sum::<f64>() / 100.0;
     ensure!((average - expected).abs() <= 1e-6 * expected, "{average} instead of {expected}");
+    Ok(())
+}
+
+/// The comparison with PyTorch tells a step whose update is missing, and one whose update is made twice, with each kind
+/// of numbers: the weights have gone another way by more than it allows.
+fn a_missing_or_doubled_update_is_told() -> Result<()> {
+    for (model, kind) in ["mlp", "cnn", "gpt"].iter().flat_map(|model| KINDS.map(|kind| (*model, kind))) {
+        let recipe = Recipe { autocast: kind, ..Recipe::new(model, "AdamW") };
+        let right = count(&recipe)?.distance;
+        for (fault, factor) in [("missing", 0.0), ("doubled", 2.0)] {
+            let difference = difference(with_fault(&recipe, factor)?, right);
+            ensure!(difference > DISTANCE_WITHIN, "{}, an update is {fault}: {difference:e}", recipe.name());
+        }
+    }
+    Ok(())
+}
+
+const KINDS: [Option<&str>; 3] = [None, Some("bfloat16"), Some("float16")];
+
+/// An optimizer without a gate, and why: its gradients are sparse, and the stand-in computes dense ones alone.
+const WITHOUT_GATE: &str = "sparseadam";
+
+/// Each optimizer of the crate, by its builder, is in a step that is held.
+fn every_optimizer_has_a_gate() -> Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/optim/src/lib.rs");
+    let words = std::fs::read_to_string(path)?;
+    let words = words.split(|it: char| !it.is_ascii_alphanumeric());
+    let builders: BTreeSet<String> =
+        words.filter_map(|word| word.strip_suffix("Builder")).map(str::to_ascii_lowercase).collect();
+    let held: BTreeSet<String> = recipes()
+        .iter()
+        .map(|recipe| recipe.optimizer)
+        .chain(OUR_OPTIMIZERS)
+        .chain([WITHOUT_GATE])
+        .map(str::to_ascii_lowercase)
+        .collect();
+    // A builder of any optimizer, and one of averages, which step no weights.
+    let others = ["group", "averagedmodel"];
+    let missing: Vec<&String> = builders.difference(&held).filter(|it| !others.contains(&it.as_str())).collect();
+    ensure!(builders.len() > 20 && missing.is_empty(), "in no gate: {missing:?} of {builders:?}");
+    Ok(())
+}
+
+fn our_own_optimizers_cost_what_the_book_says() -> Result<()> {
+    let table = gpu_counts::table_of_ours()?;
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gpu-counts.md"))?;
+    ensure!(page.contains(&table), "put this table into docs/gpu-counts.md:\n{table}");
     Ok(())
 }
 

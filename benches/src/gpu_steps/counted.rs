@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, bail, ensure};
 use overdrive::tch::Device;
-use overdrive_fakecuda::{Counts, Fake, waits};
+use overdrive_fakecuda::{Counts, Fake, Pace, waits};
 use serde::{Deserialize, Serialize};
 
 use super::{Recipe, ours, plain_tch};
@@ -60,6 +60,10 @@ impl Counted {
     }
 }
 
+/// How far the distances that the weights have gone may be apart, as a share. One update that is missing or made twice
+/// moves them by a tenth.
+pub const DISTANCE_WITHIN: f64 = 1e-5;
+
 /// What was found out about a step.
 #[derive(Clone, Debug)]
 pub struct Step {
@@ -67,6 +71,8 @@ pub struct Step {
     pub counted: Counted,
     /// The loss of each, also of those before the counted ones.
     pub losses: Vec<f64>,
+    /// How far the weights are from where they began, after these steps.
+    pub distance: f64,
     /// The operators that the stand-in has computed.
     pub operators: Vec<String>,
 }
@@ -82,7 +88,7 @@ pub fn count(recipe: &Recipe) -> Result<Step> {
     if let Some(step) = known().get(&key) {
         return Ok(step.clone());
     }
-    let step = counted(recipe, ours::step(recipe, Device::Cuda(0))?)?;
+    let step = counted(recipe, ours::step(recipe, Device::Cuda(0))?, true)?;
     known().insert(key, step.clone());
     Ok(step)
 }
@@ -95,10 +101,31 @@ pub fn count_plain_tch(recipe: &Recipe) -> Result<Option<Counted>> {
     if !plain_tch::has(recipe) {
         return Ok(None);
     }
-    Ok(Some(counted(recipe, plain_tch::step(recipe, Device::Cuda(0))?)?.counted))
+    Ok(Some(counted(recipe, plain_tch::step(recipe, Device::Cuda(0))?, false)?.counted))
 }
 
-fn counted(recipe: &Recipe, mut step: ours::Step) -> Result<Step> {
+/// How far two numbers are apart, as a share of the second one.
+pub fn difference(ours: f64, theirs: f64) -> f64 {
+    match ours == theirs {
+        true => 0.0,
+        false => Some(((ours - theirs) / theirs).abs()).filter(|it| it.is_finite()).unwrap_or(f64::INFINITY),
+    }
+}
+
+/// The distance with a fault in the first counted step: its learning rate is multiplied by this.
+///
+/// # Errors
+/// When a step fails.
+pub fn with_fault(recipe: &Recipe, factor: f64) -> Result<f64> {
+    let mut step = ours::step(recipe, Device::Cuda(0))?;
+    for number in 0..WARM_UP + STEPS as usize {
+        step.fault.set(if number == WARM_UP { factor } else { 1.0 });
+        drop((step.train)()?);
+    }
+    (step.distance)()
+}
+
+fn counted(recipe: &Recipe, mut step: ours::Step, is_ours: bool) -> Result<Step> {
     let Some(fake) = Fake::get() else { bail!("this process does not run on a fake device") };
     let mut losses = Vec::new();
     for _ in 0..WARM_UP {
@@ -110,26 +137,43 @@ fn counted(recipe: &Recipe, mut step: ours::Step) -> Result<Step> {
         losses.push((step.train)()?);
     }
     let (counted, operators) = (Counted::of(&fake.counts(), STEPS), fake.computed());
-    let losses: Vec<f64> = losses.iter().map(|loss| loss.double_value(&[])).collect();
-    ensure!((step.scale)()? == scale, "{}: the scaler has skipped a step", recipe.name());
-    each_step_counts(recipe, &losses)?;
-    match fake.notes().as_slice() {
-        [] => Ok(Step { counted, losses, operators }),
-        notes => bail!("{}: {}", recipe.name(), notes.join("; ")),
+    is_quiet(recipe, fake)?;
+    let distance = (step.distance)()?;
+    if is_ours {
+        let behind = lagging(recipe, &mut step)?;
+        ensure!(behind == counted, "{}: a device that lags: {behind:?} instead of {counted:?}", recipe.name());
     }
+    let losses: Vec<f64> = losses.iter().map(|loss| loss.double_value(&[])).collect();
+    ensure!(losses.iter().all(|loss| loss.is_finite()), "{}: no loss: {losses:?}", recipe.name());
+    ensure!((step.scale)()? == scale, "{}: the scaler has skipped a step", recipe.name());
+    is_quiet(recipe, fake)?;
+    Ok(Step { counted, losses, distance, operators })
 }
 
-/// The counted steps have all moved the weights: no loss is the one before. Those of half precision have too few digits
-/// for that, so there the scaler's scale tells.
-///
-/// # Errors
-/// When two of the losses are equal, one after the other, or one is NaN.
-pub fn each_step_counts(recipe: &Recipe, losses: &[f64]) -> Result<()> {
-    let counted = &losses[losses.len().saturating_sub(STEPS as usize + 1)..];
-    let moves = recipe.autocast.is_some() || counted.windows(2).all(|pair| pair[0] != pair[1]);
-    let finite = counted.iter().all(|loss| loss.is_finite());
-    ensure!(moves && finite, "{}: a counted step was skipped, or has no loss: {losses:?}", recipe.name());
-    Ok(())
+/// The counts of a step on a device that runs behind the host, so that libtorch's allocators cannot use again what it
+/// may still use. Nothing may be used too early.
+fn lagging(recipe: &Recipe, step: &mut ours::Step) -> Result<Counted> {
+    let Some(fake) = Fake::get().map(Fake::lend) else { bail!("this process does not run on a fake device") };
+    fake.set_pace(Pace::Lazy);
+    fake.find_races(true);
+    for _ in 0..WARM_UP / 2 {
+        drop((step.train)()?);
+    }
+    is_quiet(recipe, *fake)?;
+    fake.reset();
+    for _ in 0..STEPS {
+        drop((step.train)()?);
+    }
+    let counts = fake.counts();
+    is_quiet(recipe, *fake)?;
+    Ok(Counted::of(&counts, STEPS))
+}
+
+fn is_quiet(recipe: &Recipe, fake: Fake) -> Result<()> {
+    match fake.notes().as_slice() {
+        [] => Ok(()),
+        notes => bail!("{}: {}", recipe.name(), notes.join("; ")),
+    }
 }
 
 /// The losses of the same steps on the host.

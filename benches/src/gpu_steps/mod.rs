@@ -2,12 +2,14 @@
 //! what each one launches, copies and waits for.
 
 mod counted;
+mod loops;
 mod models;
+mod optimizers;
 pub mod ours;
 pub mod plain_tch;
 
-pub use counted::{Counted, Step, count, count_plain_tch, each_step_counts, losses_on_host};
-use overdrive::prelude::Tensor;
+pub use counted::{Counted, DISTANCE_WITHIN, Step, count, count_plain_tch, difference, losses_on_host, with_fault};
+use overdrive::prelude::{Kind, Tensor};
 use serde::Serialize;
 
 /// What a step trains, and how. The Python side reads it as JSON.
@@ -70,8 +72,30 @@ impl Recipe {
         (bytes(&inputs) + bytes(&targets)) as f64
     }
 
+    /// The dtype of the weights, where that is not float32.
+    fn weights(&self) -> Option<Kind> {
+        ["MasterCopy", "StochasticRounding"].contains(&self.optimizer).then_some(Kind::BFloat16)
+    }
+
+    /// How often a step may wait for the device.
+    pub fn waits(&self) -> f64 {
+        match self.optimizer {
+            // As its documentation says, for one group of one dtype.
+            "Prodigy" => 1.0,
+            "LBFGS" => LBFGS_WAITS,
+            _ if self.autocast == Some("float16") && !self.skips_on_device() => 1.0,
+            _ => 0.0,
+        }
+    }
+
+    /// Whether the host's own steps have the same losses. Autocast of the host has other lists of operators, and its
+    /// generator other numbers.
+    pub fn equals_host(&self) -> bool {
+        self.autocast.is_none() && self.weights().is_none()
+    }
+
     /// Whether its optimizer skips an overflowed step on the device. With another one the host reads a flag, as in PyTorch.
-    pub fn skips_on_device(&self) -> bool {
+    fn skips_on_device(&self) -> bool {
         ["AdamW", "Adam", "SGD"].contains(&self.optimizer)
     }
 
@@ -110,10 +134,32 @@ pub const OPTIMIZERS: [&str; 13] = [
     "Muon",
 ];
 
-/// The optimizers that PyTorch does not have.
-pub const OUR_OPTIMIZERS: [&str; 4] = ["Lion", "LAMB", "LARS", "AdamW8bit"];
+/// A step of L-BFGS with 4 iterations reads what it decides by: the first loss and the largest gradient (2); in each
+/// iteration whether the curvature is used, two numbers for each of the 4 steps in its history, and the slope (10); and
+/// after each but the last one the loss, the largest gradient and the largest change (3). So does PyTorch's.
+const LBFGS_WAITS: f64 = 2.0 + 4.0 * 10.0 + 3.0 * 3.0;
 
-/// Each technique alone and all of them, with each model; and each other optimizer with each model.
+/// The optimizers that PyTorch does not have, and forms of those that it has: around another one (SAM, Lookahead, Muon
+/// joined with AdamW), SGD in the backward pass, and AdamW over weights of bfloat16.
+pub const OUR_OPTIMIZERS: [&str; 14] = [
+    "Lion",
+    "LAMB",
+    "LARS",
+    "AdamW8bit",
+    "Prodigy",
+    "SGDScheduleFree",
+    "AdamWScheduleFree",
+    "T5Adafactor",
+    "SAM",
+    "Lookahead",
+    "Joint",
+    "InBackward",
+    "MasterCopy",
+    "StochasticRounding",
+];
+
+/// Each technique alone and all of them, with each model; each other optimizer with each model; and L-BFGS, which takes
+/// a closure and fits no other technique.
 pub fn recipes() -> Vec<Recipe> {
     let techniques = |model| {
         let plain = Recipe::new(model, "AdamW");
@@ -143,5 +189,6 @@ pub fn recipes() -> Vec<Recipe> {
         let others = ["cnn", "gpt"].map(|model| Recipe { accumulate: 1, ..Recipe::new(model, optimizer).with_all() });
         [plain, scaled].into_iter().chain(others)
     });
-    ["mlp", "cnn", "gpt"].into_iter().flat_map(techniques).chain(with_optimizers).collect()
+    let all = ["mlp", "cnn", "gpt"].into_iter().flat_map(techniques).chain(with_optimizers);
+    all.chain([Recipe::new("mlp", "LBFGS")]).collect()
 }

@@ -1,6 +1,6 @@
 //! Our side of the steps.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use anyhow::{Result, bail};
@@ -8,15 +8,12 @@ use overdrive::dataload::ToFloat;
 use overdrive::ffi;
 use overdrive::nn::Forward;
 use overdrive::nn::metrics::AverageMeter;
-use overdrive::optim::{
-    Adadelta, Adafactor, Adagrad, AdamW8Bit, Adamax, Asgd, Lamb, Lars, Lion, Muon, NAdam, RAdam, RmsProp, Rprop,
-};
 use overdrive::prelude::*;
 use overdrive::sched::StepLr;
 use tch::Reduction;
 
-use super::Recipe;
-use super::models;
+use super::optimizers::optimizer;
+use super::{Recipe, loops, models};
 use crate::gpt::Gpt;
 
 /// A training step.
@@ -25,12 +22,17 @@ pub struct Step {
     pub train: Box<dyn FnMut() -> Result<Tensor>>,
     /// The scaler's scale now, 1 without one. Waits for the device.
     pub scale: Box<dyn Fn() -> Result<f64>>,
+    /// How far the weights are from where they began. Waits for the device.
+    pub distance: Box<dyn Fn() -> Result<f64>>,
+    /// Multiplies the learning rate: a fault that a test plants. 1 unless set.
+    pub fault: Rc<Cell<f64>>,
 }
 
 /// Makes a step. Model and batch are the same for each device.
 pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
     manual_seed(1);
     match recipe.model {
+        "mlp" if loops::are_for(recipe.optimizer) => loops::step(recipe, device, models::mlp()?),
         "mlp" => train(recipe, device, models::mlp()?),
         "cnn" => train(recipe, device, models::cnn()?),
         "gpt" => train(recipe, device, Gpt::new()?),
@@ -38,32 +40,15 @@ pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
     }
 }
 
-fn optimizer(name: &str, params: Vec<Tensor>) -> Result<Box<dyn Optimizer>> {
-    Ok(match name {
-        "AdamW" => Box::new(AdamW::builder(params).lr(1e-3).build()?),
-        "Adam" => Box::new(Adam::builder(params).lr(1e-3).build()?),
-        "SGD" => Box::new(Sgd::builder(params).lr(0.01).momentum(0.9).build()?),
-        "NAdam" => Box::new(NAdam::builder(params).build()?),
-        "RAdam" => Box::new(RAdam::builder(params).build()?),
-        "Adamax" => Box::new(Adamax::builder(params).build()?),
-        "Adagrad" => Box::new(Adagrad::builder(params).build()?),
-        "Adadelta" => Box::new(Adadelta::builder(params).build()?),
-        "RMSprop" => Box::new(RmsProp::builder(params).lr(1e-3).build()?),
-        "Rprop" => Box::new(Rprop::builder(params).build()?),
-        "ASGD" => Box::new(Asgd::builder(params).build()?),
-        "Adafactor" => Box::new(Adafactor::builder(params).build()?),
-        "Muon" => Box::new(Muon::builder(matrices(params)).build()?),
-        "Lion" => Box::new(Lion::builder(params).lr(1e-4).build()?),
-        "LAMB" => Box::new(Lamb::builder(params).build()?),
-        "LARS" => Box::new(Lars::builder(params).build()?),
-        "AdamW8bit" => Box::new(AdamW8Bit::builder(params).build()?),
-        other => bail!("there is no optimizer {other}"),
+/// See [`Step::distance`].
+pub fn distance(params: &[Tensor]) -> Box<dyn Fn() -> Result<f64>> {
+    let there = |param: &Tensor| param.detach().to_device(Device::Cpu).to_kind(Kind::Double);
+    let params: Vec<Tensor> = params.iter().map(Tensor::shallow_clone).collect();
+    let start: Vec<Tensor> = params.iter().map(|param| there(param).copy()).collect();
+    Box::new(move || {
+        let squares = params.iter().zip(&start).map(|(now, start)| (there(now) - start).square().sum(Kind::Double));
+        Ok(squares.map(|square| square.double_value(&[])).sum::<f64>().sqrt())
     })
-}
-
-/// Muon is for these alone.
-fn matrices(params: Vec<Tensor>) -> Vec<Tensor> {
-    params.into_iter().filter(|param| param.dim() == 2).collect()
 }
 
 /// A copy in pinned memory.
@@ -78,7 +63,11 @@ fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static) -> Resu
     let (inputs, targets) = models::batch(&recipe);
     let to_float = ToFloat::unit();
     model.to(device)?;
+    if let Some(kind) = recipe.weights() {
+        model.to(kind)?;
+    }
     let params: Vec<Tensor> = model.named_parameters().iter().map(|it| it.tensor().shallow_clone()).collect();
+    let (distance, fault) = (distance(&params), Rc::new(Cell::new(1.0)));
     let mut opt = optimizer(recipe.optimizer, params)?;
     let scaler = GradScaler::builder(device).enabled(recipe.autocast == Some("float16")).build()?;
     let scaler = Rc::new(RefCell::new(scaler));
@@ -98,9 +87,12 @@ fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static) -> Resu
     let mut meter = AverageMeter::new("loss");
     let kind = recipe.autocast.map(|name| if name == "float16" { Kind::Half } else { Kind::BFloat16 });
     let on_device = (inputs.to_device(device), targets.to_device(device));
+    let on_device =
+        (recipe.weights().map_or(on_device.0.shallow_clone(), |kind| on_device.0.to_kind(kind)), on_device.1);
     let uploads = recipe.upload && device.is_cuda();
     let on_host = if uploads { Some((pinned(&inputs)?, pinned(&targets)?)) } else { None };
 
+    let planted = Rc::clone(&fault);
     let train = Box::new(move || {
         let mut scaler = scaler.borrow_mut();
         let (inputs, targets) = match &on_host {
@@ -129,7 +121,10 @@ fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static) -> Resu
                 scaler.unscale_(&mut opt)?;
                 clip_grad_norm_(&model, 0.1)?;
             }
+            let lr = opt.lr(0).filter(|_| planted.get() != 1.0);
+            lr.map(|lr| opt.set_lr(0, planted.get() * lr)).transpose()?;
             scaler.step(&mut opt)?;
+            lr.map(|lr| opt.set_lr(0, lr)).transpose()?;
             scaler.update()?;
             opt.zero_grad()?;
         }
@@ -145,5 +140,5 @@ fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static) -> Resu
             None => bail!("a batch without samples"),
         }
     });
-    Ok(Step { train, scale })
+    Ok(Step { train, scale, distance, fault })
 }

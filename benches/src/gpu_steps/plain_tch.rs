@@ -1,5 +1,8 @@
 //! The same steps by what tch has: its modules and libtorch's C++ optimizers, which go tensor by tensor.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use anyhow::{Result, bail};
 use overdrive::tch;
 use tch::nn::{self, ModuleT, OptimizerConfig, VarStore};
@@ -7,7 +10,7 @@ use tch::{Device, Kind, Reduction};
 
 use super::Recipe;
 use super::models;
-use super::ours::{Step, pinned};
+use super::ours::{Step, distance, pinned};
 
 /// Whether tch can train so.
 pub fn has(recipe: &Recipe) -> bool {
@@ -23,11 +26,11 @@ fn model(name: &str, path: &nn::Path<'_>) -> nn::SequentialT {
     };
     match name {
         "mlp" => nn::seq_t()
-            .add(linear("0", 256, 512))
+            .add(linear("0", 64, 128))
             .add_fn(|x| x.relu())
-            .add(linear("2", 512, 512))
+            .add(linear("2", 128, 128))
             .add_fn(|x| x.relu())
-            .add(linear("4", 512, models::CLASSES)),
+            .add(linear("4", 128, models::CLASSES)),
         _ => nn::seq_t()
             .add(conv("0", 3, 16, false))
             .add(nn::batch_norm2d(path / "1", 16, Default::default()))
@@ -55,6 +58,7 @@ pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
     let vs = VarStore::new(device);
     let model = model(recipe.model, &vs.root());
     let mut opt = optimizer(recipe.optimizer, &vs)?;
+    let distance = distance(&vs.trainable_variables());
     let (inputs, targets) = models::batch(&recipe);
     let on_device = (inputs.to_device(device), targets.to_device(device));
     let on_host = if recipe.upload { Some((pinned(&inputs)?, pinned(&targets)?)) } else { None };
@@ -89,5 +93,5 @@ pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
             None => bail!("a batch without samples"),
         }
     });
-    Ok(Step { train, scale: Box::new(|| Ok(1.0)) })
+    Ok(Step { train, scale: Box::new(|| Ok(1.0)), distance, fault: Rc::new(Cell::new(1.0)) })
 }

@@ -46,7 +46,7 @@ class Copies {
     idle_.push_back(std::move(event));
   }
 
-  // The number of a batch that is used from now on.
+  // The number of a batch that is used from now on. 0 is none: of a copy that nobody has begun to use.
   uint64_t next_batch() {
     std::lock_guard<std::mutex> lock(mutex_);
     on_device(stream.device(), [&] { reuse_returned(); });
@@ -85,7 +85,7 @@ class Copies {
   std::mutex mutex_;
   std::vector<c10::Event> idle_;
   std::vector<std::pair<c10::DataPtr, c10::Event>> returned_;
-  uint64_t batch_ = 0;
+  uint64_t batch_ = 1;
 };
 
 // Behind a copy's storage: its memory, and who uses it. With `record_stream`, the allocator would use memory again only
@@ -157,11 +157,15 @@ od_status od_copy_stream_record(const od_copy_stream* stream, od_copy_event** ou
       err, [&] { *out = new od_copy_event{stream->copies->record(), stream->copies, /*batch=*/0}; });
 }
 
-od_status od_copy_event_wait(od_copy_event* event, od_error* err) noexcept {
+od_status od_copy_stream_end_batch(const od_copy_stream* stream, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { stream->copies->next_batch(); });
+}
+
+od_status od_copy_event_wait(od_copy_event* event, int32_t begins_batch, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     auto device = event->copies->stream.device();
     on_device(device, [&] { event->event.block(overdrive::current_stream(device)); });
-    event->batch = event->copies->next_batch();
+    if (begins_batch != 0) event->batch = event->copies->next_batch();
   });
 }
 

@@ -199,8 +199,11 @@ void od_copy_stream_free(od_copy_stream* stream) noexcept;
 od_status od_copy_stream_upload(const od_copy_stream* stream, const at::Tensor* host, at::Tensor** out,
                                 od_error* err) noexcept;
 od_status od_copy_stream_record(const od_copy_stream* stream, od_copy_event** out, od_error* err) noexcept;
-// Makes the calling thread's current stream wait for the event; the host does not wait.
-od_status od_copy_event_wait(od_copy_event* event, od_error* err) noexcept;
+// No batch is used any more: the memory of those that are gone is the stream's, as when the next batch begins.
+od_status od_copy_stream_end_batch(const od_copy_stream* stream, od_error* err) noexcept;
+// Makes the calling thread's current stream wait for the event; the host does not wait. Either a batch begins to be used
+// with that, or the thread only prepares one.
+od_status od_copy_event_wait(od_copy_event* event, int32_t begins_batch, od_error* err) noexcept;
 void od_copy_event_free(od_copy_event* event) noexcept;
 // After `wait`: the calling thread's current stream uses the tensor. Once the tensor is gone, the stream of copies waits
 // for what that stream was given until then, and uses the memory again.

@@ -60,6 +60,20 @@ impl CopyStream {
         check(|err| unsafe { raw::od_copy_stream_record(self.0.as_ptr(), &mut out, err) })?;
         Ok(CopyEvent(NonNull::new(out).expect("a status of success comes with an event")))
     }
+
+    /// Tells that no batch is used any more until the next [`wait`](CopyEvent::wait): the memory of tensors that were
+    /// dropped goes back to libtorch's allocator, which gives it to copies of this stream, or frees it. Until then, that
+    /// of the last batch is kept.
+    ///
+    /// # Errors
+    /// `Cuda`
+    ///
+    /// # Syncs
+    /// No: only this stream waits, for what used that memory.
+    pub fn end_batch(&self) -> Result<(), Error> {
+        // SAFETY: the stream lives through the call.
+        check(|err| unsafe { raw::od_copy_stream_end_batch(self.0.as_ptr(), err) })
+    }
 }
 
 impl Drop for CopyStream {
@@ -83,12 +97,13 @@ unsafe impl Send for CopyEvent {}
 
 impl CopyEvent {
     /// Makes the calling thread's current stream wait until the copies before this point are done, and use `tensors`
-    /// from then on.
+    /// from then on: the next batch.
     ///
     /// When such a tensor is dropped, its memory goes to later copies: before they write it, their stream waits for what
-    /// this stream was given until then. So a loop needs memory for no more tensors at a time than it holds, however far
-    /// the host is ahead of the device. Work on a third stream has to be joined with this one before the drop:
-    /// `record_stream` has no effect on these tensors.
+    /// this stream was given until then. It begins to wait when another batch is used, so that copies overlap with the
+    /// computation of this one. So a loop needs memory for no more tensors at a time than it holds, however far the host
+    /// is ahead of the device. Work on a third stream has to be joined with this one before the drop: `record_stream`
+    /// has no effect on these tensors.
     ///
     /// # Errors
     /// `Cuda`; `Other` for a tensor that is not on a CUDA device.
@@ -96,8 +111,24 @@ impl CopyEvent {
     /// # Syncs
     /// No: only the stream waits.
     pub fn wait<'a>(&mut self, tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<(), Error> {
+        self.wait_as(true, tensors)
+    }
+
+    /// As [`wait`](Self::wait), by a thread that prepares a batch while another one is used: the copies that follow do
+    /// not wait for that one.
+    ///
+    /// # Errors
+    /// As for `wait`.
+    ///
+    /// # Syncs
+    /// No: only the stream waits.
+    pub fn wait_ahead<'a>(&mut self, tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<(), Error> {
+        self.wait_as(false, tensors)
+    }
+
+    fn wait_as<'a>(&mut self, begins: bool, tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<(), Error> {
         // SAFETY: the event lives through the call.
-        check(|err| unsafe { raw::od_copy_event_wait(self.0.as_ptr(), err) })?;
+        check(|err| unsafe { raw::od_copy_event_wait(self.0.as_ptr(), i32::from(begins), err) })?;
         for tensor in tensors {
             // SAFETY: both live through the call.
             check(|err| unsafe { raw::od_copy_event_adopt(self.0.as_ptr(), tensor.as_ptr(), err) })?;

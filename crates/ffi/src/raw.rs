@@ -303,7 +303,8 @@ unsafe extern "C" {
         err: *mut Error,
     ) -> Status;
     pub fn od_copy_stream_record(stream: *const CopyStream, out: *mut *mut CopyEvent, err: *mut Error) -> Status;
-    pub fn od_copy_event_wait(event: *mut CopyEvent, err: *mut Error) -> Status;
+    pub fn od_copy_stream_end_batch(stream: *const CopyStream, err: *mut Error) -> Status;
+    pub fn od_copy_event_wait(event: *mut CopyEvent, begins_batch: i32, err: *mut Error) -> Status;
     pub fn od_copy_event_free(event: *mut CopyEvent);
     pub fn od_copy_event_adopt(event: *const CopyEvent, tensor: *const C_tensor, err: *mut Error) -> Status;
 

@@ -32,7 +32,8 @@ pub enum Runs {
     OnGpu,
     /// The stand-ins.
     OnFake,
-    /// Nothing: there are no stand-ins ([`LEFT_OUT`]), or they are switched off with `FAKECUDA=0`.
+    /// Nothing: there are no stand-ins ([`LEFT_OUT`], or the program was copied from the machine that has them), or they
+    /// are switched off with `FAKECUDA=0`.
     OnNothing,
 }
 
@@ -79,13 +80,24 @@ pub fn environment(devices: usize) -> Vec<(&'static str, String)> {
 /// # Errors
 /// When the stand-ins are there and cannot be used: tests must fail then, not be skipped.
 pub fn start(devices: usize) -> io::Result<Runs> {
-    if LIBRARIES.is_empty() || env::var("FAKECUDA").is_ok_and(|value| value == "0") {
-        return Ok(Runs::OnNothing);
+    let is_off = LIBRARIES.is_empty() || env::var("FAKECUDA").is_ok_and(|value| value == "0");
+    let runs = runs(is_off, env::var_os(STARTED).is_some(), has_gpu(), Path::new(LIBRARIES).is_dir());
+    if runs == Runs::OnFake {
+        start_fake(devices)?;
     }
-    if has_gpu() && env::var_os(STARTED).is_none() {
-        return Ok(Runs::OnGpu);
+    Ok(runs)
+}
+
+/// What tests run on. A program that was started on the stand-ins has to find them.
+fn runs(is_off: bool, is_started: bool, has_gpu: bool, has_stand_ins: bool) -> Runs {
+    if is_off {
+        return Runs::OnNothing;
     }
-    start_fake(devices).map(|()| Runs::OnFake)
+    match (is_started, has_gpu, has_stand_ins) {
+        (true, _, _) | (false, false, true) => Runs::OnFake,
+        (false, true, _) => Runs::OnGpu,
+        (false, false, false) => Runs::OnNothing,
+    }
 }
 
 /// As [`start`], also where there is a GPU: what is counted does not depend on it.
@@ -150,11 +162,15 @@ pub fn waits(counts: &Counts) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub struct Fake(());
 
-/// A function of the stand-ins.
+/// A function of the stand-ins, or of what they stand in for. CUDA's runtime opens the driver's library for itself alone.
 fn function(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: the name is a text that ends with a zero byte.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    (!found.is_null()).then_some(found)
+    // SAFETY: both texts end with a zero byte; nothing is opened that is not open, and it stays so.
+    unsafe {
+        let driver = || libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        let in_driver = || Some(driver()).filter(|it| !it.is_null()).map(|it| libc::dlsym(it, name.as_ptr()));
+        let found = Some(libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()));
+        found.filter(|it| !it.is_null()).or_else(in_driver).filter(|it| !it.is_null())
+    }
 }
 
 /// Calls a function of the stand-ins.
@@ -259,5 +275,24 @@ impl Fake {
             return Err(text(unsafe { libc::dlerror() }));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_was_copied_to_another_machine_runs_on_its_gpu_or_on_nothing() {
+        assert_eq!(runs(false, false, true, false), Runs::OnGpu);
+        assert_eq!(runs(false, false, false, false), Runs::OnNothing);
+    }
+
+    #[test]
+    fn a_gpu_comes_before_the_stand_ins_unless_they_were_asked_for() {
+        assert_eq!(runs(false, false, true, true), Runs::OnGpu);
+        assert_eq!(runs(false, false, false, true), Runs::OnFake);
+        assert_eq!([true, false].map(|is_there| runs(false, true, true, is_there)), [Runs::OnFake; 2]);
+        assert_eq!(runs(true, false, true, true), Runs::OnNothing);
     }
 }

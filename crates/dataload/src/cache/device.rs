@@ -93,8 +93,10 @@ impl<B> DeviceStore<B> {
             // Refuses sparse and quantised tensors.
             Rows::new(tensor)?;
             shape[0] = self.len as i64;
-            columns.push(Tensor::f_empty(shape, (tensor.kind(), self.device))?);
-            Ok(tensor.f_narrow(0, 0, 0)?.f_to_device(self.device)?)
+            columns.push(Tensor::f_empty(&shape, (tensor.kind(), self.device))?);
+            // Not a part of the tensor, whose memory it would keep.
+            shape[0] = 0;
+            Ok(Tensor::f_empty(shape, (tensor.kind(), self.device))?)
         })?;
         Ok(Stored { structure, columns, present: vec![false; self.len] })
     }

@@ -9,6 +9,7 @@ use overdrive_core::{Activity, activity, is_taken_ahead, when_handed_out};
 
 use crate::loader::position::{Given, Mark, Progress};
 use crate::loader::stats::Counters;
+use crate::loader::transfer::Used;
 use crate::loader::tuner::{Size, Tuner};
 use crate::loader::work::{Content, EpochWork, Made};
 use crate::loader::worker::{MOST_IN_FLIGHT, WorkerOptions, Workers, make_guarded};
@@ -24,6 +25,8 @@ use crate::{Cancellation, DataError};
 #[must_use = "its workers are already loading; an epoch that is not iterated wastes their work"]
 pub struct Epoch<B> {
     crew: Crew<B>,
+    /// Dropped after the crew, which may hold batches.
+    used: Option<Used>,
     progress: SharedProgress,
     /// How many batches the epoch has, where that is known.
     batches: Option<usize>,
@@ -76,7 +79,7 @@ impl<B: Send + 'static> Epoch<B> {
             }
         };
         let progress = Arc::new(Mutex::new(progress));
-        Self { crew, progress, batches, counters, tuning, last_taken: None }
+        Self { crew, used: None, progress, batches, counters, tuning, last_taken: None }
     }
 
     pub(crate) fn progress_of(&self) -> &SharedProgress {
@@ -116,6 +119,7 @@ impl<B: Send + 'static> Epoch<B> {
             match result? {
                 Content::Batch { batch, samples, uploaded } => {
                     if let Some(mut uploaded) = uploaded {
+                        self.used.get_or_insert_with(|| uploaded.used());
                         uploaded.adopt(&batch)?;
                     }
                     self.give(number, mark);
@@ -136,6 +140,11 @@ impl<B: Send + 'static> Epoch<B> {
         lock(&self.progress).delivered(number, mark, Given::Ahead);
         let progress = self.progress.clone();
         when_handed_out(move || lock(&progress).handed_out());
+    }
+
+    fn end(&mut self) {
+        self.crew = Crew::Ended;
+        self.used = None;
     }
 
     fn tune(&mut self, batch: &B, asked: Instant) {
@@ -170,13 +179,13 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
             }
             Ok(None) if !matches!(self.crew, Crew::Ended) => {
                 lock(&self.progress).ended();
-                self.crew = Crew::Ended;
+                self.end();
             }
             Ok(None) => {}
             Err(error) => {
                 tracing::debug!(%error, "epoch ends early");
                 lock(&self.progress).broken_off();
-                self.crew = Crew::Ended;
+                self.end();
             }
         }
         self.counters.waited(asked.elapsed());

@@ -229,7 +229,7 @@ where
         let (batch, mut uploaded) = self.stages.send(batch)?;
         if let Some(store) = &self.store {
             if let Some(uploaded) = &mut uploaded {
-                uploaded.adopt(&batch)?;
+                uploaded.adopt_ahead(&batch)?;
             }
             store.put(drawn, &batch)?;
         }

@@ -1,5 +1,7 @@
 //! Pinning a batch and copying it to the device.
 
+use std::sync::Arc;
+
 use tch::{Device, Kind, Tensor};
 
 use overdrive_ffi::{Arg, CopyEvent, CopyStream, LazyOp, Value};
@@ -15,7 +17,7 @@ type Change<'a> = &'a mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>;
 /// Access to the tensors of a batch, for the options that need it. Without those options a batch can be of any type.
 pub(crate) struct TensorOps<B> {
     pub(crate) map: fn(&B, Change<'_>) -> Result<B, DataError>,
-    adopt: fn(&B, &mut CopyEvent) -> Result<(), DataError>,
+    adopt: Adopt<B>,
     pub(crate) has_structure_of: fn(&B, &B) -> bool,
     pub(crate) bytes: fn(&B) -> usize,
 }
@@ -34,23 +36,58 @@ impl<B: TensorBatch> TensorOps<B> {
     }
 }
 
+type Adopt<B> = fn(&B, &mut CopyEvent, Turn) -> Result<(), DataError>;
+
+/// Whether the training loop uses a batch from now on, or a worker does before it.
+#[derive(Clone, Copy)]
+enum Turn {
+    Now,
+    Ahead,
+}
+
 /// Makes the current stream wait for the copies of `batch`.
-fn adopt<B: TensorBatch>(batch: &B, copied: &mut CopyEvent) -> Result<(), DataError> {
+fn adopt<B: TensorBatch>(batch: &B, copied: &mut CopyEvent, turn: Turn) -> Result<(), DataError> {
     let mut tensors = Vec::new();
     batch.visit_tensors(&mut |tensor| tensors.push(tensor));
-    Ok(copied.wait(tensors.into_iter().filter(|tensor| tensor.device().is_cuda()))?)
+    let tensors = tensors.into_iter().filter(|tensor| tensor.device().is_cuda());
+    Ok(match turn {
+        Turn::Now => copied.wait(tensors),
+        Turn::Ahead => copied.wait_ahead(tensors),
+    }?)
 }
 
 /// A batch's copies to the device, which may still be under way.
 pub(crate) struct Uploaded<B> {
     copied: CopyEvent,
-    adopt: fn(&B, &mut CopyEvent) -> Result<(), DataError>,
+    stream: Arc<CopyStream>,
+    adopt: Adopt<B>,
 }
 
 impl<B> Uploaded<B> {
-    /// Makes the calling thread's current stream wait for the copies.
+    /// Makes the calling thread's current stream wait for the copies. The batch is used until the next one is adopted.
     pub(crate) fn adopt(&mut self, batch: &B) -> Result<(), DataError> {
-        (self.adopt)(batch, &mut self.copied)
+        (self.adopt)(batch, &mut self.copied, Turn::Now)
+    }
+
+    /// The same, for a worker that uses the batch before the training loop does.
+    pub(crate) fn adopt_ahead(&mut self, batch: &B) -> Result<(), DataError> {
+        (self.adopt)(batch, &mut self.copied, Turn::Ahead)
+    }
+
+    /// For the epoch that uses such batches.
+    pub(crate) fn used(&self) -> Used {
+        Used(self.stream.clone())
+    }
+}
+
+/// Batches of a stream are used, the last of them until this is dropped. Its memory goes back to the allocator then.
+pub(crate) struct Used(Arc<CopyStream>);
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.end_batch() {
+            tracing::debug!(%error, "the memory of the last batch was not given back");
+        }
     }
 }
 
@@ -63,7 +100,7 @@ pub(crate) struct Transfer<B> {
 
 enum Target {
     Host,
-    Cuda(CopyStream),
+    Cuda(Arc<CopyStream>),
     /// A device for which this crate has no streams: the worker waits for its copy.
     Other(Device),
 }
@@ -73,7 +110,7 @@ impl<B> Transfer<B> {
     pub(crate) fn new(ops: TensorOps<B>, pin: bool, device: Option<Device>) -> Result<Option<Self>, DataError> {
         let target = match device {
             None | Some(Device::Cpu) => Target::Host,
-            Some(Device::Cuda(number)) => Target::Cuda(CopyStream::new(number)?),
+            Some(Device::Cuda(number)) => Target::Cuda(Arc::new(CopyStream::new(number)?)),
             Some(device) => {
                 // An early error when the device is not available.
                 drop(Tensor::f_zeros([1], (Kind::Float, device))?);
@@ -98,7 +135,8 @@ impl<B> Transfer<B> {
             }
             Target::Cuda(stream) => {
                 let batch = (self.ops.map)(&batch, &mut |tensor| Ok(stream.upload(tensor)?))?;
-                Ok((batch, Some(Uploaded { copied: stream.record()?, adopt: self.ops.adopt })))
+                let (copied, stream) = (stream.record()?, stream.clone());
+                Ok((batch, Some(Uploaded { copied, stream, adopt: self.ops.adopt })))
             }
         }
     }

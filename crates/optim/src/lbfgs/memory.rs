@@ -86,12 +86,12 @@ impl Memory {
     pub fn turn(&mut self, grad: &Tensor, loss: f64, history_size: usize) -> Result<(), TorchError> {
         let old_dir = grad.f_sub(&self.prev_flat_grad)?;
         let old_stp = times(&self.d, self.t)?;
-        let curvature = dot(&old_dir, &old_stp)?;
+        let [curvature, square] = Number::read_both(&old_dir.f_dot(&old_stp)?, &old_dir.f_dot(&old_dir)?)?;
         if curvature > LEAST_CURVATURE {
             while self.history.len() >= history_size {
                 self.history.pop_front();
             }
-            self.h_diag = curvature / dot(&old_dir, &old_dir)?;
+            self.h_diag = curvature / square;
             self.history.push_back(Pair { old_dir, old_stp, ro: Number::from(1.0) / curvature });
         }
         self.d = self.direction(grad)?;

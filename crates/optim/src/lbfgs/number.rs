@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use overdrive_core::TorchError;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// A number on the host: a Python `float`, or what a tensor without dimensions holds.
 ///
@@ -28,6 +28,14 @@ impl Number {
     /// Waits for the tensor's device.
     pub fn read(tensor: &Tensor) -> Result<Self, TorchError> {
         Ok(Self { value: tensor.f_double_value(&[])?, kind: Some(tensor.kind()) })
+    }
+
+    /// # Syncs
+    /// Waits for the tensors' device, once for both.
+    pub fn read_both(one: &Tensor, other: &Tensor) -> Result<[Self; 2], TorchError> {
+        let both = Tensor::f_stack(&[one, other], 0)?.f_to_device(Device::Cpu)?;
+        let number = |value| Self { value, kind: Some(both.kind()) };
+        Ok([number(both.f_double_value(&[0])?), number(both.f_double_value(&[1])?)])
     }
 
     /// The number that a tensor of this dtype holds.
@@ -134,7 +142,6 @@ impl<N: Into<Self> + Copy> PartialOrd<N> for Number {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::Device;
 
     /// Each result is compared with libtorch's own.
     #[test]

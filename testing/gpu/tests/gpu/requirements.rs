@@ -9,7 +9,8 @@ use crate::ranks;
 const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
-const FAKE_ONLY: [&str; 46] = [
+const FAKE_ONLY: [&str; 47] = [
+    "loading::a_cache_on_the_device_is_filled_beside_the_computation",
     "ranks::failures::collectives_of_two_groups_in_opposite_orders_are_found_by_the_fake",
     "profiling::the_monitor_samples_the_device",
     "loading::a_loader_begins_on_its_own_device_alone",

@@ -1,6 +1,7 @@
 //! Batches on their way to the device: nothing is used too early, in whatever order the device gets on.
 
 mod gates;
+mod memory;
 mod planted;
 
 use anyhow::{Context, Result, ensure};
@@ -12,6 +13,10 @@ use overdrive_fakecuda::{Fake, Pace, waits};
 use crate::GPU;
 use crate::ranks::{Meeting, run_alone, uses_only};
 
+pub use memory::{
+    a_cache_on_the_device_is_filled_beside_the_computation, a_cache_on_the_device_keeps_the_samples_alone,
+    the_last_batch_is_free_when_its_epoch_has_ended,
+};
 pub use planted::{
     a_batch_dropped_early_is_found, a_loader_that_forgets_a_wait_is_found, a_missing_record_stream_is_found,
     a_missing_wait_is_found, a_pinned_buffer_used_again_is_found,
