@@ -28,12 +28,12 @@ struct Parts {
 impl<'a> Visitor<'a> for Parts {
     fn parameter(&mut self, _name: &str, parameter: &Tensor) {
         (TensorId::of(parameter), parameter.requires_grad()).hash(&mut self.hasher);
-        Form::of(parameter).hash(&mut self.hasher);
+        Form::of(parameter).ok().hash(&mut self.hasher);
     }
 
     fn buffer(&mut self, _name: &str, buffer: &Tensor, _persistent: bool) {
         TensorId::of(buffer).hash(&mut self.hasher);
-        Form::of(buffer).hash(&mut self.hasher);
+        Form::of(buffer).ok().hash(&mut self.hasher);
     }
 
     fn module(&mut self, _name: &str, module: &'a dyn Module) {

@@ -68,12 +68,22 @@ impl<M: Module, F: FnMut(&[Tensor]) -> Result<Vec<Tensor>, BoxError>> CompiledFo
     /// The second call waits for the compiler: a minute or more unless the package is in the cache.
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, CompileError> {
         let _no_grad = tch::no_grad_guard();
-        let key = Key { model: fingerprint(self.model), inputs: inputs.iter().map(Form::of).collect() };
+        let inputs = &inputs::in_memory(inputs)?;
+        let forms = match inputs::forms(inputs) {
+            Ok(forms) => forms,
+            Err(error) => {
+                self.calls.refuse(error)?;
+                return (self.f)(inputs).map_err(CompileError::Step);
+            }
+        };
+        let key = Key { model: fingerprint(self.model), inputs: forms };
         match self.calls.next(&key) {
             Next::Run(graph) => {
-                let outputs = graph.run(inputs, &[]);
+                let Some(outputs) = graph.run(inputs, &[])? else {
+                    return (self.f)(inputs).map_err(CompileError::Step);
+                };
                 self.calls.end_trial(&key);
-                outputs
+                Ok(outputs)
             }
             Next::Plain | Next::Refused => {
                 let outputs = (self.f)(inputs).map_err(CompileError::Step);

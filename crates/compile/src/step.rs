@@ -46,12 +46,20 @@ pub struct CompiledStep<'m, M, F> {
 struct Key {
     model: u64,
     optimizer: (OptimizerId, Option<u64>),
+    /// Which groups have a momentum of 0: SGD leaves their state alone then.
+    without_momentum: Vec<bool>,
     batch: Vec<Form>,
 }
 
 impl plans::Key for Key {
     fn of_any_size(&self) -> Self {
         Self { batch: inputs::of_any_size(&self.batch), ..self.clone() }
+    }
+
+    /// The optimizer's state or options were replaced.
+    fn is_over(&self, now: &Self) -> bool {
+        let ((id, revision), (other, newer)) = (self.optimizer, now.optimizer);
+        id == other && revision < newer
     }
 }
 
@@ -90,10 +98,19 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
     /// # Syncs
     /// The third step waits for the compiler: a minute or more unless the package is in the cache.
     pub fn run<O: Optimizer>(&mut self, opt: &mut O, batch: &[Tensor]) -> Result<Tensor, CompileError> {
+        let batch = &inputs::in_memory(batch)?;
+        let forms = match inputs::forms(batch) {
+            Ok(forms) => forms,
+            Err(error) => {
+                self.steps.refuse(error)?;
+                return self.plain(opt, batch);
+            }
+        };
         let key = Key {
             model: fingerprint(self.loss.model()),
             optimizer: (opt.id(), opt.revision()),
-            batch: batch.iter().map(Form::of).collect(),
+            without_momentum: (0..opt.num_groups()).map(|group| opt.momentum(group) == Some(0.0)).collect(),
+            batch: forms,
         };
         if opt.revision().is_none() {
             // Nothing would tell that its options have changed.
@@ -104,9 +121,9 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
                 let numbers: Vec<f64> = numbers.iter().map(|number| number.of(opt)).collect();
                 // As an uncompiled step does: gradients of a backward pass in between would stay.
                 opt.zero_grad()?;
-                let loss = graph.run(batch, &numbers)?.into_iter().next();
+                let Some(results) = graph.run(batch, &numbers)? else { return self.plain(opt, batch) };
                 self.steps.end_trial(&key);
-                loss.ok_or_else(|| CompileError::Step("a step without a loss".into()))
+                results.into_iter().next().ok_or_else(|| CompileError::Step("a step without a loss".into()))
             }
             Next::Refused => self.with_loss(opt, batch),
             Next::Plain => {

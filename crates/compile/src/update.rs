@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use overdrive_core::Optimizer;
-use overdrive_ffi::{Form, TensorId};
+use overdrive_ffi::TensorId;
 use serde_json::Value;
 
 use crate::error::CompileError;
@@ -45,9 +45,9 @@ pub(crate) fn check_trained(tensors: &[tch::Tensor], opt: &impl Optimizer) -> Re
     match tensors.iter().find(|tensor| !params.contains(&TensorId::of(tensor))) {
         None => Ok(()),
         Some(other) => {
-            let form = Form::of(other);
+            let (shape, kind) = (other.size(), other.kind());
             let reason = format!(
-                "the step computes the gradient of {form}, which is no parameter of the optimizer: compile the loss by \
+                "the step computes the gradient of a {kind:?} tensor of shape {shape:?}, which is no parameter of the optimizer: compile the loss by \
                  itself (`compile::loss`), or take away its `requires_grad`"
             );
             Err(CompileError::NotRecordable { reason, caller: None })

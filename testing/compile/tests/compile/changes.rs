@@ -39,15 +39,16 @@ fn counts_of_steps_of_a_layer_that_was_frozen() {
 }
 
 #[test]
-fn a_momentum_that_becomes_0() {
+fn a_momentum_that_becomes_0_and_leaves_it() {
     let Some(_alone) = crate::compiling() else { return };
     let sgd = |model: &nn::Sequential| Sgd::builder(model).lr(0.1).momentum(0.9).fused(true).build().unwrap();
+    // Where it is 0, the kernel leaves the state alone.
     let change = |_: &nn::Sequential, opt: &mut Sgd, step: usize| {
-        if step == 5 {
-            opt.set_momentum(0, 0.0).unwrap();
+        if step > 0 && step % 5 == 0 {
+            opt.set_momentum(0, if step == 5 { 0.0 } else { 0.9 }).unwrap();
         }
     };
-    follows_changes(mlp, sgd, change, |step| batch(step as i64), 10, strict());
+    follows_changes(mlp, sgd, change, |step| batch(step as i64), 16, strict());
 }
 
 /// Three uncompiled steps, ten of each way, and more in the faster one: the same training whichever it is.
@@ -57,6 +58,25 @@ fn the_way_that_auto_finds_faster() {
     let followed = follows(mlp, adamw, |step| batch(step as i64), 30, Options { auto: true, ..strict() });
     let why = followed.why_eager;
     assert!(why.as_ref().is_none_or(|why| why.contains("it runs uncompiled from now on")), "{why:?}");
+}
+
+/// Steps of replaced options do not come again: they take no room from those of the new ones.
+#[test]
+fn options_that_change_often_leave_steps_compiled() {
+    let Some(_alone) = crate::compiling() else { return };
+    let model = mlp();
+    let mut opt = AdamW::builder(&model).build().unwrap();
+    let calls = std::cell::Cell::new(0);
+    let mut step = compile::step(&model, |batch| {
+        calls.set(calls.get() + 1);
+        Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1]))
+    })
+    .options(Options { shapes: 1, ..strict() });
+    for _ in 0..4 {
+        opt.group_mut(0).unwrap().weight_decay(0.01).apply().unwrap();
+        (0..6).for_each(|number| drop(step.run(&mut opt, &batch(number)).unwrap()));
+    }
+    assert_eq!((calls.get(), step.why_eager()), (4 * 3, None));
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Compiled steps beside plain ones.
 
+mod batches;
 mod beside;
 mod changes;
+mod indices;
 mod inference;
 mod life;
 mod losses;
