@@ -7,7 +7,7 @@ use overdrive_ffi::{Form, TensorId};
 use tch::{Device, Tensor};
 
 use crate::error::{BoxError, CompileError};
-use crate::fingerprint::fingerprint;
+use crate::fingerprint::Watched;
 use crate::graph::Graph;
 use crate::inputs;
 use crate::options::Options;
@@ -26,7 +26,10 @@ pub type LossResult = Result<Tensor, BoxError>;
 /// only while recording.
 ///
 /// `model` is watched: if a parameter is replaced, frozen or unfrozen, or a layer changes its mode, the step is recorded
-/// anew.
+/// anew. Other modules are not, unless [`watch`](CompiledLoss::watch) names them.
+///
+/// The gradients are computed with the loss, with the gradient that the last backward pass had brought to it (the scale
+/// of a `GradScaler`); `backward` multiplies them by what has changed since.
 ///
 /// # Source
 /// `torch.compile(loss)`
@@ -35,13 +38,14 @@ where
     M: Module,
     F: FnMut(&[Tensor]) -> LossResult,
 {
-    CompiledLoss { model, f, steps: Plans::new(), seed: None }
+    CompiledLoss { model, watched: Watched::new(model), f, steps: Plans::new(), seed: None }
 }
 
 /// A compiled loss; see [`loss`].
 #[derive(Debug)]
 pub struct CompiledLoss<'m, M, F> {
     model: &'m M,
+    watched: Watched<'m>,
     f: F,
     steps: Plans<Key, Compiled>,
     /// None until a step is recorded.
@@ -90,11 +94,19 @@ impl Wanted {
     }
 }
 
-impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
+impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'m, M, F> {
     /// With other options.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.change(options);
+        self
+    }
+
+    /// Watches another module that the closure uses, such as a teacher, as it does the model: when the module changes its
+    /// mode, say, the step is recorded anew. Can be called for several.
+    #[must_use]
+    pub fn watch(mut self, module: &'m impl Module) -> Self {
+        self.watched.add(module);
         self
     }
 
@@ -125,7 +137,7 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
             }
         };
         let differentiable = batch.iter().map(Tensor::requires_grad).collect();
-        let key = Key { model: fingerprint(self.model), batch: forms, differentiable };
+        let key = Key { model: self.fingerprint(), batch: forms, differentiable };
         match self.steps.next(&key) {
             Next::Run(Compiled { graph, wanted }) => match graph.run(batch, &[])? {
                 Some(results) => {
@@ -144,8 +156,8 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
         (self.f)(batch).map_err(CompileError::Step)
     }
 
-    pub(crate) fn model(&self) -> &M {
-        self.model
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.watched.fingerprint()
     }
 
     pub(crate) fn change(&mut self, options: Options) {

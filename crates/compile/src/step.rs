@@ -6,7 +6,6 @@ use overdrive_ffi::autograd::{self, GradOptions};
 use tch::Tensor;
 
 use crate::error::{BoxError, CompileError};
-use crate::fingerprint::fingerprint;
 use crate::graph::Graph;
 use crate::inputs;
 use crate::loss::{CompiledLoss, LossResult, loss};
@@ -92,6 +91,13 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
 
     /// Makes a training step; returns the loss, without a graph. Gradients are freed before and after.
     ///
+    /// Watches another module that the closure uses, as [`CompiledLoss::watch`] does.
+    #[must_use]
+    pub fn watch(mut self, module: &'m impl Module) -> Self {
+        self.loss = self.loss.watch(module);
+        self
+    }
+
     /// # Errors
     /// Those of the closures and of the optimizer, and in strict mode why the step cannot be compiled.
     ///

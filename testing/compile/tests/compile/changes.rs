@@ -6,7 +6,7 @@ use overdrive::nn;
 use overdrive::optim::{AdamW, Sgd};
 use overdrive_compile as compile;
 use overdrive_compile::Options;
-use tch::{Device, Kind};
+use tch::{Device, Kind, Tensor};
 
 use crate::beside::{follows, follows_changes, strict};
 use crate::losses::{batch, mlp};
@@ -88,6 +88,35 @@ fn the_momentum_of_batch_normalization() {
         norm.momentum.set(Some(if step < 4 { 0.1 } else { 0.5 }));
     };
     follows_changes(norm, sgd, change, |step| batch(step as i64), 8, strict());
+}
+
+/// The closure uses a second model, which drops while it trains.
+#[test]
+fn the_mode_of_a_teacher_that_is_watched() {
+    let Some(_alone) = crate::compiling() else { return };
+    let (student, teacher) = (nn::Linear::new(20, 5).unwrap(), mlp());
+    let difference = |batch: &[Tensor]| -> compile::LossResult {
+        let wanted = tch::no_grad(|| teacher.forward(&batch[0]))?;
+        Ok((student.forward(&batch[0])? - wanted).square().mean(Kind::Float))
+    };
+    let mut opt = Sgd::builder(&student).lr(0.1).fused(true).build().unwrap();
+    let mut step = compile::step(&student, difference).watch(&teacher).options(strict());
+    let mut forward =
+        compile::forward(&student, |inputs| Ok(vec![difference(inputs)?])).watch(&teacher).options(strict());
+    for number in 0..10 {
+        teacher.set_training(number >= 5);
+        let [x, _] = batch(number);
+        let seeded = |run: &mut dyn FnMut() -> Tensor| {
+            tch::manual_seed(number);
+            run().double_value(&[])
+        };
+        let expected = seeded(&mut || difference(&[x.shallow_clone()]).unwrap());
+        let inferred = seeded(&mut || forward.run(&[x.shallow_clone()]).unwrap().remove(0));
+        let trained = seeded(&mut || step.run(&mut opt, &[x.shallow_clone()]).unwrap());
+        for found in [inferred, trained] {
+            assert!((found - expected).abs() <= 1e-5 * expected, "step {number}: {found}, but {expected} uncompiled");
+        }
+    }
 }
 
 #[test]
