@@ -14,6 +14,7 @@ sys.path = [path for path in sys.path if path]
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -38,43 +39,63 @@ DTYPES = {
 MEMORY_FORMATS = [torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d]
 
 
+def unless(unfit, dtype, *numbers):
+    """An update's numbers, or, in a step that is to change nothing, what is given beside them."""
+    if unfit is None:
+        return [number for number, _ in numbers]
+    pairs = [(torch.as_tensor(number, dtype=torch.float64), instead) for number, instead in numbers]
+    # In memory of their own: Inductor would choose again for each few elements.
+    return torch.stack([torch.where(unfit, instead, number) for number, instead in pairs]).to(dtype).unbind()
+
+
 def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1, beta2, weight_decay, eps,
-         amsgrad=False, maximize=False, *, decoupled):
+         amsgrad=False, maximize=False, *, decoupled, unfit):
     """What `_fused_adam_` and `_fused_adamw_` compute, in operators that Inductor fuses."""
+    lr, = unless(unfit, torch.float64, (lr, 0.0))
     # In tensors of their own: Inductor would compute the powers of 0-dim tensors again for each few elements.
     sizes = torch.stack([(lr / (1 - beta1 ** step.double())).to(params[0].dtype) for step in steps])
     scales = torch.stack([(1 - beta2 ** step.double()).sqrt().reciprocal().to(params[0].dtype) for step in steps])
+    pairs = [(1 - lr * weight_decay, 1.0), (1 - beta1, 0.0), (beta2, 1.0), (1 - beta2, 0.0)]
+    shrunk, first, kept, second = unless(unfit, params[0].dtype, *pairs)
     for i, (param, grad) in enumerate(zip(params, grads)):
         if maximize:
             grad = -grad
         if decoupled:
-            param.mul_(1 - lr * weight_decay)
+            param.mul_(shrunk)
         else:
             grad = grad + param * weight_decay
-        exp_avgs[i].add_((grad - exp_avgs[i]) * (1 - beta1))
-        exp_avg_sqs[i].mul_(beta2).add_(grad * grad * (1 - beta2))
-        second = exp_avg_sqs[i]
+        exp_avgs[i].add_((grad - exp_avgs[i]) * first)
+        exp_avg_sqs[i].mul_(kept).add_(grad * grad * second)
+        square = exp_avg_sqs[i]
         if amsgrad:
-            max_exp_avg_sqs[i].copy_(torch.maximum(max_exp_avg_sqs[i], second))
-            second = max_exp_avg_sqs[i]
-        param.sub_(sizes[i] * exp_avgs[i] / (second.sqrt() * scales[i] + eps))
+            max_exp_avg_sqs[i].copy_(torch.maximum(max_exp_avg_sqs[i], square))
+            square = max_exp_avg_sqs[i]
+        param.sub_(sizes[i] * exp_avgs[i] / (square.sqrt() * scales[i] + eps))
 
 
-def sgd(params, grads, momenta, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step):
+def sgd(params, grads, momenta, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, *, unfit):
     """What `_fused_sgd_` computes."""
+    lr, kept, share = unless(unfit, params[0].dtype, (lr, 0.0), (momentum, 1.0), (1 - dampening, 0.0))
     for i, (param, grad) in enumerate(zip(params, grads)):
         if maximize:
             grad = -grad
         grad = grad + param * weight_decay
         if momenta:
-            momenta[i].copy_(grad if is_first_step else momenta[i] * momentum + grad * (1 - dampening))
+            momenta[i].copy_(grad if is_first_step else momenta[i] * kept + grad * share)
             grad = grad + momenta[i] * momentum if nesterov else momenta[i]
         param.sub_(grad * lr)
 
 
+def lerp(averages, weights, fraction, *, unfit):
+    """What `_foreach_lerp_` computes with one fraction."""
+    fraction, = unless(unfit, averages[0].dtype, (fraction, 0.0))
+    for average, weight in zip(averages, weights):
+        average.add_((weight - average) * fraction)
+
+
 FORMULAS = {
-    "aten::_fused_adam_": lambda *args: adam(*args, decoupled=False),
-    "aten::_fused_adamw_": lambda *args: adam(*args, decoupled=True),
+    "aten::_fused_adam_": lambda *args, unfit: adam(*args, decoupled=False, unfit=unfit),
+    "aten::_fused_adamw_": lambda *args, unfit: adam(*args, decoupled=True, unfit=unfit),
     "aten::_fused_sgd_": sgd,
 }
 
@@ -102,6 +123,7 @@ INDICES = {
 # Indices by dimension, in a list. (`index` itself is not recorded: its result's shape may depend on values.)
 LISTS = ["index_put", "_index_put_impl"]
 # Labels with one that stands for none: their place, its place, and the number of classes.
+MASKS = (torch.bool, torch.uint8)
 LABELS = {
     **dict.fromkeys(["nll_loss_forward", "nll_loss2d_forward"], (1, 4, lambda args: classes(args[0]))),
     **dict.fromkeys(["nll_loss_backward", "nll_loss2d_backward"], (2, 5, lambda args: classes(args[1]))),
@@ -129,7 +151,7 @@ class Indices:
 
     def fitting(self, indices, size, wraps=False, none=None):
         """The indices that are in range, and others in place of those that are not. A device checks its own."""
-        if indices is None or indices.dtype in (torch.bool, torch.uint8) and none is None or indices.device.type != "cpu":
+        if indices is None or indices.dtype in MASKS and none is None or indices.device.type != "cpu":
             return indices
         indices = indices.long()
         low = -size if wraps else 0
@@ -151,7 +173,10 @@ class Indices:
             place, none, size = LABELS[name]
             args[place] = self.fitting(args[place], size(args), none=args[none])
         elif name in LISTS:
-            args[1] = [self.fitting(one, args[0].shape[dim], True) for dim, one in enumerate(args[1])]
+            # A mask takes as many dimensions as it has.
+            taken = [one.dim() if one is not None and one.dtype in MASKS else 1 for one in args[1]]
+            dims = itertools.accumulate(taken, initial=0)
+            args[1] = [self.fitting(one, args[0].shape[dim], True) for one, dim in zip(args[1], dims)]
         return args
 
     def note(self, node, op):
@@ -170,8 +195,18 @@ class Indices:
                 self.owners.update(dict.fromkeys(numbers(out), owner))
 
     def undo(self, tensors):
-        """Takes back what was written if an index was out of range; whether one was."""
-        unfit = torch.stack(self.unfit).any()
+    def any_unfit(self):
+        return torch.stack(self.unfit).any()
+
+    def for_update(self, node, args):
+        """Whether an index was out of range, for an update that changes nothing then by its numbers (if the gradient is
+        finite), as taking it back takes a tenth of an MLP's step. None where numbers cannot do that."""
+        is_first_step = node["op"] == "aten::_fused_sgd_" and args[2] and args[9]
+        exact = all(tensor.dtype in (torch.float32, torch.float64) for tensor in args[0])
+        return self.any_unfit() if self.unfit and exact and not is_first_step else None
+
+        """Takes back what else was written if an index was out of range; whether one was."""
+        unfit = self.any_unfit()
         for number in sorted(self.written - {None}):
             tensors[number].copy_(torch.where(unfit, self.before[number], tensors[number]))
         return unfit
@@ -220,14 +255,15 @@ class Step(torch.nn.Module):
     def call(self, at, node, tensors, scalars, size, indices):
         args = [scalars.get((at, i), value(arg, tensors, size)) for i, arg in enumerate(node["args"])]
         op = operator(node["op"], node["overload"])
-        if indices:
+        formula = FORMULAS.get(node["op"]) or FORMULAS.get(f"{node['op']}.{node['overload']}")
+        unfit = indices.for_update(node, args) if indices and formula else None
+        if indices and unfit is None:
             args = indices.checked(node, args)
             indices.note(node, op)
-        formula = FORMULAS.get(node["op"])
         if formula:
             while args and args[-1] is None:
                 args.pop()
-            return formula(*args)
+            return formula(*args, unfit=unfit)
         results = op(*positional(op, args), **by_name(op, args))
         bind(node["out"], [results] if len(op._schema.returns) == 1 else results, tensors)
 
