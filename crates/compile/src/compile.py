@@ -97,6 +97,7 @@ FORMULAS = {
     "aten::_fused_adam_": lambda *args, unfit: adam(*args, decoupled=False, unfit=unfit),
     "aten::_fused_adamw_": lambda *args, unfit: adam(*args, decoupled=True, unfit=unfit),
     "aten::_fused_sgd_": sgd,
+    "aten::_foreach_lerp_.Scalar": lerp,
 }
 
 
@@ -122,8 +123,8 @@ INDICES = {
 }
 # Indices by dimension, in a list. (`index` itself is not recorded: its result's shape may depend on values.)
 LISTS = ["index_put", "_index_put_impl"]
-# Labels with one that stands for none: their place, its place, and the number of classes.
 MASKS = (torch.bool, torch.uint8)
+# Labels with one that stands for none: their place, its place, and the number of classes.
 LABELS = {
     **dict.fromkeys(["nll_loss_forward", "nll_loss2d_forward"], (1, 4, lambda args: classes(args[0]))),
     **dict.fromkeys(["nll_loss_backward", "nll_loss2d_backward"], (2, 5, lambda args: classes(args[1]))),
@@ -194,7 +195,6 @@ class Indices:
             if owner is not None and declared.alias_info is not None:
                 self.owners.update(dict.fromkeys(numbers(out), owner))
 
-    def undo(self, tensors):
     def any_unfit(self):
         return torch.stack(self.unfit).any()
 
@@ -205,6 +205,7 @@ class Indices:
         exact = all(tensor.dtype in (torch.float32, torch.float64) for tensor in args[0])
         return self.any_unfit() if self.unfit and exact and not is_first_step else None
 
+    def undo(self, tensors):
         """Takes back what else was written if an index was out of range; whether one was."""
         unfit = self.any_unfit()
         for number in sorted(self.written - {None}):

@@ -108,7 +108,7 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> Result<Vec<Tensor>, BoxError>> Compil
         let Some(recorder) = Recorder::start(inputs)? else { return (self.f)(inputs).map_err(CompileError::Step) };
         let outputs = (self.f)(recorder.batch()).map_err(CompileError::Step)?;
         let count = recorder.operators();
-        let trace = recorder.finish(&outputs, count)?;
+        let trace = recorder.finish(&outputs, count..count)?;
         self.calls.learn(key, trace, Ok(Vec::new()), |graph| graph)?;
         Ok(outputs)
     }

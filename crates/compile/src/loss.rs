@@ -184,7 +184,7 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'m, M, F> {
         let results: Vec<Tensor> = std::iter::once(loss.f_detach()?).chain(grads).collect();
         let count = recorder.operators();
         let wanted: Vec<Wanted> = wanted.iter().map(|tensor| Wanted::new(tensor, recorder.batch())).collect();
-        let trace = recorder.finish(&results, count)?;
+        let trace = recorder.finish(&results, count..count)?;
         let inputs: Vec<Tensor> = wanted.iter().map(|wanted| wanted.of(batch)).collect();
         self.steps.learn(key, trace, Ok(Vec::new()), |graph| Compiled { graph, wanted })?;
         attach(&inputs, results, self.seed.as_ref())

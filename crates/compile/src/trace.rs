@@ -1,6 +1,7 @@
 //! A recorded step, and what makes two of them the same.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use overdrive_core::TorchError;
 use overdrive_ffi::record::{Record, Recording, Refusal};
@@ -21,8 +22,8 @@ pub(crate) struct Trace {
     pub(crate) batch: Vec<(i64, Form)>,
     /// The tensors from outside that are not the batch's: their numbers, and what they are.
     outside: Vec<(i64, TensorId, Form)>,
-    /// The first operator of the update.
-    pub(crate) update: usize,
+    /// The operators of the optimizer's update. Later ones are those of averages.
+    pub(crate) update: Range<usize>,
 }
 
 /// Records a step while it runs.
@@ -62,8 +63,8 @@ impl Recorder {
         Ok(externals)
     }
 
-    /// Ends the record of a step with these results.
-    pub(crate) fn finish(self, results: &[Tensor], update: usize) -> Result<Trace, CompileError> {
+    /// Ends the record of a step with these results, of which these operators are the optimizer's update.
+    pub(crate) fn finish(self, results: &[Tensor], update: Range<usize>) -> Result<Trace, CompileError> {
         let mut record = self.recording.finish(results)?;
         let operators = serde_json::from_str(&record.operators).unwrap_or_default();
         let batch = record.externals.drain(..self.batch.len()).map(|(number, tensor)| Ok((number, Form::of(&tensor)?)));

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use overdrive_core::Optimizer;
+use overdrive_core::{Averages, Optimizer};
 use overdrive_ffi::TensorId;
 use serde_json::Value;
 
@@ -11,21 +11,24 @@ use crate::error::CompileError;
 use crate::graph::Scalar;
 use crate::trace::{Trace, name};
 
-/// A number of an optimizer that is given anew at each step.
+/// A number of an optimizer, or of averages, that is given anew at each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Number {
     /// The learning rate of a group.
     Lr(usize),
     /// The momentum of a group: SGD's `momentum`, the first of Adam's `betas`.
     Momentum(usize),
+    /// How far the averages follow.
+    AverageWeight,
 }
 
 impl Number {
     /// Its value now.
-    pub(crate) fn of(self, opt: &impl Optimizer) -> f64 {
+    pub(crate) fn of(self, opt: &impl Optimizer, averages: Option<&dyn Averages>) -> f64 {
         match self {
             Self::Lr(group) => opt.lr(group).unwrap_or(0.0),
             Self::Momentum(group) => opt.momentum(group).unwrap_or(0.0),
+            Self::AverageWeight => averages.map_or(0.0, Averages::next_weight),
         }
     }
 }
@@ -69,7 +72,8 @@ pub(crate) fn numbers(trace: &Trace, opt: &impl Optimizer) -> Result<(Vec<Scalar
         Some((_, scalar)) => scalar.uses.push(place),
         None => found.push((number, Scalar { uses: vec![place] })),
     };
-    for (at, operator) in trace.operators.iter().enumerate().skip(trace.update) {
+    let (update, averages) = trace.operators.split_at(trace.update.end);
+    for (at, operator) in update.iter().enumerate().skip(trace.update.start) {
         let Some((lr, momentum)) = places(operator) else {
             match name(operator).as_str() {
                 "aten::add_.Scalar" | "aten::_foreach_add_.Scalar" | "aten::detach" => continue,
@@ -84,6 +88,11 @@ pub(crate) fn numbers(trace: &Trace, opt: &impl Optimizer) -> Result<(Vec<Scalar
         add(Number::Lr(group), (at, lr));
         if opt.momentum(group).is_some() {
             add(Number::Momentum(group), (at, momentum));
+        }
+    }
+    for (at, operator) in averages.iter().enumerate() {
+        if name(operator) == "aten::_foreach_lerp_.Scalar" {
+            add(Number::AverageWeight, (trace.update.end + at, 2));
         }
     }
     Ok(found.into_iter().map(|(number, scalar)| (scalar, number)).unzip())

@@ -2,6 +2,7 @@
 
 use overdrive::core::Module;
 use overdrive::nn;
+use overdrive::optim::AdamW;
 use overdrive_compile as compile;
 use overdrive_compile::{CompileError, LossResult, Options};
 use tch::{Device, Kind, Tensor};
@@ -122,6 +123,24 @@ fn a_batch_that_was_one_tensor_twice_may_be_two() {
             assert!(one.allclose(other, 1e-5, 1e-6, false), "step {number}");
         }
     }
+}
+
+/// A whole step hands out no gradient of its own, so only the loss is compiled.
+#[test]
+fn a_step_over_a_batch_that_requires_a_gradient_hands_it_out() {
+    let Some(_alone) = crate::compiling() else { return };
+    let model = nn::Linear::new(4, 4).unwrap();
+    let loss = |batch: &[Tensor]| -> LossResult { Ok(model.forward(&batch[0])?.square().mean(Kind::Float)) };
+    let mut opt = AdamW::builder(&model).build().unwrap();
+    let mut step = compile::step(&model, loss).options(quiet());
+    for number in 0..5 {
+        let x = Tensor::randn([3, 4], FLOAT).set_requires_grad(true);
+        let expected = Tensor::run_backward(&[loss(&[x.shallow_clone()]).unwrap()], &[&x], false, false).remove(0);
+        let _ = step.run(&mut opt, &[x.shallow_clone()]).unwrap();
+        let found = x.grad();
+        assert!(found.defined() && found.allclose(&expected, 1e-5, 1e-7, false), "step {number}");
+    }
+    assert!(step.why_eager().unwrap().contains("requires a gradient"));
 }
 
 /// The batch of the recorded steps is captured as well, and stays when the batch changes.

@@ -1,5 +1,6 @@
 //! Compiled steps beside plain ones.
 
+mod averages;
 mod batches;
 mod beside;
 mod changes;
