@@ -171,7 +171,7 @@ fn records_of_other_processors_and_versions_are_refused() {
     };
     let text = refused("no JSON");
     assert!(text.contains("no record of a step") && !text.contains("delete it"), "{text}");
-    assert!(refused(r#"{"processor": "z80", "request": {}}"#).contains("another kind of processor"));
+    assert!(refused(r#"{"machine": "z80", "request": {}}"#).contains("another kind of processor"));
     for absent in ["0.json", "misspelt"].map(|name| folder.path().join(name)) {
         let error = compile::prepare(&absent, |_, _| ()).unwrap_err().to_string();
         assert!(error.contains(&*absent.to_string_lossy()) && !absent.is_dir(), "{error}");
