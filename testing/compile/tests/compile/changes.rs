@@ -44,7 +44,7 @@ fn a_momentum_that_becomes_0_and_leaves_it() {
     let sgd = |model: &nn::Sequential| Sgd::builder(model).lr(0.1).momentum(0.9).fused(true).build().unwrap();
     // Where it is 0, the kernel leaves the state alone.
     let change = |_: &nn::Sequential, opt: &mut Sgd, step: usize| {
-        if step > 0 && step % 5 == 0 {
+        if step > 0 && step.is_multiple_of(5) {
             opt.set_momentum(0, if step == 5 { 0.0 } else { 0.9 }).unwrap();
         }
     };
