@@ -53,7 +53,7 @@ impl Used {
             Value::Host(used) => {
                 let now = of_loss.f_double_value(&[])?;
                 if now.is_finite() && now != 0.0 {
-                    let _ = next.f_fill_(now)?;
+                    next.f_copy_(&of_loss)?;
                 }
                 Ok((now != *used).then(|| Tensor::from(now / used)))
             }

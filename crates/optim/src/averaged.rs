@@ -117,9 +117,7 @@ impl AveragedModelBuilder {
             let is_averaged = self.use_buffers && buffer.is_floating_point();
             if is_averaged { averaged.push((name, buffer)) } else { copied.push((name, buffer)) }
         }
-        for list in [&mut averaged, &mut copied] {
-            list.sort_by(|(one, _), (other, _)| one.cmp(other));
-        }
+        [&mut averaged, &mut copied].into_iter().for_each(|list| list.sort_by(|(one, _), (other, _)| one.cmp(other)));
         Ok(AveragedModel {
             averaging: self.averaging,
             warm_up: self.warm_up,
