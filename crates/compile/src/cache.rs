@@ -39,7 +39,7 @@ pub(crate) struct Cache {
 /// What a package is made for: everything that its code depends on.
 pub(crate) fn key(record: &Record) -> String {
     let mut hasher = Sha256::new();
-    for part in [python::TORCH, python::PROGRAM, &record.processor, &record.request.to_string()] {
+    for part in [python::TORCH, python::PROGRAM, &record.machine, &record.request.to_string()] {
         hasher.update(part.len().to_le_bytes());
         hasher.update(part);
     }

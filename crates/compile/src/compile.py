@@ -3,8 +3,8 @@
     python compile.py record.json folder cache
 
 The record has the operators of `overdrive_ffi::record`, and what comes in and goes out. The folder gets `step.pt2`, the
-package, and `explain.json`, what its code calls. The cache keeps what is found out about this machine. Says on stdout what it does, a
-line each: `stage NAME`, and at the end `done`. Errors go to stderr.
+package, and `explain.json`, what its code calls. The cache keeps what is found out about this machine, and compiled
+headers. Says on stdout what it does, a line each: `stage NAME`, and at the end `done`. Errors go to stderr.
 """
 
 import sys
@@ -14,6 +14,7 @@ sys.path = [path for path in sys.path if path]
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from collections import Counter
 
 import torch
 import torch._inductor
-from torch._inductor import config, cpu_vec_isa
+from torch._inductor import codecache, config, cpu_vec_isa
 
 
 def dtype(name):
@@ -38,45 +39,187 @@ DTYPES = {
 MEMORY_FORMATS = [torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d]
 
 
+def unless(unfit, dtype, *numbers):
+    """An update's numbers, or, in a step that is to change nothing, what is given beside them."""
+    if unfit is None:
+        return [number for number, _ in numbers]
+    pairs = [(torch.as_tensor(number, dtype=torch.float64), instead) for number, instead in numbers]
+    # In memory of their own: Inductor would choose again for each few elements.
+    return torch.stack([torch.where(unfit, instead, number) for number, instead in pairs]).to(dtype).unbind()
+
+
 def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1, beta2, weight_decay, eps,
-         amsgrad=False, maximize=False, *, decoupled):
+         amsgrad=False, maximize=False, *, decoupled, unfit):
     """What `_fused_adam_` and `_fused_adamw_` compute, in operators that Inductor fuses."""
+    lr, = unless(unfit, torch.float64, (lr, 0.0))
     # In tensors of their own: Inductor would compute the powers of 0-dim tensors again for each few elements.
     sizes = torch.stack([(lr / (1 - beta1 ** step.double())).to(params[0].dtype) for step in steps])
     scales = torch.stack([(1 - beta2 ** step.double()).sqrt().reciprocal().to(params[0].dtype) for step in steps])
+    pairs = [(1 - lr * weight_decay, 1.0), (1 - beta1, 0.0), (beta2, 1.0), (1 - beta2, 0.0)]
+    shrunk, first, kept, second = unless(unfit, params[0].dtype, *pairs)
     for i, (param, grad) in enumerate(zip(params, grads)):
         if maximize:
             grad = -grad
         if decoupled:
-            param.mul_(1 - lr * weight_decay)
+            param.mul_(shrunk)
         else:
             grad = grad + param * weight_decay
-        exp_avgs[i].add_((grad - exp_avgs[i]) * (1 - beta1))
-        exp_avg_sqs[i].mul_(beta2).add_(grad * grad * (1 - beta2))
-        second = exp_avg_sqs[i]
+        exp_avgs[i].add_((grad - exp_avgs[i]) * first)
+        exp_avg_sqs[i].mul_(kept).add_(grad * grad * second)
+        square = exp_avg_sqs[i]
         if amsgrad:
-            max_exp_avg_sqs[i].copy_(torch.maximum(max_exp_avg_sqs[i], second))
-            second = max_exp_avg_sqs[i]
-        param.sub_(sizes[i] * exp_avgs[i] / (second.sqrt() * scales[i] + eps))
+            max_exp_avg_sqs[i].copy_(torch.maximum(max_exp_avg_sqs[i], square))
+            square = max_exp_avg_sqs[i]
+        param.sub_(sizes[i] * exp_avgs[i] / (square.sqrt() * scales[i] + eps))
 
 
-def sgd(params, grads, momenta, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step):
+def sgd(params, grads, momenta, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, *, unfit):
     """What `_fused_sgd_` computes."""
+    lr, kept, share = unless(unfit, params[0].dtype, (lr, 0.0), (momentum, 1.0), (1 - dampening, 0.0))
     for i, (param, grad) in enumerate(zip(params, grads)):
         if maximize:
             grad = -grad
         grad = grad + param * weight_decay
         if momenta:
-            momenta[i].copy_(grad if is_first_step else momenta[i] * momentum + grad * (1 - dampening))
+            momenta[i].copy_(grad if is_first_step else momenta[i] * kept + grad * share)
             grad = grad + momenta[i] * momentum if nesterov else momenta[i]
         param.sub_(grad * lr)
 
 
+def lerp(averages, weights, fraction, *, unfit):
+    """What `_foreach_lerp_` computes with one fraction."""
+    fraction, = unless(unfit, averages[0].dtype, (fraction, 0.0))
+    for average, weight in zip(averages, weights):
+        average.add_((weight - average) * fraction)
+
+
 FORMULAS = {
-    "aten::_fused_adam_": lambda *args: adam(*args, decoupled=False),
-    "aten::_fused_adamw_": lambda *args: adam(*args, decoupled=True),
+    "aten::_fused_adam_": lambda *args, unfit: adam(*args, decoupled=False, unfit=unfit),
+    "aten::_fused_adamw_": lambda *args, unfit: adam(*args, decoupled=True, unfit=unfit),
     "aten::_fused_sgd_": sgd,
+    "aten::_foreach_lerp_.Scalar": lerp,
 }
+
+
+def along(args):
+    """The size of the dimension that an operator like `gather` takes its indices along."""
+    return args[0].shape[args[1]] if args[0].dim() else 1
+
+
+def classes(scores):
+    return scores.shape[min(scores.dim(), 2) - 1]
+
+
+# Where compiled code would read or write elsewhere, or end the process, libtorch's operators refuse an index: the place of
+# the indices in their arguments, the size that they are below, and whether negative ones count from the end.
+INDICES = {
+    "embedding": (1, lambda args: args[0].shape[0], False),
+    "embedding_dense_backward": (1, lambda args: args[2], False),
+    "take": (1, lambda args: args[0].numel(), True),
+    "put": (1, lambda args: args[0].numel(), True),
+    "index_fill": (2, along, True),
+    **dict.fromkeys(["gather", "index_select", "index_add", "index_copy", "index_reduce", "scatter", "scatter_add",
+                     "scatter_reduce"], (2, along, False)),
+}
+# Indices by dimension, in a list. (`index` itself is not recorded: its result's shape may depend on values.)
+LISTS = ["index_put", "_index_put_impl"]
+MASKS = (torch.bool, torch.uint8)
+# Labels with one that stands for none: their place, its place, and the number of classes.
+LABELS = {
+    **dict.fromkeys(["nll_loss_forward", "nll_loss2d_forward"], (1, 4, lambda args: classes(args[0]))),
+    **dict.fromkeys(["nll_loss_backward", "nll_loss2d_backward"], (2, 5, lambda args: classes(args[1]))),
+}
+# Arguments that are written to, of which the schema does not say so.
+WRITTEN = {"aten::native_batch_norm": [3, 4], "aten::cudnn_batch_norm": [3, 4], "aten::miopen_batch_norm": [3, 4]}
+
+
+def short_name(node):
+    return node["op"].removeprefix("aten::").removesuffix("_")
+
+
+def has_indices(node):
+    return any(short_name(node) in names for names in (INDICES, LISTS, LABELS))
+
+
+class Indices:
+    """Sees to it that a step with an index that is out of range changes nothing and says so, while it runs to its end."""
+
+    def __init__(self, tensors):
+        self.before = {number: tensor.clone() for number, tensor in tensors.items()}
+        self.owners = {number: number for number in tensors}
+        self.written = set()
+        self.unfit = []
+
+    def fitting(self, indices, size, wraps=False, none=None):
+        """The indices that are in range, and others in place of those that are not. A device checks its own."""
+        if indices is None or indices.dtype in MASKS and none is None or indices.device.type != "cpu":
+            return indices
+        indices = indices.long()
+        low = -size if wraps else 0
+        fits = (indices >= low) & (indices < size)
+        if none is None:
+            self.unfit.append(~fits.all())
+            return indices.clamp(low, size - 1)
+        fits |= indices == none
+        self.unfit.append(~fits.all())
+        return torch.where(fits, indices, none)
+
+    def checked(self, node, args):
+        """An operator's arguments with indices that are in range."""
+        name, args = short_name(node), list(args)
+        if name in INDICES:
+            place, size, wraps = INDICES[name]
+            args[place] = self.fitting(args[place], size(args), wraps)
+        elif name in LABELS:
+            place, none, size = LABELS[name]
+            args[place] = self.fitting(args[place], size(args), none=args[none])
+        elif name in LISTS:
+            # A mask takes as many dimensions as it has.
+            taken = [one.dim() if one is not None and one.dtype in MASKS else 1 for one in args[1]]
+            dims = itertools.accumulate(taken, initial=0)
+            args[1] = [self.fitting(one, args[0].shape[dim], True) for one, dim in zip(args[1], dims)]
+        return args
+
+    def note(self, node, op):
+        """Notes what an operator writes to, and which of its results are parts of which input."""
+        own = WRITTEN.get(node["op"], [])
+        owner = None
+        for place, (arg, declared) in enumerate(zip(node["args"], op._schema.arguments)):
+            alias = declared.alias_info
+            owners = [self.owners.get(number) for number in numbers(arg)]
+            if place in own or alias is not None and alias.is_write:
+                self.written.update(owners)
+            elif alias is not None:
+                owner = owner if owner is not None else next(iter(owners), None)
+        for out, declared in zip(node["out"], op._schema.returns):
+            if owner is not None and declared.alias_info is not None:
+                self.owners.update(dict.fromkeys(numbers(out), owner))
+
+    def any_unfit(self):
+        return torch.stack(self.unfit).any()
+
+    def for_update(self, node, args):
+        """Whether an index was out of range, for an update that changes nothing then by its numbers (if the gradient is
+        finite), as taking it back takes a tenth of an MLP's step. None where numbers cannot do that."""
+        is_first_step = node["op"] == "aten::_fused_sgd_" and args[2] and args[9]
+        exact = all(tensor.dtype in (torch.float32, torch.float64) for tensor in args[0])
+        return self.any_unfit() if self.unfit and exact and not is_first_step else None
+
+    def undo(self, tensors):
+        """Takes back what else was written if an index was out of range; whether one was."""
+        unfit = self.any_unfit()
+        for number in sorted(self.written - {None}):
+            tensors[number].copy_(torch.where(unfit, self.before[number], tensors[number]))
+        return unfit
+
+
+def numbers(arg):
+    """The numbers of the tensors in an argument or result."""
+    if isinstance(arg, list):
+        return [number for item in arg for number in numbers(item)]
+    if isinstance(arg, dict):
+        return [arg["tensor"]] if "tensor" in arg else []
+    return [arg] if isinstance(arg, int) else []
 
 
 def operator(name, overload):
@@ -99,21 +242,29 @@ class Step(torch.nn.Module):
         for scalar, tensor in zip(self.request["scalars"], inputs[len(self.request["inputs"]):]):
             for node, arg in scalar["uses"]:
                 scalars[node, arg] = tensor
-        for at, node in enumerate(self.request["operators"]):
+        operators = self.request["operators"]
+        indices = Indices(tensors) if any(map(has_indices, operators)) else None
+        for at, node in enumerate(operators):
             try:
-                self.call(at, node, tensors, scalars, size)
+                self.call(at, node, tensors, scalars, size, indices)
             except Exception as error:
                 raise RuntimeError(f"operator {at}, {node['op']}.{node['overload']}: {error}; {node['args']}") from error
-        return tuple(tensors[number] for number in self.request["outputs"])
+        outputs = tuple(tensors[number] for number in self.request["outputs"])
+        # One more output than was asked for: whether an index was out of range.
+        return (*outputs, indices.undo(tensors)) if indices and indices.unfit else outputs
 
-    def call(self, at, node, tensors, scalars, size):
+    def call(self, at, node, tensors, scalars, size, indices):
         args = [scalars.get((at, i), value(arg, tensors, size)) for i, arg in enumerate(node["args"])]
-        formula = FORMULAS.get(node["op"])
+        op = operator(node["op"], node["overload"])
+        formula = FORMULAS.get(node["op"]) or FORMULAS.get(f"{node['op']}.{node['overload']}")
+        unfit = indices.for_update(node, args) if indices and formula else None
+        if indices and unfit is None:
+            args = indices.checked(node, args)
+            indices.note(node, op)
         if formula:
             while args and args[-1] is None:
                 args.pop()
-            return formula(*args)
-        op = operator(node["op"], node["overload"])
+            return formula(*args, unfit=unfit)
         results = op(*positional(op, args), **by_name(op, args))
         bind(node["out"], [results] if len(op._schema.returns) == 1 else results, tensors)
 
@@ -158,8 +309,30 @@ def value(arg, tensors, size):
     raise ValueError(f"an argument of unknown kind {kind}")
 
 
-def example(given):
-    return torch.empty_strided(given["shape"], given["stride"], dtype=dtype(given["dtype"]), device=given["device"])
+def example(given, size=None):
+    shape = given["shape"] if size is None else [size, *given["shape"][1:]]
+    return torch.empty_strided(shape, given["stride"], dtype=dtype(given["dtype"]), device=given["device"])
+
+
+def export(request):
+    """The graph of a step, and the least size of a batch that it is for."""
+    varying = request.get("batch", [])
+    # For a compiler, dimensions of size 1 are others, as they broadcast: where the step has one of size b - 1, the least
+    # size is 3.
+    sizes = [2, 3, 4] if varying else [None]
+    # An example of a size that all of these allow.
+    any_size = max(5, request["inputs"][varying[0]]["shape"][0]) if varying else None
+    inputs = [example(given, any_size if place in varying else None) for place, given in enumerate(request["inputs"])]
+    inputs += [torch.zeros((), dtype=torch.float64) for _ in request["scalars"]]
+    for least in sizes:
+        size = torch.export.Dim("batch", min=least)
+        shapes = {"inputs": tuple({0: size} if place in varying else None for place in range(len(inputs)))}
+        try:
+            with torch.no_grad():
+                return torch.export.export(Step(request), tuple(inputs), dynamic_shapes=shapes, strict=False), least
+        except Exception:
+            if least == sizes[-1]:
+                raise
 
 
 class VectorSets:
@@ -203,14 +376,13 @@ def main():
     vectors = VectorSets(cache)
     # The generator of eager runs draws the same numbers.
     config.fallback_random = True
-    inputs = [example(given) for given in request["inputs"]]
-    inputs += [torch.zeros((), dtype=torch.float64) for _ in request["scalars"]]
-    size = torch.export.Dim("batch", min=2)
-    varying = request.get("batch", [])
-    shapes = {"inputs": tuple({0: size} if place in varying else None for place in range(len(inputs)))}
+    # Elsewhere in the folder for temporary files, which all users share.
+    codecache._HEADER_DIR = os.path.join(cache, "headers")
+    codecache._HEADER_LOCK_DIR = os.path.join(cache, "headers", "locks")
     print("stage trace", flush=True)
-    with torch.no_grad():
-        program = torch.export.export(Step(request), tuple(inputs), dynamic_shapes=shapes, strict=False)
+    program, least = export(request)
+    if least:
+        config.aot_inductor.metadata = {"least_size": str(least)}
     print("stage compile", flush=True)
     with torch.no_grad():
         torch._inductor.aoti_compile_and_package(program, package_path=package)

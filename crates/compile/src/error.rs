@@ -97,6 +97,23 @@ pub enum CompileError {
         /// What was given.
         found: String,
     },
+    /// A tensor of the batch of a kind that no compiled step takes.
+    #[error("tensor {place} of the batch cannot be given to a compiled step: {reason}")]
+    Unfit {
+        /// Its place in the batch.
+        place: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// As many steps as [`Options::shapes`](crate::Options::shapes) allows are compiled.
+    #[error(
+        "`Options::shapes` allows {shapes} compiled steps, and this is another one: in its shape, the model's modes, or the \
+         optimizer's options"
+    )]
+    NoRoom {
+        /// How many there may be.
+        shapes: usize,
+    },
     /// The optimizer failed.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),

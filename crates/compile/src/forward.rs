@@ -1,11 +1,13 @@
 //! Inference in one compiled graph.
 
+use std::marker::PhantomData;
+
 use overdrive_core::Module;
 use overdrive_ffi::Form;
 use tch::Tensor;
 
 use crate::error::{BoxError, CompileError};
-use crate::fingerprint::fingerprint;
+use crate::fingerprint::Watched;
 use crate::graph::Graph;
 use crate::inputs;
 use crate::options::Options;
@@ -22,13 +24,14 @@ where
     M: Module,
     F: FnMut(&[Tensor]) -> Result<Vec<Tensor>, BoxError>,
 {
-    CompiledForward { model, f, calls: Plans::new() }
+    CompiledForward { model: PhantomData, watched: Watched::new(model), f, calls: Plans::new() }
 }
 
 /// A compiled forward pass; see [`forward`].
 #[derive(Debug)]
 pub struct CompiledForward<'m, M, F> {
-    model: &'m M,
+    model: PhantomData<&'m M>,
+    watched: Watched<'m>,
     f: F,
     calls: Plans<Key, Graph>,
 }
@@ -46,11 +49,18 @@ impl plans::Key for Key {
     }
 }
 
-impl<M: Module, F: FnMut(&[Tensor]) -> Result<Vec<Tensor>, BoxError>> CompiledForward<'_, M, F> {
+impl<'m, M: Module, F: FnMut(&[Tensor]) -> Result<Vec<Tensor>, BoxError>> CompiledForward<'m, M, F> {
     /// With other options.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.calls.options = options;
+        self
+    }
+
+    /// Watches another module that the closure uses, as [`CompiledLoss::watch`](crate::CompiledLoss::watch) does.
+    #[must_use]
+    pub fn watch(mut self, module: &'m impl Module) -> Self {
+        self.watched.add(module);
         self
     }
 
@@ -68,12 +78,22 @@ impl<M: Module, F: FnMut(&[Tensor]) -> Result<Vec<Tensor>, BoxError>> CompiledFo
     /// The second call waits for the compiler: a minute or more unless the package is in the cache.
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, CompileError> {
         let _no_grad = tch::no_grad_guard();
-        let key = Key { model: fingerprint(self.model), inputs: inputs.iter().map(Form::of).collect() };
+        let inputs = &inputs::in_memory(inputs)?;
+        let forms = match inputs::forms(inputs) {
+            Ok(forms) => forms,
+            Err(error) => {
+                self.calls.refuse(error)?;
+                return (self.f)(inputs).map_err(CompileError::Step);
+            }
+        };
+        let key = Key { model: self.watched.fingerprint(), inputs: forms };
         match self.calls.next(&key) {
             Next::Run(graph) => {
-                let outputs = graph.run(inputs, &[]);
+                let Some(outputs) = graph.run(inputs, &[])? else {
+                    return (self.f)(inputs).map_err(CompileError::Step);
+                };
                 self.calls.end_trial(&key);
-                outputs
+                Ok(outputs)
             }
             Next::Plain | Next::Refused => {
                 let outputs = (self.f)(inputs).map_err(CompileError::Step);
@@ -88,7 +108,7 @@ impl<M: Module, F: FnMut(&[Tensor]) -> Result<Vec<Tensor>, BoxError>> CompiledFo
         let Some(recorder) = Recorder::start(inputs)? else { return (self.f)(inputs).map_err(CompileError::Step) };
         let outputs = (self.f)(recorder.batch()).map_err(CompileError::Step)?;
         let count = recorder.operators();
-        let trace = recorder.finish(&outputs, count)?;
+        let trace = recorder.finish(&outputs, count..count)?;
         self.calls.learn(key, trace, Ok(Vec::new()), |graph| graph)?;
         Ok(outputs)
     }

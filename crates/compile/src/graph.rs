@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use overdrive_ffi::{Form, Package};
+use overdrive_ffi::{Form, Package, memory_of};
 use serde_json::{Value, json};
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use crate::cache::Cache;
 use crate::error::CompileError;
@@ -42,10 +42,15 @@ impl Code {
     ) -> Result<Self, CompileError> {
         let record = Record::new(request(trace, varying, scalars, options.threads()));
         let path = packages::package(&Cache::of_user()?, &record, &mut options.progress())?;
-        let scalars = scalars.iter().map(|_| Form::of(&Tensor::from(0.0)));
-        let forms = trace.inputs().map(|(_, form)| form).chain(scalars).collect();
+        let scalar = Form { shape: vec![], stride: vec![], kind: Kind::Double, device: Device::Cpu };
+        let forms = trace.inputs().map(|(_, form)| form).chain(scalars.iter().map(|_| scalar.clone())).collect();
         let places = varying.map_or(&[][..], |varying| &varying.places);
         Ok(Self(Arc::new(Mutex::new(Package::load(&path, forms, places)?))))
+    }
+
+    /// The least size of the batch, if it is for several.
+    pub(crate) fn least_size(&self) -> i64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).least_size()
     }
 }
 
@@ -58,6 +63,10 @@ pub(crate) struct Graph {
     kept: Vec<Tensor>,
     /// The numbers of the last run, as the package takes them.
     scalars: Vec<(f64, Tensor)>,
+    /// Which tensors it writes to, those of the batch first.
+    written: Vec<bool>,
+    /// How many results the recorded step had.
+    results: usize,
 }
 
 impl Graph {
@@ -68,23 +77,51 @@ impl Graph {
             batch: trace.batch.iter().map(|(_, form)| form.clone()).collect(),
             kept: trace.kept().iter().map(|(_, tensor)| tensor.shallow_clone()).collect(),
             scalars: scalars.iter().map(|_| (0.0, Tensor::from(0.0))).collect(),
+            written: trace.written().to_vec(),
+            results: trace.results().len(),
         }
     }
 
-    /// Runs the step; returns what the recorded one did.
-    pub(crate) fn run(&mut self, batch: &[Tensor], scalars: &[f64]) -> Result<Vec<Tensor>, CompileError> {
+    /// Runs the step; returns what the recorded one did. `None` if this batch has to run uncompiled, and nothing has
+    /// changed: an index (a label, a token) is out of range, which the uncompiled step has an error for, or memory of the
+    /// batch is written to under another name.
+    pub(crate) fn run(&mut self, batch: &[Tensor], scalars: &[f64]) -> Result<Option<Vec<Tensor>>, CompileError> {
         let mut inputs = Vec::with_capacity(self.batch.len() + self.kept.len() + scalars.len());
         for (place, (form, tensor)) in self.batch.iter().zip(batch).enumerate() {
             inputs.push(inputs::take(form, tensor, place)?);
         }
         inputs.extend(self.kept.iter().map(Tensor::shallow_clone));
+        if self.writes_under_another_name(&inputs) {
+            return Ok(None);
+        }
         for ((last, tensor), now) in self.scalars.iter_mut().zip(scalars) {
             if last.to_bits() != now.to_bits() {
                 (*last, *tensor) = (*now, Tensor::from(*now));
             }
             inputs.push(tensor.shallow_clone());
         }
-        Ok(self.code.0.lock().unwrap_or_else(PoisonError::into_inner).run(&inputs)?)
+        let mut results = self.code.0.lock().unwrap_or_else(PoisonError::into_inner).run(&inputs)?;
+        // Code with indices has one more.
+        let is_unfit = results.drain(self.results..).next();
+        match is_unfit.map(|flag| flag.f_int64_value(&[])).transpose()? {
+            Some(1) => Ok(None),
+            _ => Ok(Some(results)),
+        }
+    }
+}
+
+impl Graph {
+    /// Whether a tensor of the batch shares its memory with another one, and the step writes to one of them.
+    fn writes_under_another_name(&self, inputs: &[Tensor]) -> bool {
+        if !self.written.contains(&true) {
+            return false;
+        }
+        let memory: Vec<Option<usize>> = inputs.iter().map(memory_of).collect();
+        let is_same = |one: usize, other: usize| {
+            one != other && (self.written[one] || self.written[other]) && memory[one] == memory[other]
+        };
+        let own = (0..self.batch.len()).filter(|&one| memory[one].is_some());
+        own.into_iter().any(|one| (0..memory.len()).any(|other| is_same(one, other)))
     }
 }
 

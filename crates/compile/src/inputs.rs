@@ -1,6 +1,6 @@
 //! The tensors that a compiled step is given.
 
-use overdrive_ffi::Form;
+use overdrive_ffi::{Form, is_lazy};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
@@ -16,15 +16,34 @@ pub(crate) fn take(form: &Form, tensor: &Tensor, place: usize) -> Result<Tensor,
     }
     if tensor.kind() != form.kind || tensor.device() != form.device || tensor.size() != form.shape {
         let what = format!("tensor {place} of the batch");
-        return Err(CompileError::OtherTensor {
-            what,
-            expected: form.to_string(),
-            found: Form::of(tensor).to_string(),
-        });
+        let found = Form::of(tensor)?.to_string();
+        return Err(CompileError::OtherTensor { what, expected: form.to_string(), found });
     }
     let mut own = Tensor::f_empty_strided(&form.shape, &form.stride, (form.kind, form.device))?;
     own.f_copy_(tensor)?;
     Ok(own)
+}
+
+/// A batch with its values in memory: lazily negated and conjugated tensors (`z.conj().imag()`) are computed.
+///
+/// # Errors
+/// When memory runs out.
+pub(crate) fn in_memory(batch: &[Tensor]) -> Result<Vec<Tensor>, CompileError> {
+    let one = |tensor: &Tensor| match is_lazy(tensor) {
+        true => Ok(tensor.f_resolve_conj()?.f_resolve_neg()?),
+        false => Ok(tensor.shallow_clone()),
+    };
+    batch.iter().map(one).collect()
+}
+
+/// The forms of a batch.
+///
+/// # Errors
+/// When a tensor is one that compiled code cannot take.
+pub(crate) fn forms(batch: &[Tensor]) -> Result<Vec<Form>, CompileError> {
+    let one =
+        |(place, tensor)| Form::of(tensor).map_err(|error| CompileError::Unfit { place, reason: error.to_string() });
+    batch.iter().enumerate().map(one).collect()
 }
 
 /// The forms of a batch without its size: the first dimension is 0.

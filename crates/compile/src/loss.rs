@@ -4,14 +4,15 @@ use overdrive_core::Module;
 use overdrive_ffi::autograd::{self, Backward, BoxError as PassError, Call, GradOptions, Pass};
 use overdrive_ffi::context::grad_enabled;
 use overdrive_ffi::{Form, TensorId};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::error::{BoxError, CompileError};
-use crate::fingerprint::fingerprint;
+use crate::fingerprint::Watched;
 use crate::graph::Graph;
 use crate::inputs;
 use crate::options::Options;
 use crate::plans::{self, Next, Plans};
+use crate::seed::{Seed, Used};
 use crate::trace::Recorder;
 
 /// The closure of [`loss`].
@@ -25,7 +26,10 @@ pub type LossResult = Result<Tensor, BoxError>;
 /// only while recording.
 ///
 /// `model` is watched: if a parameter is replaced, frozen or unfrozen, or a layer changes its mode, the step is recorded
-/// anew.
+/// anew. Other modules are not, unless [`watch`](CompiledLoss::watch) names them.
+///
+/// The gradients are computed with the loss, with the gradient that the last backward pass had brought to it (the scale
+/// of a `GradScaler`); `backward` multiplies them by what has changed since.
 ///
 /// # Source
 /// `torch.compile(loss)`
@@ -34,15 +38,18 @@ where
     M: Module,
     F: FnMut(&[Tensor]) -> LossResult,
 {
-    CompiledLoss { model, f, steps: Plans::new() }
+    CompiledLoss { model, watched: Watched::new(model), f, steps: Plans::new(), seed: None }
 }
 
 /// A compiled loss; see [`loss`].
 #[derive(Debug)]
 pub struct CompiledLoss<'m, M, F> {
     model: &'m M,
+    watched: Watched<'m>,
     f: F,
     steps: Plans<Key, Compiled>,
+    /// None until a step is recorded.
+    seed: Option<Seed>,
 }
 
 /// What a recorded step is for.
@@ -87,11 +94,19 @@ impl Wanted {
     }
 }
 
-impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
+impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'m, M, F> {
     /// With other options.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.change(options);
+        self
+    }
+
+    /// Watches another module that the closure uses, such as a teacher, as it does the model: when the module changes its
+    /// mode, say, the step is recorded anew. Can be called for several.
+    #[must_use]
+    pub fn watch(mut self, module: &'m impl Module) -> Self {
+        self.watched.add(module);
         self
     }
 
@@ -113,17 +128,24 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
         if !grad_enabled() {
             return self.plain(batch);
         }
-        let key = Key {
-            model: fingerprint(self.model),
-            batch: batch.iter().map(Form::of).collect(),
-            differentiable: batch.iter().map(Tensor::requires_grad).collect(),
-        };
-        match self.steps.next(&key) {
-            Next::Run(Compiled { graph, wanted }) => {
-                let results = graph.run(batch, &[])?;
-                let wanted = wanted.iter().map(|wanted| wanted.of(batch)).collect::<Vec<_>>();
-                attach(&wanted, results)
+        let batch = &inputs::in_memory(batch)?;
+        let forms = match inputs::forms(batch) {
+            Ok(forms) => forms,
+            Err(error) => {
+                self.steps.refuse(error)?;
+                return self.plain(batch);
             }
+        };
+        let differentiable = batch.iter().map(Tensor::requires_grad).collect();
+        let key = Key { model: self.fingerprint(), batch: forms, differentiable };
+        match self.steps.next(&key) {
+            Next::Run(Compiled { graph, wanted }) => match graph.run(batch, &[])? {
+                Some(results) => {
+                    let wanted = wanted.iter().map(|wanted| wanted.of(batch)).collect::<Vec<_>>();
+                    attach(&wanted, results, self.seed.as_ref())
+                }
+                None => self.plain(batch),
+            },
             Next::Plain | Next::Refused => self.plain(batch),
             Next::First | Next::Record => self.record(key, batch),
         }
@@ -134,8 +156,8 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
         (self.f)(batch).map_err(CompileError::Step)
     }
 
-    pub(crate) fn model(&self) -> &M {
-        self.model
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.watched.fingerprint()
     }
 
     pub(crate) fn change(&mut self, options: Options) {
@@ -144,26 +166,38 @@ impl<M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'_, M, F> {
 
     /// Runs the step recorded, and compiles it if it was recorded before.
     fn record(&mut self, key: Key, batch: &[Tensor]) -> Result<Tensor, CompileError> {
+        if self.seed.is_none() {
+            self.seed = Some(Seed::new(device_of(self.model))?);
+        }
         let Some(recorder) = Recorder::start(batch)? else { return self.plain(batch) };
         let loss = self.plain(recorder.batch())?;
+        if loss.numel() != 1 {
+            let text = format!("the loss has shape {:?}, but should be one number", loss.size());
+            return Err(CompileError::Step(text.into()));
+        }
+        let seed = self.seed.iter().map(|seed| seed.of(&loss)).collect::<Result<Vec<_>, _>>()?;
         let wanted = recorder.differentiable()?;
         let options = GradOptions { allow_unused: true, ..GradOptions::default() };
-        let grads = autograd::grad::<Tensor>(&[&loss], &wanted.iter().collect::<Vec<_>>(), &[], options)?;
+        let grads = autograd::grad(&[&loss], &wanted.iter().collect::<Vec<_>>(), &seed, options)?;
         let (wanted, grads): (Vec<_>, Vec<_>) =
             wanted.into_iter().zip(grads).filter(|(_, grad)| grad.defined()).unzip();
         let results: Vec<Tensor> = std::iter::once(loss.f_detach()?).chain(grads).collect();
         let count = recorder.operators();
-        let trace = recorder.finish(&results, count)?;
-        self.steps.learn(key, trace, Ok(Vec::new()), |graph| {
-            let wanted = wanted.iter().map(|tensor| Wanted::new(tensor, batch)).collect();
-            Compiled { graph, wanted }
-        })?;
-        attach(&wanted, results)
+        let wanted: Vec<Wanted> = wanted.iter().map(|tensor| Wanted::new(tensor, recorder.batch())).collect();
+        let trace = recorder.finish(&results, count..count)?;
+        let inputs: Vec<Tensor> = wanted.iter().map(|wanted| wanted.of(batch)).collect();
+        self.steps.learn(key, trace, Ok(Vec::new()), |graph| Compiled { graph, wanted })?;
+        attach(&inputs, results, self.seed.as_ref())
     }
 }
 
+/// The device of a model's first parameter.
+fn device_of(model: &impl Module) -> Device {
+    model.named_parameters().first().map_or(Device::Cpu, |param| param.tensor().device())
+}
+
 /// A loss whose backward pass hands out the gradients that were computed with it.
-fn attach(wanted: &[Tensor], results: Vec<Tensor>) -> Result<Tensor, CompileError> {
+fn attach(wanted: &[Tensor], results: Vec<Tensor>, seed: Option<&Seed>) -> Result<Tensor, CompileError> {
     let mut results = results.into_iter();
     let loss = results.next().ok_or_else(|| CompileError::Step("a step without a loss".into()))?;
     let inputs: Vec<&Tensor> = wanted.iter().collect();
@@ -176,25 +210,24 @@ fn attach(wanted: &[Tensor], results: Vec<Tensor>) -> Result<Tensor, CompileErro
         dirty: &[],
         non_differentiable: &[],
     };
-    let grads = Grads(std::sync::Mutex::new(results.collect()));
+    let used = seed.map(Seed::used).transpose()?;
+    let grads = Grads(std::sync::Mutex::new((results.collect(), used)));
     let outputs = call.record(&[loss], Box::new(grads))?;
     outputs.into_iter().next().ok_or_else(|| CompileError::Step("a step without a loss".into()))
 }
 
-/// The gradients of a loss, computed with it.
-struct Grads(std::sync::Mutex<Vec<Tensor>>);
+/// The gradients of a loss, computed with it, and what with.
+struct Grads(std::sync::Mutex<(Vec<Tensor>, Option<Used>)>);
 
 impl Backward for Grads {
     fn backward(&self, _pass: &Pass<'_>, of_loss: Vec<Tensor>) -> Result<Vec<Tensor>, PassError> {
         let mut kept = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let grads = std::mem::take(&mut *kept);
+        let grads = std::mem::take(&mut kept.0);
         if grads.is_empty() {
             return Err("the graph of a compiled loss was freed: call `run` again before another backward pass".into());
         }
-        let scale = &of_loss[0];
-        if scale.device() == tch::Device::Cpu && scale.f_double_value(&[])? == 1.0 {
-            return Ok(grads);
-        }
-        Ok(grads.iter().map(|grad| grad.f_mul(&scale.f_to_kind(grad.kind())?)).collect::<Result<_, _>>()?)
+        let factor = kept.1.as_ref().map(|used| used.factor(&of_loss[0])).transpose()?;
+        let Some(factor) = factor.flatten() else { return Ok(grads) };
+        Ok(grads.iter().map(|grad| grad.f_mul(&factor)).collect::<Result<_, _>>()?)
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::cache::{self, Cache, EXPLAINED};
 use crate::error::CompileError;
 use crate::python;
-use crate::record::{Record, processor};
+use crate::record::{Record, machine};
 
 /// The package of a record, compiled if it is not in the cache. `progress` gets a word for each stage.
 pub(crate) fn package(cache: &Cache, record: &Record, progress: &mut dyn FnMut(&str)) -> Result<PathBuf, CompileError> {
@@ -51,10 +51,10 @@ fn prepare_one(cache: &Cache, name: &str, path: &Path) -> Result<Prepared, Compi
     let refused = |reason: &str| CompileError::RecordRefused { path: path.to_owned(), reason: reason.to_owned() };
     overdrive_ffi::check_owner(path)?;
     let record = read(path)?.ok_or_else(|| refused("it is no record of a step"))?;
-    if record.processor != processor() {
+    if record.machine != machine(&record.request) {
         return Err(refused(
-            "it was recorded on another kind of processor, and a package runs only on the kind that it is made on: prepare \
-             it on a machine of that kind",
+            "it was recorded on another kind of processor or GPU, and a package runs only on the kind that it is made on: \
+             prepare it on a machine of that kind",
         ));
     }
     if cache::key(&record) != name {

@@ -14,6 +14,11 @@ use crate::varying::Varying;
 pub(crate) trait Key: Eq + Hash {
     /// The same for batches of any size.
     fn of_any_size(&self) -> Self;
+
+    /// Whether steps of this kind cannot come again once there are such as `now`.
+    fn is_over(&self, _now: &Self) -> bool {
+        false
+    }
 }
 
 /// The plans of a step by what they are for. `C` is what a compiled step needs to run.
@@ -91,9 +96,13 @@ impl<K: Key, C> Plans<K, C> {
     /// What a step of this kind has to do now.
     pub(crate) fn next(&mut self, key: &K) -> Next<'_, C> {
         self.end_trial(key);
-        let has_room = self.plans.contains_key(key) || self.has_room(key);
+        let has_room = self.plans.contains_key(key) || {
+            self.plans.retain(|known, _| !known.is_over(key));
+            self.families.retain(|known, _| !known.is_over(key));
+            self.has_room(key)
+        };
         if !has_room {
-            self.tell_no_room();
+            self.note(&CompileError::NoRoom { shapes: self.options.shapes });
         }
         match self.plans.get_mut(key) {
             Some(Plan::Compiled { compiled, trial, .. }) => match trial.as_mut().map_or(Way::Compiled, Trial::begin) {
@@ -105,19 +114,6 @@ impl<K: Key, C> Plans<K, C> {
             Some(Plan::Started | Plan::Recorded(_)) => Next::Record,
             None if has_room => Next::First,
             None => Next::Plain,
-        }
-    }
-
-    /// Says once why a step of another kind runs uncompiled.
-    fn tell_no_room(&mut self) {
-        let shapes = self.options.shapes;
-        let why = format!(
-            "it runs uncompiled, because `Options::shapes` allows {shapes} compiled steps, and it is another one: in its \
-             shape, the model's modes, or the optimizer's options"
-        );
-        if self.why_eager.as_ref() != Some(&why) {
-            self.options.say(&why);
-            self.why_eager = Some(why);
         }
     }
 
@@ -148,6 +144,27 @@ impl<K: Key, C> Plans<K, C> {
         }
     }
 
+    /// Notes why a step runs uncompiled, and says so where it has not just been said.
+    fn note(&mut self, why: &CompileError) {
+        let why = why.to_string();
+        if self.why_eager.as_ref() != Some(&why) {
+            self.options.say(&format!("not compiled: {why}"));
+            self.why_eager = Some(why);
+        }
+    }
+
+    /// Takes note of why a step runs uncompiled.
+    ///
+    /// # Errors
+    /// In strict mode, that reason.
+    pub(crate) fn refuse(&mut self, why: CompileError) -> Result<(), CompileError> {
+        if self.options.strict {
+            return Err(why);
+        }
+        self.note(&why);
+        Ok(())
+    }
+
     /// Notes that a step of this kind has run once.
     pub(crate) fn start(&mut self, key: K) {
         self.plans.insert(key, Plan::Started);
@@ -171,13 +188,14 @@ impl<K: Key, C> Plans<K, C> {
         };
         let plan = match self.plan(&key, before, trace, scalars, compiled) {
             Ok(plan) => plan,
-            Err(error) if self.options.strict => return Err(error),
             Err(error) => {
-                self.options.say(&format!("not compiled: {error}"));
-                self.why_eager = Some(error.to_string());
+                self.refuse(error)?;
                 Plan::Refused
             }
         };
+        if matches!(plan, Plan::Uncompiled) {
+            self.note(&CompileError::NoRoom { shapes: self.options.shapes });
+        }
         self.plans.insert(key, plan);
         Ok(())
     }
@@ -227,7 +245,7 @@ impl Family {
         let is_fixed = |at: &usize| !varying.places.contains(at);
         let same_others = (0..trace.batch.len()).filter(is_fixed).all(|at| self.trace.form(at) == trace.form(at));
         let fits = same_others && varying.has(trace, scalars) && self.trace.check_same_tensors(trace).is_ok();
-        fits.then(|| code.clone())
+        (fits && varying.size_of(trace)? >= code.least_size()).then(|| code.clone())
     }
 
     /// Compiles for batches of any size, of which this record is the second.
@@ -236,10 +254,12 @@ impl Family {
             return None;
         }
         let varying = Varying::join(&self.trace, trace, scalars)?;
+        // Of a step with a dimension that is 1 for this size, it may not be for this size.
         match Code::of(trace, Some(&varying), scalars, options) {
             Ok(code) => {
+                let is_for_this = varying.size_of(trace)? >= code.least_size();
                 self.any_size = AnySize::Compiled(varying, code.clone());
-                Some(code)
+                is_for_this.then_some(code)
             }
             Err(error) => {
                 options.say(&format!("not compiled for batches of any size, but for each by itself: {error}"));

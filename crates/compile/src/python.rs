@@ -1,6 +1,8 @@
 //! The Python program that compiles a step.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -36,12 +38,35 @@ pub(crate) fn find(cache: &Path) -> Result<PathBuf, CompileError> {
 /// [`CompileError::NoPython`] and [`CompileError::NoCompiler`].
 pub fn check_compiler() -> Result<(), CompileError> {
     find(Cache::of_user()?.folder())?;
-    let compiler = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
-    let started = Command::new(&compiler).arg("--version").stdin(Stdio::null()).output();
+    compiler().map(drop)
+}
+
+/// The C++ compiler: `CXX`, which may have arguments (`ccache g++`), else `g++`.
+///
+/// # Errors
+/// [`CompileError::NoCompiler`]
+fn compiler() -> Result<String, CompileError> {
+    let given = std::env::var_os("CXX").filter(|given| !given.is_empty()).unwrap_or_else(|| "g++".into());
+    let compiler = given.to_string_lossy().into_owned();
+    let script = format!("{compiler} --version");
+    let started = Command::new("/bin/sh").args(["-c", &script]).stdin(Stdio::null()).output();
     match started {
-        Ok(output) if output.status.success() => Ok(()),
-        _ => Err(CompileError::NoCompiler { compiler: compiler.to_string_lossy().into_owned() }),
+        Ok(output) if output.status.success() => Ok(compiler),
+        _ => Err(CompileError::NoCompiler { compiler }),
     }
+}
+
+/// A compiler as one word, which Inductor needs: one with arguments becomes a script in this folder.
+fn as_one_word(compiler: &str, folder: &Path) -> Result<PathBuf, CompileError> {
+    if !compiler.contains(char::is_whitespace) {
+        return Ok(compiler.into());
+    }
+    // Inductor takes what kind of compiler it is from the name.
+    let script = folder.join(if compiler.contains("clang") { "own-clang++" } else { "own-g++" });
+    let text = format!("#!/bin/sh\nexec {compiler} \"$@\"\n");
+    let made = fs::write(&script, text).and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o700)));
+    made.map_err(CompileError::cache("cannot write the script", &script))?;
+    Ok(script)
 }
 
 fn candidates() -> Vec<PathBuf> {
@@ -106,8 +131,11 @@ pub(crate) fn compile(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), CompileError> {
     let failed = |status: String, output: String| CompileError::Failed { python: python.to_owned(), status, output };
+    let compiler = as_one_word(&compiler()?, folder)?;
     let mut command = quiet(python);
-    command.args(["-W", "ignore", "-c", PROGRAM]).args([record, folder, cache]);
+    command.args(["-W", "ignore", "-c", PROGRAM]).args([record, folder, cache]).env("CXX", compiler);
+    // Its own cache is of no use here, and lies in a folder that all users share.
+    command.env("TORCHINDUCTOR_CACHE_DIR", folder.join("inductor")).env("TMPDIR", folder);
     let spawned = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = spawned.map_err(|error| failed(error.to_string(), String::new()))?;
     let stderr = child.stderr.take();

@@ -1,12 +1,11 @@
 //! A whole training step in one compiled graph: forward pass, loss, gradients and the optimizer's update in place.
 
-use overdrive_core::{Module, Optimizer, OptimizerId};
-use overdrive_ffi::Form;
+use overdrive_core::{Averages, Module, Optimizer, OptimizerId};
 use overdrive_ffi::autograd::{self, GradOptions};
+use overdrive_ffi::{Form, TensorId};
 use tch::Tensor;
 
 use crate::error::{BoxError, CompileError};
-use crate::fingerprint::fingerprint;
 use crate::graph::Graph;
 use crate::inputs;
 use crate::loss::{CompiledLoss, LossResult, loss};
@@ -46,6 +45,9 @@ pub struct CompiledStep<'m, M, F> {
 struct Key {
     model: u64,
     optimizer: (OptimizerId, Option<u64>),
+    averages: Option<TensorId>,
+    /// Which groups have a momentum of 0: SGD leaves their state alone then.
+    without_momentum: Vec<bool>,
     batch: Vec<Form>,
 }
 
@@ -53,6 +55,18 @@ impl plans::Key for Key {
     fn of_any_size(&self) -> Self {
         Self { batch: inputs::of_any_size(&self.batch), ..self.clone() }
     }
+
+    /// The optimizer's state or options were replaced.
+    fn is_over(&self, now: &Self) -> bool {
+        let ((id, revision), (other, newer)) = (self.optimizer, now.optimizer);
+        id == other && revision < newer
+    }
+}
+
+/// What a step changes.
+struct State<'a, O> {
+    opt: &'a mut O,
+    averages: Option<&'a mut dyn Averages>,
 }
 
 struct Compiled {
@@ -77,6 +91,13 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
         self
     }
 
+    /// Watches another module that the closure uses, as [`CompiledLoss::watch`] does.
+    #[must_use]
+    pub fn watch(mut self, module: &'m impl Module) -> Self {
+        self.loss = self.loss.watch(module);
+        self
+    }
+
     /// Why steps run uncompiled, or only in part, if they do; the latest reason.
     pub fn why_eager(&self) -> Option<&str> {
         self.steps.why_eager().or(self.loss.why_eager())
@@ -90,80 +111,133 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
     /// # Syncs
     /// The third step waits for the compiler: a minute or more unless the package is in the cache.
     pub fn run<O: Optimizer>(&mut self, opt: &mut O, batch: &[Tensor]) -> Result<Tensor, CompileError> {
-        let key = Key {
-            model: fingerprint(self.loss.model()),
-            optimizer: (opt.id(), opt.revision()),
-            batch: batch.iter().map(Form::of).collect(),
+        self.run_of(&mut State { opt, averages: None }, batch)
+    }
+
+    /// The same, and then moves averages of the weights towards them, in the same graph (an `AveragedModel`). An update
+    /// that copies the weights, as the first one does, runs uncompiled.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and those of the averages.
+    ///
+    /// # Syncs
+    /// As [`run`](Self::run).
+    pub fn run_and_average<O: Optimizer>(
+        &mut self,
+        opt: &mut O,
+        averages: &mut impl Averages,
+        batch: &[Tensor],
+    ) -> Result<Tensor, CompileError> {
+        self.run_of(&mut State { opt, averages: Some(averages) }, batch)
+    }
+
+    fn run_of<O: Optimizer>(&mut self, state: &mut State<'_, O>, batch: &[Tensor]) -> Result<Tensor, CompileError> {
+        let batch = &inputs::in_memory(batch)?;
+        let forms = match inputs::forms(batch) {
+            Ok(forms) => forms,
+            Err(error) => {
+                self.steps.refuse(error)?;
+                return self.plain(state, batch);
+            }
         };
+        if let Some(place) = batch.iter().position(Tensor::requires_grad) {
+            let reason = "it requires a gradient, which a whole step hands to nobody: compile the loss by itself \
+                          (`compile::loss`), or detach it";
+            self.steps.refuse(CompileError::Unfit { place, reason: reason.to_owned() })?;
+            return self.with_loss(state, batch);
+        }
+        let opt = &mut *state.opt;
         if opt.revision().is_none() {
             // Nothing would tell that its options have changed.
-            return self.with_loss(opt, batch);
+            return self.with_loss(state, batch);
         }
+        if state.averages.as_ref().is_some_and(|averages| averages.next_weight() == 1.0) {
+            return self.plain(state, batch);
+        }
+        let key = Key {
+            model: self.loss.fingerprint(),
+            optimizer: (opt.id(), opt.revision()),
+            averages: state.averages.as_ref().and_then(|averages| averages.id()),
+            without_momentum: (0..opt.num_groups()).map(|group| opt.momentum(group) == Some(0.0)).collect(),
+            batch: forms,
+        };
         match self.steps.next(&key) {
             Next::Run(Compiled { graph, numbers }) => {
-                let numbers: Vec<f64> = numbers.iter().map(|number| number.of(opt)).collect();
+                let averages = state.averages.as_deref();
+                let numbers: Vec<f64> = numbers.iter().map(|number| number.of(opt, averages)).collect();
                 // As an uncompiled step does: gradients of a backward pass in between would stay.
                 opt.zero_grad()?;
-                let loss = graph.run(batch, &numbers)?.into_iter().next();
+                let Some(results) = graph.run(batch, &numbers)? else { return self.plain(state, batch) };
+                state.averages.iter_mut().for_each(|averages| averages.count_update());
                 self.steps.end_trial(&key);
-                loss.ok_or_else(|| CompileError::Step("a step without a loss".into()))
+                results.into_iter().next().ok_or_else(|| CompileError::Step("a step without a loss".into()))
             }
-            Next::Refused => self.with_loss(opt, batch),
+            Next::Refused => self.with_loss(state, batch),
             Next::Plain => {
-                let loss = self.plain(opt, batch)?;
+                let loss = self.plain(state, batch)?;
                 self.steps.end_trial(&key);
                 Ok(loss)
             }
             Next::First => {
-                let loss = self.plain(opt, batch)?;
+                let loss = self.plain(state, batch)?;
                 self.steps.start(key);
                 Ok(loss)
             }
-            Next::Record => self.record(opt, key, batch),
+            Next::Record => self.record(state, key, batch),
         }
     }
 
     /// A step of which only the loss and the gradients may be compiled.
-    fn with_loss(&mut self, opt: &mut impl Optimizer, batch: &[Tensor]) -> Result<Tensor, CompileError> {
+    fn with_loss(&mut self, state: &mut State<'_, impl Optimizer>, batch: &[Tensor]) -> Result<Tensor, CompileError> {
         let loss = self.loss.run(batch)?;
-        self.finish(opt, &loss, || {})
+        self.finish(state, &loss, || {})
     }
 
     /// An uncompiled step.
-    fn plain(&mut self, opt: &mut impl Optimizer, batch: &[Tensor]) -> Result<Tensor, CompileError> {
+    fn plain(&mut self, state: &mut State<'_, impl Optimizer>, batch: &[Tensor]) -> Result<Tensor, CompileError> {
         let loss = self.loss.plain(batch)?;
-        self.finish(opt, &loss, || {})
+        self.finish(state, &loss, || {})
     }
 
-    /// Backward pass and update. `before_step` is called before the optimizer's step.
+    /// Backward pass and update. `around_step` is called before and after the optimizer's step.
     fn finish(
         &mut self,
-        opt: &mut impl Optimizer,
+        state: &mut State<'_, impl Optimizer>,
         loss: &Tensor,
-        before_step: impl FnOnce(),
+        mut around_step: impl FnMut(),
     ) -> Result<Tensor, CompileError> {
+        let opt = &mut *state.opt;
         opt.zero_grad()?;
         let made = (|| {
             autograd::backward::<Tensor>(&[loss], &[], GradOptions::default())?;
             if let Some(work) = &mut self.before_update {
                 work(opt).map_err(CompileError::Step)?;
             }
-            before_step();
-            Ok(opt.step()?)
+            around_step();
+            opt.step()?;
+            around_step();
+            Ok(state.averages.iter_mut().try_for_each(|averages| averages.update())?)
         })();
         opt.zero_grad()?;
         made.and_then(|()| Ok(loss.f_detach()?))
     }
 
     /// Makes a step that is recorded, and compiles it if one was recorded before.
-    fn record(&mut self, opt: &mut impl Optimizer, key: Key, batch: &[Tensor]) -> Result<Tensor, CompileError> {
-        let Some(recorder) = Recorder::start(batch)? else { return self.plain(opt, batch) };
+    fn record(
+        &mut self,
+        state: &mut State<'_, impl Optimizer>,
+        key: Key,
+        batch: &[Tensor],
+    ) -> Result<Tensor, CompileError> {
+        let Some(recorder) = Recorder::start(batch)? else { return self.plain(state, batch) };
         let loss = self.loss.plain(recorder.batch())?;
-        let mut update = 0;
-        let trained = recorder.differentiable()?;
-        let loss = self.finish(opt, &loss, || update = recorder.operators())?;
-        let trace = recorder.finish(std::slice::from_ref(&loss), update)?;
-        let numbers = update::check_trained(&trained, opt).and_then(|()| update::numbers(&trace, opt));
+        let mut update = Vec::new();
+        let mut trained = recorder.differentiable()?;
+        let loss = self.finish(state, &loss, || update.push(recorder.operators()))?;
+        let trace = recorder.finish(std::slice::from_ref(&loss), update[0]..update[1])?;
+        // Gradients of the optimizer's parameters are freed by now. A teacher has none.
+        trained.retain(|tensor| tensor.grad().defined());
+        let numbers = update::check_trained(&trained, state.opt).and_then(|()| update::numbers(&trace, state.opt));
         let (scalars, numbers) = match numbers {
             Ok((scalars, numbers)) => (Ok(scalars), numbers),
             Err(error) => (Err(error), Vec::new()),

@@ -1,8 +1,10 @@
 //! A recorded step, and what makes two of them the same.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
-use overdrive_ffi::record::{Record, Recording};
+use overdrive_core::TorchError;
+use overdrive_ffi::record::{Record, Recording, Refusal};
 use overdrive_ffi::{Form, TensorId};
 use serde_json::Value;
 use tch::{Device, Tensor};
@@ -18,8 +20,10 @@ pub(crate) struct Trace {
     pub(crate) operators: Vec<Value>,
     /// The tensors of the batch: their numbers, and what they are.
     pub(crate) batch: Vec<(i64, Form)>,
-    /// The first operator of the update.
-    pub(crate) update: usize,
+    /// The tensors from outside that are not the batch's: their numbers, and what they are.
+    outside: Vec<(i64, TensorId, Form)>,
+    /// The operators of the optimizer's update. Later ones are those of averages.
+    pub(crate) update: Range<usize>,
 }
 
 /// Records a step while it runs.
@@ -33,10 +37,7 @@ impl Recorder {
     /// its step may wait for this thread's, if both are ranks.
     pub(crate) fn start(batch: &[Tensor]) -> Result<Option<Self>, CompileError> {
         // Handles of their own, so that each tensor of the batch is an input of its own even if two are the same.
-        let own = |tensor: &Tensor| match tensor.requires_grad() {
-            true => Ok(tensor.shallow_clone()),
-            false => tensor.f_detach(),
-        };
+        let own = |tensor: &Tensor| tensor.f_detach()?.f_set_requires_grad(tensor.requires_grad());
         let batch = batch.iter().map(own).collect::<Result<Vec<_>, _>>()?;
         let Some(recording) = Recording::start()? else { return Ok(None) };
         for tensor in &batch {
@@ -62,12 +63,19 @@ impl Recorder {
         Ok(externals)
     }
 
-    /// Ends the record of a step with these results.
-    pub(crate) fn finish(self, results: &[Tensor], update: usize) -> Result<Trace, CompileError> {
+    /// Ends the record of a step with these results, of which these operators are the optimizer's update.
+    pub(crate) fn finish(self, results: &[Tensor], update: Range<usize>) -> Result<Trace, CompileError> {
         let mut record = self.recording.finish(results)?;
         let operators = serde_json::from_str(&record.operators).unwrap_or_default();
-        let batch = record.externals.drain(..self.batch.len()).map(|(number, tensor)| (number, Form::of(&tensor)));
-        Ok(Trace { batch: batch.collect(), record, operators, update })
+        let batch = record.externals.drain(..self.batch.len()).map(|(number, tensor)| Ok((number, Form::of(&tensor)?)));
+        let batch = batch.collect::<Result<_, TorchError>>()?;
+        let outside = |(number, tensor): &(i64, Tensor)| Ok((*number, TensorId::of(tensor), Form::of(tensor)?));
+        let outside = record.externals.iter().map(outside).collect::<Result<_, TorchError>>().unwrap_or_else(|error| {
+            let reason = format!("the step uses a tensor that compiled code cannot take: {error}");
+            record.refusals.push(Refusal { reason, operator: None });
+            Vec::new()
+        });
+        Ok(Trace { batch, outside, record, operators, update })
     }
 }
 
@@ -79,7 +87,7 @@ impl Trace {
 
     /// All that comes in: numbers and forms, those of the batch first.
     pub(crate) fn inputs(&self) -> impl Iterator<Item = (i64, Form)> {
-        let kept = self.kept().iter().map(|(number, tensor)| (*number, Form::of(tensor)));
+        let kept = self.outside.iter().map(|(number, _, form)| (*number, form.clone()));
         self.batch.iter().cloned().chain(kept)
     }
 
@@ -100,6 +108,11 @@ impl Trace {
     /// Frees what only errors need.
     pub(crate) fn forget_callers(&mut self) {
         self.record.forget_callers();
+    }
+
+    /// Which of [`inputs`](Self::inputs) the step writes to.
+    pub(crate) fn written(&self) -> &[bool] {
+        &self.record.written
     }
 
     /// The numbers of the results.
@@ -126,12 +139,8 @@ impl Trace {
     /// An error unless the other record has the same tensors from outside, apart from the batch, and the same results.
     pub(crate) fn check_same_tensors(&self, other: &Self) -> Result<(), CompileError> {
         let changes = |difference: String| Err(CompileError::Changes { difference, caller: None });
-        let outside = |trace: &Self| {
-            let of = |(number, tensor): &(i64, Tensor)| (*number, TensorId::of(tensor), Form::of(tensor));
-            trace.kept().iter().map(of).collect::<Vec<_>>()
-        };
-        let (before, now) = (outside(self), outside(other));
-        if let Some((_, (_, _, form))) = before.iter().zip(&now).find(|(one, two)| one != two) {
+        let (before, now) = (&self.outside, &other.outside);
+        if let Some((_, (_, _, form))) = before.iter().zip(now).find(|(one, two)| one != two) {
             return changes(format!(
                 "it used {form} that is neither in the batch nor the same object as the step before"
             ));

@@ -3,29 +3,32 @@
 
 use std::collections::HashSet;
 
-use overdrive_core::Optimizer;
-use overdrive_ffi::{Form, TensorId};
+use overdrive_core::{Averages, Optimizer};
+use overdrive_ffi::TensorId;
 use serde_json::Value;
 
 use crate::error::CompileError;
 use crate::graph::Scalar;
 use crate::trace::{Trace, name};
 
-/// A number of an optimizer that is given anew at each step.
+/// A number of an optimizer, or of averages, that is given anew at each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Number {
     /// The learning rate of a group.
     Lr(usize),
     /// The momentum of a group: SGD's `momentum`, the first of Adam's `betas`.
     Momentum(usize),
+    /// How far the averages follow.
+    AverageWeight,
 }
 
 impl Number {
     /// Its value now.
-    pub(crate) fn of(self, opt: &impl Optimizer) -> f64 {
+    pub(crate) fn of(self, opt: &impl Optimizer, averages: Option<&dyn Averages>) -> f64 {
         match self {
             Self::Lr(group) => opt.lr(group).unwrap_or(0.0),
             Self::Momentum(group) => opt.momentum(group).unwrap_or(0.0),
+            Self::AverageWeight => averages.map_or(0.0, Averages::next_weight),
         }
     }
 }
@@ -45,9 +48,9 @@ pub(crate) fn check_trained(tensors: &[tch::Tensor], opt: &impl Optimizer) -> Re
     match tensors.iter().find(|tensor| !params.contains(&TensorId::of(tensor))) {
         None => Ok(()),
         Some(other) => {
-            let form = Form::of(other);
+            let (shape, kind) = (other.size(), other.kind());
             let reason = format!(
-                "the step computes the gradient of {form}, which is no parameter of the optimizer: compile the loss by \
+                "the step computes the gradient of a {kind:?} tensor of shape {shape:?}, which is no parameter of the optimizer: compile the loss by \
                  itself (`compile::loss`), or take away its `requires_grad`"
             );
             Err(CompileError::NotRecordable { reason, caller: None })
@@ -69,7 +72,8 @@ pub(crate) fn numbers(trace: &Trace, opt: &impl Optimizer) -> Result<(Vec<Scalar
         Some((_, scalar)) => scalar.uses.push(place),
         None => found.push((number, Scalar { uses: vec![place] })),
     };
-    for (at, operator) in trace.operators.iter().enumerate().skip(trace.update) {
+    let (update, averages) = trace.operators.split_at(trace.update.end);
+    for (at, operator) in update.iter().enumerate().skip(trace.update.start) {
         let Some((lr, momentum)) = places(operator) else {
             match name(operator).as_str() {
                 "aten::add_.Scalar" | "aten::_foreach_add_.Scalar" | "aten::detach" => continue,
@@ -84,6 +88,11 @@ pub(crate) fn numbers(trace: &Trace, opt: &impl Optimizer) -> Result<(Vec<Scalar
         add(Number::Lr(group), (at, lr));
         if opt.momentum(group).is_some() {
             add(Number::Momentum(group), (at, momentum));
+        }
+    }
+    for (at, operator) in averages.iter().enumerate() {
+        if name(operator) == "aten::_foreach_lerp_.Scalar" {
+            add(Number::AverageWeight, (trace.update.end + at, 2));
         }
     }
     Ok(found.into_iter().map(|(number, scalar)| (scalar, number)).unzip())

@@ -37,11 +37,16 @@ impl Varying {
 
     /// Whether a record with a batch of another size is one of this step.
     pub(crate) fn has(&self, trace: &Trace, scalars: &[Scalar]) -> bool {
-        let size_at = |&at: &usize| trace.form(at).and_then(|form| form.shape.first().copied());
-        let Some(size) = self.places.first().and_then(size_at).filter(|&size| size >= LEAST_SIZE) else { return false };
+        let Some(size) = self.size_of(trace).filter(|&size| size >= LEAST_SIZE) else { return false };
         let ours: Vec<Value> = self.operators.iter().map(|operator| of_size(operator, size)).collect();
-        self.places.iter().all(|at| size_at(at) == Some(size))
-            && first_difference(&ours, &trace.operators, scalars).is_none()
+        first_difference(&ours, &trace.operators, scalars).is_none()
+    }
+
+    /// The size of a record's batch; `None` if its tensors have several.
+    pub(crate) fn size_of(&self, trace: &Trace) -> Option<i64> {
+        let size_at = |&at: &usize| trace.form(at).and_then(|form| form.shape.first().copied());
+        let size = self.places.first().and_then(size_at);
+        size.filter(|_| self.places.iter().all(|at| size_at(at) == size))
     }
 }
 

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod activity;
+mod averages;
 mod boxed;
 mod cache_fill;
 mod gradient_sync;
@@ -28,6 +29,7 @@ mod var_store;
 mod walk;
 
 pub use activity::{Activity, ActivityGuard, ActivityObserver, ActivityObserverEntry, activity};
+pub use averages::Averages;
 pub use cache_fill::{CacheFill, FillingCache};
 pub use gradient_sync::{AveragedBy, GradientSync, SingleProcess, SyncError};
 pub use locked_file::LockedFile;

@@ -31,4 +31,23 @@ od_status od_package_run(od_package* package, const od_tensor_list* inputs, od_t
   });
 }
 
+od_status od_package_least_size(od_package* package, int64_t* out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    const auto about = package->loader.get_metadata();
+    auto found = about.find("least_size");
+    *out = found == about.end() ? 0 : std::stoll(found->second);
+  });
+}
+
 void od_package_free(od_package* package) noexcept { delete package; }
+
+int32_t od_tensor_values(const at::Tensor* tensor) noexcept {
+  if (!tensor->defined()) return OD_UNDEFINED;
+  if (tensor->layout() != at::kStrided || !tensor->has_storage()) return OD_WITHOUT_STRIDES;
+  return tensor->is_neg() || tensor->is_conj() ? OD_LAZY : OD_IN_MEMORY;
+}
+
+size_t od_tensor_memory(const at::Tensor* tensor) noexcept {
+  bool has_memory = tensor->defined() && tensor->layout() == at::kStrided && tensor->has_storage();
+  return has_memory ? reinterpret_cast<size_t>(tensor->unsafeGetTensorImpl()->unsafe_storage().data()) : 0;
+}

@@ -112,15 +112,20 @@ struct od_recorder {
     return add_external(tensor);
   }
 
-  // A tensor from outside with a number of its own, also if another one has the same memory.
+  // A tensor from outside. It is known by its object alone: another one of the same memory (`detach`, say) may be one that
+  // gets a gradient, or that stays when the batch changes.
   int64_t add_external(const at::Tensor& tensor) {
     externals.push_back(tensor);
-    return remember(tensor, next++);
+    return hold(tensor, next++);
   }
 
   int64_t remember(const at::Tensor& tensor, int64_t number) {
-    numbers[tensor.unsafeGetTensorImpl()] = number;
     if (has_storage(tensor)) storage_of(tensor).views.emplace_back(tensor, number);
+    return hold(tensor, number);
+  }
+
+  int64_t hold(const at::Tensor& tensor, int64_t number) {
+    numbers[tensor.unsafeGetTensorImpl()] = number;
     held.emplace_back(tensor.getIntrusivePtr());
     return number;
   }
@@ -216,7 +221,7 @@ struct od_recorder {
       const auto& argument = schema.arguments()[i];
       if (i > 0) text += ',';
       append_value(text, arguments[i], argument.real_type(), full);
-      bool written = is_written(argument);
+      bool written = is_written(argument) || overdrive::writes_unsaid(name, i);
       each_tensor(arguments[i], [&](const at::Tensor& tensor) {
         if (!has_storage(tensor)) return;
         auto& storage = storage_of(tensor);
@@ -274,10 +279,12 @@ struct od_recorder {
     }
   }
 
+  bool writes_to(const at::Tensor& tensor) { return has_storage(tensor) && storage_of(tensor).written; }
+
   // Views of one memory that come from outside: a compiled graph would not see that writing one changes the other.
   void check_shared_memory() {
     for (size_t a = 0; a < externals.size(); ++a) {
-      if (!has_storage(externals[a]) || !storage_of(externals[a]).written) continue;
+      if (!writes_to(externals[a])) continue;
       for (size_t b = 0; b < externals.size(); ++b) {
         if (b == a || !has_storage(externals[b]) || memory_of(externals[a]) != memory_of(externals[b])) continue;
         refuse("two tensors from outside the step share memory, and the step writes to it");
@@ -361,6 +368,14 @@ od_status od_record_add_input(od_recorder* recorder, const at::Tensor* tensor, o
     TORCH_CHECK(tensor->defined(), "an undefined tensor is no input of a step");
     std::lock_guard<std::mutex> lock(recorder->mutex);
     recorder->add_external(*tensor);
+  });
+}
+
+od_status od_record_writes_to(od_recorder* recorder, const at::Tensor* tensor, int32_t* out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    TORCH_CHECK(tensor->defined(), "an undefined tensor is not written to");
+    std::lock_guard<std::mutex> lock(recorder->mutex);
+    *out = recorder->writes_to(*tensor);
   });
 }
 

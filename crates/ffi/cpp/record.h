@@ -20,6 +20,8 @@ void od_record_free(od_recorder* recorder) noexcept;
 od_status od_record_number(od_recorder* recorder, const at::Tensor* tensor, int64_t* out, od_error* err) noexcept;
 // Gives a tensor from outside a number of its own, also if another one has the same memory.
 od_status od_record_add_input(od_recorder* recorder, const at::Tensor* tensor, od_error* err) noexcept;
+// Whether the step has written to the memory of a tensor.
+od_status od_record_writes_to(od_recorder* recorder, const at::Tensor* tensor, int32_t* out, od_error* err) noexcept;
 // The tensors that come from outside, in the order of their numbers.
 od_status od_record_externals(od_recorder* recorder, od_tensor_list** out, od_error* err) noexcept;
 // The operators, as the items of a JSON list.
@@ -29,5 +31,12 @@ od_status od_record_operators(od_recorder* recorder, char** out, od_error* err) 
 od_status od_package_load(const char* path, int32_t device_index, od_package** out, od_error* err) noexcept;
 od_status od_package_run(od_package* package, const od_tensor_list* inputs, od_tensor_list** out,
                          od_error* err) noexcept;
+// The least size of a batch that a package for several sizes is for; 0 for others.
+od_status od_package_least_size(od_package* package, int64_t* out, od_error* err) noexcept;
 void od_package_free(od_package* package) noexcept;
+// Whether a tensor's values lie in memory at its strides.
+enum { OD_IN_MEMORY = 0, OD_UNDEFINED = 1, OD_WITHOUT_STRIDES = 2, OD_LAZY = 3 };
+int32_t od_tensor_values(const at::Tensor* tensor) noexcept;
+// Where the memory that a tensor is a part of begins; 0 for a tensor without memory.
+size_t od_tensor_memory(const at::Tensor* tensor) noexcept;
 }

@@ -38,6 +38,12 @@ inline bool makes_host_data() {
   return found;
 }
 
+// Writes to an argument without saying so in its schema: running means and variances.
+inline bool writes_unsaid(const std::string& name, size_t place) {
+  return (place == 3 || place == 4) &&
+         is_one_of(name, {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"});
+}
+
 // Writes every element without reading any.
 inline bool overwrites(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();

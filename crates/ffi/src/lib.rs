@@ -61,7 +61,7 @@ pub use host_buffer::HostBuffer;
 pub use host_cache::{cache_host_memory, cached_host_memory};
 pub use memory::{empty_pinned, tensor_from_vec};
 pub use op::{Arg, LazyOp, Op, Value};
-pub use package::{Form, LEAST_SIZE, Package, check_owner};
+pub use package::{Form, LEAST_SIZE, Package, check_owner, is_lazy, memory_of};
 pub use rows::Rows;
 pub use tensor_list::{Grads, TensorId, TensorList};
 pub use timed_event::TimedEvent;

@@ -27,18 +27,48 @@ pub struct Form {
 
 impl Form {
     /// That of a tensor.
-    pub fn of(tensor: &Tensor) -> Self {
-        Self { shape: tensor.size(), stride: tensor.stride(), kind: tensor.kind(), device: tensor.device() }
+    ///
+    /// # Errors
+    /// When the tensor is undefined or has no strides (a sparse one), or its values are not those in its memory: it is
+    /// negated or conjugated lazily.
+    pub fn of(tensor: &Tensor) -> Result<Self, Error> {
+        let why = match values(tensor) {
+            raw::IN_MEMORY => {
+                let (shape, stride) = (tensor.size(), tensor.stride());
+                return Ok(Self { shape, stride, kind: tensor.f_kind()?, device: tensor.device() });
+            }
+            raw::UNDEFINED => return Err(Error::refused("the tensor is undefined")),
+            raw::LAZY => "is negated or conjugated lazily: call `resolve_neg` or `resolve_conj`",
+            _ => "is sparse or has no strides: make it dense",
+        };
+        Err(Error::refused(format!("a {:?} tensor of shape {:?} {why}", tensor.f_kind()?, tensor.size())))
     }
 
     /// Whether a tensor has it.
     pub fn fits(&self, tensor: &Tensor) -> bool {
-        tensor.defined()
+        values(tensor) == raw::IN_MEMORY
             && tensor.kind() == self.kind
             && tensor.device() == self.device
             && tensor.size() == self.shape
             && tensor.stride() == self.stride
     }
+}
+
+/// Whether a tensor's values lie in memory at its strides.
+fn values(tensor: &Tensor) -> i32 {
+    // SAFETY: the tensor is live.
+    unsafe { raw::od_tensor_values(tensor.as_ptr()) }
+}
+
+/// Whether a tensor's values are the negatives or conjugates of those in its memory (`Tensor.is_neg`, `Tensor.is_conj`).
+pub fn is_lazy(tensor: &Tensor) -> bool {
+    values(tensor) == raw::LAZY
+}
+
+/// Where the memory that a tensor is a part of begins; equal for views of one memory. `None` if it has none.
+pub fn memory_of(tensor: &Tensor) -> Option<usize> {
+    // SAFETY: the tensor is live.
+    Some(unsafe { raw::od_tensor_memory(tensor.as_ptr()) }).filter(|&start| start != 0)
 }
 
 impl std::fmt::Display for Form {
@@ -55,6 +85,8 @@ pub struct Package {
     inputs: Vec<Form>,
     /// The inputs whose first dimension may have another size, the same for all.
     varying: Vec<usize>,
+    /// The least size that they may have.
+    least_size: i64,
 }
 
 /// The least size of a dimension that varies: for a compiler, dimensions of size 1 are others, as they broadcast.
@@ -65,7 +97,7 @@ unsafe impl Send for Package {}
 
 impl Package {
     /// Loads a package that was compiled for inputs of these forms. The first dimension of the `varying` ones may have
-    /// any size from 2, the same for all.
+    /// any size from [`least_size`](Self::least_size), the same for all.
     ///
     /// A package is a shared library, and loading it runs its code, so it has to be a file that only this user or root
     /// can have written. It has to come from a compiler that was told these forms.
@@ -91,7 +123,17 @@ impl Package {
         // SAFETY: the text lives through the call; the code is the user's own.
         check(|err| unsafe { raw::od_package_load(text.as_ptr(), index.unwrap_or(-1), &mut out, err) })?;
         let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no package"))?;
-        Ok(Self { handle, inputs, varying: varying.to_vec() })
+        let mut package = Self { handle, inputs, varying: varying.to_vec(), least_size: LEAST_SIZE };
+        let mut least_size = 0;
+        // SAFETY: the handle is live, and so is the out-parameter.
+        check(|err| unsafe { raw::od_package_least_size(handle.as_ptr(), &mut least_size, err) })?;
+        package.least_size = least_size.max(LEAST_SIZE);
+        Ok(package)
+    }
+
+    /// The least size that varying dimensions may have: 2, or more if the step has others that would be 1 then.
+    pub fn least_size(&self) -> i64 {
+        self.least_size
     }
 
     /// Runs it. Inputs that it updates are written in place, without a note for autograd (`Tensor._version`).
@@ -109,8 +151,7 @@ impl Package {
         self.set_size(inputs)?;
         if let Some(place) = self.inputs.iter().zip(inputs).position(|(form, input)| !form.fits(input)) {
             let form = &self.inputs[place];
-            let found =
-                if inputs[place].defined() { Form::of(&inputs[place]).to_string() } else { "undefined".to_owned() };
+            let found = Form::of(&inputs[place]).map_or_else(|error| error.to_string(), |form| form.to_string());
             return Err(Error::refused(format!("input {place} of a compiled step is {found}, but should be {form}")));
         }
         let inputs = TensorList::new(inputs)?;
@@ -123,8 +164,9 @@ impl Package {
     fn set_size(&mut self, inputs: &[Tensor]) -> Result<(), Error> {
         let Some(first) = self.varying.first().map(|&place| &inputs[place]) else { return Ok(()) };
         let size = if first.defined() { first.size().first().copied().unwrap_or(0) } else { 0 };
-        if size < LEAST_SIZE {
-            return Err(Error::refused(format!("a batch of {size}, but this step is for sizes from {LEAST_SIZE}")));
+        let least = self.least_size;
+        if size < least {
+            return Err(Error::refused(format!("a batch of {size}, but this step is for sizes from {least}")));
         }
         for &place in &self.varying {
             self.inputs[place].shape[0] = size;

@@ -15,6 +15,10 @@ pub struct Package {
     _opaque: [u8; 0],
 }
 
+pub const IN_MEMORY: i32 = 0;
+pub const UNDEFINED: i32 = 1;
+pub const LAZY: i32 = 3;
+
 unsafe extern "C" {
     pub fn od_record_start(
         owner: *mut c_void,
@@ -29,6 +33,12 @@ unsafe extern "C" {
     pub fn od_record_number(recorder: *mut Recorder, tensor: *const C_tensor, out: *mut i64, err: *mut Error)
     -> Status;
     pub fn od_record_add_input(recorder: *mut Recorder, tensor: *const C_tensor, err: *mut Error) -> Status;
+    pub fn od_record_writes_to(
+        recorder: *mut Recorder,
+        tensor: *const C_tensor,
+        out: *mut i32,
+        err: *mut Error,
+    ) -> Status;
     pub fn od_record_externals(recorder: *mut Recorder, out: *mut *mut TensorList, err: *mut Error) -> Status;
     pub fn od_record_operators(recorder: *mut Recorder, out: *mut *mut c_char, err: *mut Error) -> Status;
 
@@ -39,5 +49,8 @@ unsafe extern "C" {
         out: *mut *mut TensorList,
         err: *mut Error,
     ) -> Status;
+    pub fn od_package_least_size(package: *mut Package, out: *mut i64, err: *mut Error) -> Status;
     pub fn od_package_free(package: *mut Package);
+    pub fn od_tensor_values(tensor: *const C_tensor) -> i32;
+    pub fn od_tensor_memory(tensor: *const C_tensor) -> usize;
 }

@@ -52,6 +52,8 @@ pub struct Record {
     pub operators: String,
     /// The tensors from outside, with their numbers, in the order of their first use.
     pub externals: Vec<(i64, Tensor)>,
+    /// Which of them the step writes to.
+    pub written: Vec<bool>,
     /// The numbers of the results that were asked for.
     pub results: Vec<i64>,
     /// Why it cannot be compiled; empty if it can.
@@ -108,6 +110,13 @@ impl Recording {
         TensorList::receive(|out, err| unsafe { raw::od_record_externals(self.recorder.as_ptr(), out, err) })?.to_vec()
     }
 
+    fn writes_to(&self, tensor: &Tensor) -> Result<bool, Error> {
+        let mut written = 0;
+        // SAFETY: recorder and tensor are live.
+        check(|err| unsafe { raw::od_record_writes_to(self.recorder.as_ptr(), tensor.as_ptr(), &mut written, err) })?;
+        Ok(written != 0)
+    }
+
     /// Ends recording. `results` are the tensors that the step returns.
     ///
     /// # Errors
@@ -125,10 +134,12 @@ impl Recording {
             crate::raw::od_string_free(text);
             operators
         };
-        let externals = self.externals()?.into_iter();
-        let externals = externals.map(|tensor| Ok((self.number(&tensor)?, tensor))).collect::<Result<_, Error>>()?;
+        let externals = self.externals()?;
+        let written = externals.iter().map(|tensor| self.writes_to(tensor)).collect::<Result<_, _>>()?;
+        let externals =
+            externals.into_iter().map(|tensor| Ok((self.number(&tensor)?, tensor))).collect::<Result<_, Error>>()?;
         let notes = std::mem::take(&mut *lock(&self.notes));
-        Ok(Record { operators, externals, results, refusals: notes.refusals, callers: notes.callers })
+        Ok(Record { operators, externals, written, results, refusals: notes.refusals, callers: notes.callers })
     }
 }
 

@@ -1,7 +1,9 @@
 //! Averages of a model's weights over the training: EMA and SWA.
 
-use overdrive_core::{Entry, MOVED, Module, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError};
-use overdrive_ffi::TensorList;
+use overdrive_core::{
+    Averages, Entry, MOVED, Module, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError,
+};
+use overdrive_ffi::{TensorId, TensorList};
 use tch::{Device, Kind, Tensor};
 
 use crate::foreach;
@@ -115,9 +117,7 @@ impl AveragedModelBuilder {
             let is_averaged = self.use_buffers && buffer.is_floating_point();
             if is_averaged { averaged.push((name, buffer)) } else { copied.push((name, buffer)) }
         }
-        for list in [&mut averaged, &mut copied] {
-            list.sort_by(|(one, _), (other, _)| one.cmp(other));
-        }
+        [&mut averaged, &mut copied].into_iter().for_each(|list| list.sort_by(|(one, _), (other, _)| one.cmp(other)));
         Ok(AveragedModel {
             averaging: self.averaging,
             warm_up: self.warm_up,
@@ -156,14 +156,7 @@ impl AveragedModel {
     #[doc(alias = "update_parameters")]
     pub fn update(&mut self) -> Result<(), OptimizerError> {
         self.check_in_place()?;
-        let n = self.n_averaged as f64;
-        let weight = match self.averaging {
-            _ if self.n_averaged == 0 => 1.0,
-            Averaging::Ema { decay } if self.warm_up => 1.0 - decay.min((1.0 + n) / (10.0 + n)),
-            Averaging::Ema { decay } => 1.0 - decay,
-            Averaging::Swa => 1.0 / (n + 1.0),
-        };
-        self.averaged.follow(weight)?;
+        self.averaged.follow(self.next_weight())?;
         self.copied.follow(1.0)?;
         self.n_averaged += 1;
         Ok(())
@@ -224,6 +217,30 @@ impl AveragedModel {
             foreach::copy_(&kept.model, &kept.own)?;
         }
         Ok(())
+    }
+}
+
+impl Averages for AveragedModel {
+    fn id(&self) -> Option<TensorId> {
+        self.averaged.own.get(0).ok().map(|first| TensorId::of(&first))
+    }
+
+    fn update(&mut self) -> Result<(), OptimizerError> {
+        self.update()
+    }
+
+    fn next_weight(&self) -> f64 {
+        let n = self.n_averaged as f64;
+        match self.averaging {
+            _ if self.n_averaged == 0 => 1.0,
+            Averaging::Ema { decay } if self.warm_up => 1.0 - decay.min((1.0 + n) / (10.0 + n)),
+            Averaging::Ema { decay } => 1.0 - decay,
+            Averaging::Swa => 1.0 / (n + 1.0),
+        }
+    }
+
+    fn count_update(&mut self) {
+        self.n_averaged += 1;
     }
 }
 

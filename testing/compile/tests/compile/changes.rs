@@ -6,7 +6,7 @@ use overdrive::nn;
 use overdrive::optim::{AdamW, Sgd};
 use overdrive_compile as compile;
 use overdrive_compile::Options;
-use tch::{Device, Kind};
+use tch::{Device, Kind, Tensor};
 
 use crate::beside::{follows, follows_changes, strict};
 use crate::losses::{batch, mlp};
@@ -39,15 +39,16 @@ fn counts_of_steps_of_a_layer_that_was_frozen() {
 }
 
 #[test]
-fn a_momentum_that_becomes_0() {
+fn a_momentum_that_becomes_0_and_leaves_it() {
     let Some(_alone) = crate::compiling() else { return };
     let sgd = |model: &nn::Sequential| Sgd::builder(model).lr(0.1).momentum(0.9).fused(true).build().unwrap();
+    // Where it is 0, the kernel leaves the state alone.
     let change = |_: &nn::Sequential, opt: &mut Sgd, step: usize| {
-        if step == 5 {
-            opt.set_momentum(0, 0.0).unwrap();
+        if step > 0 && step.is_multiple_of(5) {
+            opt.set_momentum(0, if step == 5 { 0.0 } else { 0.9 }).unwrap();
         }
     };
-    follows_changes(mlp, sgd, change, |step| batch(step as i64), 10, strict());
+    follows_changes(mlp, sgd, change, |step| batch(step as i64), 16, strict());
 }
 
 /// Three uncompiled steps, ten of each way, and more in the faster one: the same training whichever it is.
@@ -59,6 +60,25 @@ fn the_way_that_auto_finds_faster() {
     assert!(why.as_ref().is_none_or(|why| why.contains("it runs uncompiled from now on")), "{why:?}");
 }
 
+/// Steps of replaced options do not come again: they take no room from those of the new ones.
+#[test]
+fn options_that_change_often_leave_steps_compiled() {
+    let Some(_alone) = crate::compiling() else { return };
+    let model = mlp();
+    let mut opt = AdamW::builder(&model).build().unwrap();
+    let calls = std::cell::Cell::new(0);
+    let mut step = compile::step(&model, |batch| {
+        calls.set(calls.get() + 1);
+        Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1]))
+    })
+    .options(Options { shapes: 1, ..strict() });
+    for _ in 0..4 {
+        opt.group_mut(0).unwrap().weight_decay(0.01).apply().unwrap();
+        (0..6).for_each(|number| drop(step.run(&mut opt, &batch(number)).unwrap()));
+    }
+    assert_eq!((calls.get(), step.why_eager()), (4 * 3, None));
+}
+
 #[test]
 fn the_momentum_of_batch_normalization() {
     let Some(_alone) = crate::compiling() else { return };
@@ -68,6 +88,35 @@ fn the_momentum_of_batch_normalization() {
         norm.momentum.set(Some(if step < 4 { 0.1 } else { 0.5 }));
     };
     follows_changes(norm, sgd, change, |step| batch(step as i64), 8, strict());
+}
+
+/// The closure uses a second model, which drops while it trains.
+#[test]
+fn the_mode_of_a_teacher_that_is_watched() {
+    let Some(_alone) = crate::compiling() else { return };
+    let (student, teacher) = (nn::Linear::new(20, 5).unwrap(), mlp());
+    let difference = |batch: &[Tensor]| -> compile::LossResult {
+        let wanted = tch::no_grad(|| teacher.forward(&batch[0]))?;
+        Ok((student.forward(&batch[0])? - wanted).square().mean(Kind::Float))
+    };
+    let mut opt = Sgd::builder(&student).lr(0.1).fused(true).build().unwrap();
+    let mut step = compile::step(&student, difference).watch(&teacher).options(strict());
+    let mut forward =
+        compile::forward(&student, |inputs| Ok(vec![difference(inputs)?])).watch(&teacher).options(strict());
+    for number in 0..10 {
+        teacher.set_training(number >= 5);
+        let [x, _] = batch(number);
+        let seeded = |run: &mut dyn FnMut() -> Tensor| {
+            tch::manual_seed(number);
+            run().double_value(&[])
+        };
+        let expected = seeded(&mut || difference(&[x.shallow_clone()]).unwrap());
+        let inferred = seeded(&mut || forward.run(&[x.shallow_clone()]).unwrap().remove(0));
+        let trained = seeded(&mut || step.run(&mut opt, &[x.shallow_clone()]).unwrap());
+        for found in [inferred, trained] {
+            assert!((found - expected).abs() <= 1e-5 * expected, "step {number}: {found}, but {expected} uncompiled");
+        }
+    }
 }
 
 #[test]

@@ -60,6 +60,41 @@ fn follows(kind: Option<Kind>, micro_batches: usize, tolerance: f64) {
     }
 }
 
+/// The gradient of a loss that is this small is 0 in float16, unless the scale is in it from the first operator on.
+#[test]
+fn gradients_in_float16_have_the_scale_of_the_last_backward_pass() {
+    let Some(_alone) = crate::compiling() else { return };
+    let [plain, compiled] = [1; 2].map(|seed| {
+        tch::manual_seed(seed);
+        nn::Linear::new(20, 5).unwrap()
+    });
+    let loss = |model: &nn::Linear, batch: &[Tensor]| -> compile::LossResult {
+        let _autocast = AutocastGuard::new(Device::Cpu, Kind::Half)?;
+        Ok(model.forward(&batch[0])?.to_kind(Kind::Float).square().mean(Kind::Float) * 1e-7)
+    };
+    let mut loss_of = compile::loss(&compiled, |batch| loss(&compiled, batch))
+        .options(Options { strict: true, ..Options::default() });
+    let grad = |model: &nn::Linear, loss: Tensor, scale: f64| {
+        (loss * scale).backward();
+        let grad = model.weight.grad().copy();
+        model.weight.shallow_clone().zero_grad();
+        grad
+    };
+    let scale = |number: i64| if number < 6 { 65536.0 } else { 32768.0 };
+    for number in 0..9 {
+        let batch = batch(number);
+        let expected = grad(&plain, loss(&plain, &batch).unwrap(), scale(number));
+        let found = grad(&compiled, loss_of.run(&batch).unwrap(), scale(number));
+        let largest = expected.abs().max().double_value(&[]);
+        assert!(largest > 0.0);
+        // The first one was computed before any scale was known.
+        if number > 0 {
+            let error = (found - expected).abs().max().double_value(&[]);
+            assert!(error <= 1e-2 * largest, "step {number}: off by {error} of {largest}");
+        }
+    }
+}
+
 #[test]
 fn losses_follow_plain_ones_over_windows_of_micro_batches() {
     follows(None, 2, 1e-5);

@@ -1,7 +1,10 @@
 //! Compiled steps beside plain ones.
 
+mod averages;
+mod batches;
 mod beside;
 mod changes;
+mod indices;
 mod inference;
 mod life;
 mod losses;

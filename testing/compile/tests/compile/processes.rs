@@ -67,6 +67,25 @@ fn of_four_processes_one_compiles_and_all_run() {
     assert_eq!(compiled, 1, "{ended:?}");
 }
 
+/// `CXX` as it is set for ccache, and a folder for temporary files of this process alone.
+#[test]
+fn a_compiler_with_arguments_compiles_and_nothing_is_left_among_temporary_files() {
+    let Some(_alone) = crate::compiling() else { return };
+    let [cache, temporary] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    for _ in 0..2 {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env("CXX", "env g++").env("TMPDIR", temporary.path());
+        let (line, errors) = end(start_by(command, cache.path()));
+        assert!(line.ends_with("compiled: yes"), "{line}\n{errors}");
+        let left: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env("CXX", "no-such-compiler --fast");
+    let (line, _) = end(start_by(command, tempfile::tempdir().unwrap().path()));
+    assert!(line.contains("the C++ compiler no-such-compiler --fast was not found"), "{line}");
+}
+
 #[test]
 fn a_machine_without_python_runs_a_package_that_was_prepared_elsewhere() {
     let Some(_alone) = crate::compiling() else { return };
@@ -171,7 +190,7 @@ fn records_of_other_processors_and_versions_are_refused() {
     };
     let text = refused("no JSON");
     assert!(text.contains("no record of a step") && !text.contains("delete it"), "{text}");
-    assert!(refused(r#"{"processor": "z80", "request": {}}"#).contains("another kind of processor"));
+    assert!(refused(r#"{"machine": "z80", "request": {}}"#).contains("another kind of processor"));
     for absent in ["0.json", "misspelt"].map(|name| folder.path().join(name)) {
         let error = compile::prepare(&absent, |_, _| ()).unwrap_err().to_string();
         assert!(error.contains(&*absent.to_string_lossy()) && !absent.is_dir(), "{error}");

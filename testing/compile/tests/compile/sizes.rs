@@ -104,6 +104,36 @@ fn other_tensors_of_a_batch_may_have_other_sizes() {
     }
 }
 
+/// The difference of neighbours has a dimension of b - 1, which is 1 for a batch of 2.
+#[test]
+fn a_dimension_that_is_one_less_than_the_batch() {
+    let Some(_alone) = crate::compiling() else { return };
+    let model = nn::Linear::new(4, 2).unwrap();
+    let calls = Cell::new(0);
+    let loss = |batch: &[Tensor]| -> compile::LossResult {
+        calls.set(calls.get() + 1);
+        let (y, size) = (model.forward(&batch[0])?, batch[0].size()[0]);
+        let neighbours = y.f_narrow(0, 1, size - 1)? - y.f_narrow(0, 0, size - 1)?;
+        Ok((neighbours * y.f_narrow(0, 0, size - 1)?).square().mean(Kind::Float))
+    };
+    let mut loss_of = compile::loss(&model, loss).options(Options { strict: true, ..Options::default() });
+    let mut expected_calls = 0;
+    // Neither before nor after the package for all sizes, a batch of 2 is computed as another one.
+    for (size, recorded) in [(8, 2), (8, 0), (5, 2), (5, 0), (2, 2), (2, 0), (6, 1), (3, 1), (3, 0), (8, 0)] {
+        for number in 0..recorded.max(1) {
+            let x = Tensor::randn([size, 4], (Kind::Float, Device::Cpu));
+            let expected = loss(&[x.shallow_clone()]).unwrap().double_value(&[]);
+            let found = loss_of.run(&[x]).unwrap().double_value(&[]);
+            assert!(
+                (found - expected).abs() <= 1e-5 * expected,
+                "{size}, {number}: {found}, but {expected} uncompiled"
+            );
+        }
+        expected_calls += recorded + recorded.max(1);
+        assert_eq!(calls.get(), expected_calls, "size {size}");
+    }
+}
+
 /// A loop over the samples is another list of operators at each size.
 #[test]
 fn a_step_whose_operators_depend_on_the_size_is_compiled_for_each() {

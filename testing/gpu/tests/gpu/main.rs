@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod calibration;
+mod compiled;
 mod draws;
 mod failures;
 mod loading;
@@ -47,6 +48,9 @@ fn main() -> Result<ExitCode> {
     let runs = overdrive_fakecuda::start(1)?;
     if let Some(fake) = Fake::get() {
         fake.compute().map_err(anyhow::Error::msg)?;
+    }
+    if let Some(result) = compiled::main_if_told() {
+        return result;
     }
     ensure!(runs == Runs::OnNothing || Cuda::is_available(), "on {runs}, but libtorch finds none");
     println!("on {runs} {}", overdrive_fakecuda::LEFT_OUT);
@@ -125,6 +129,7 @@ fn main() -> Result<ExitCode> {
         profiling::the_profiler_sees_the_device,
         profiling::the_monitor_samples_the_device,
         profiling::phases_on_the_device_are_timed_without_waiting,
+        compiled::steps_are_recorded_for_this_device_and_refused_for_another,
     ];
     tests.extend(trials![
         NUMBERS;

@@ -1,0 +1,134 @@
+//! Indices that are out of range: libtorch's operators refuse them, and so do compiled steps.
+
+use overdrive::core::Module;
+use overdrive::nn::{self as nn, sequential};
+use overdrive::optim::AdamW;
+use overdrive_compile as compile;
+use overdrive_compile::{CompileError, Options};
+use tch::{Device, Kind, Tensor};
+
+use crate::models::gpt;
+
+const INT64: (Kind, Device) = (Kind::Int64, Device::Cpu);
+
+fn strict() -> Options {
+    Options { strict: true, ..Options::default() }
+}
+
+/// All parameters and buffers.
+fn values(model: &impl Module) -> Vec<Tensor> {
+    let params = model.named_parameters().into_iter().map(|it| it.tensor().detach().copy());
+    params.chain(model.named_buffers().into_iter().map(|(_, buffer)| buffer.copy())).collect()
+}
+
+/// Without the panic of `cross_entropy_for_logits`.
+fn cross_entropy(y: &Tensor, labels: &Tensor) -> compile::LossResult {
+    Ok(y.f_cross_entropy_loss::<Tensor>(labels, None, tch::Reduction::Mean, -100, 0.0)?)
+}
+
+/// A model with batch normalization over rows of an embedding, so that a step writes to buffers as well.
+fn bag() -> nn::Sequential {
+    sequential![
+        nn::Embedding::new(50, 8).unwrap(),
+        nn::Flatten::default(),
+        nn::BatchNorm1d::new(16).unwrap(),
+        nn::Linear::new(16, 5).unwrap()
+    ]
+}
+
+/// A step whose labels or tokens are out of range is libtorch's own error, and changes nothing that a compiled step
+/// writes: on several threads too, where an exception would end the process.
+#[test]
+fn labels_and_tokens_out_of_range_are_errors_and_change_nothing() {
+    let Some(_alone) = crate::compiling() else { return };
+    tch::manual_seed(1);
+    let model = bag();
+    let mut opt = AdamW::builder(&model).build().unwrap();
+    let mut step =
+        compile::step(&model, |batch| cross_entropy(&model.forward(&batch[0])?, &batch[1])).options(strict());
+    // Enough rows for several threads.
+    let batch = || [Tensor::randint(50, [4096, 2], INT64), Tensor::randint(5, [4096], INT64)];
+    (0..4).for_each(|_| drop(step.run(&mut opt, &batch()).unwrap()));
+    for (which, value) in [(0, -1), (0, 50), (0, i64::MIN), (1, -1), (1, 5), (1, 1 << 40)] {
+        let batch = batch();
+        let _ = batch[which].view(-1).get(4000).fill_(value);
+        let before = values(&model);
+        let error = step.run(&mut opt, &batch).expect_err("a refusal");
+        assert!(matches!(&error, CompileError::Step(_)), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("out of") || text.contains("out of bounds"), "{which}, {value}: {text}");
+        // The closure counts the batch before it fails: `num_batches_tracked` and the running statistics are eager's.
+        let params = model.named_parameters().len();
+        assert!(values(&model)[..params].iter().zip(&before).all(|(now, before)| now == before), "{which}, {value}");
+    }
+    assert!(step.run(&mut opt, &batch()).unwrap().double_value(&[]).is_finite());
+}
+
+/// -100 stands for no label, also in place of others.
+#[test]
+fn labels_that_are_ignored_stay_so() {
+    let Some(_alone) = crate::compiling() else { return };
+    let model = nn::Linear::new(8, 5).unwrap();
+    let loss = |batch: &[Tensor]| -> compile::LossResult {
+        let masked = batch[1].f_where_self(&batch[2], &batch[1].full_like(-100))?;
+        Ok(model.forward(&batch[0])?.f_cross_entropy_loss::<Tensor>(&masked, None, tch::Reduction::Mean, -100, 0.1)?)
+    };
+    let mut loss_of = compile::loss(&model, loss).options(strict());
+    for _ in 0..5 {
+        let mask = Tensor::rand([32], (Kind::Float, Device::Cpu)).gt(0.3);
+        let batch = [Tensor::randn([32, 8], (Kind::Float, Device::Cpu)), Tensor::randint(5, [32], INT64), mask];
+        let expected = loss(&batch).unwrap().double_value(&[]);
+        let found = loss_of.run(&batch).unwrap().double_value(&[]);
+        assert!((found - expected).abs() <= 1e-5 * expected, "{found}, but {expected} uncompiled");
+    }
+}
+
+/// Indices that are computed within the step are checked too; those of `take` count from the end if they are negative.
+#[test]
+fn computed_indices_are_checked_and_those_from_the_end_are_not_refused() {
+    let Some(_alone) = crate::compiling() else { return };
+    let model = nn::Linear::new(4, 4).unwrap();
+    model.eval();
+    let pick = |inputs: &[Tensor]| -> Result<Vec<Tensor>, compile::BoxError> {
+        let y = model.forward(&inputs[0])?;
+        let computed = &inputs[1] * 2 - 1;
+        Ok(vec![y.f_gather(1, &computed, false)?, y.f_take(&inputs[2])?])
+    };
+    let mut picked = compile::forward(&model, pick).options(strict());
+    let x = Tensor::randn([6, 4], (Kind::Float, Device::Cpu));
+    let inputs = |column: i64, place: i64| {
+        [x.shallow_clone(), Tensor::full([6, 1], column, INT64), Tensor::from_slice(&[place])]
+    };
+    for (column, place) in [(1, 0), (1, 5), (2, -1), (2, -24), (1, 23)] {
+        let expected = tch::no_grad(|| pick(&inputs(column, place))).unwrap();
+        let found = picked.run(&inputs(column, place)).unwrap();
+        assert!(
+            expected.iter().zip(&found).all(|(one, other)| one.allclose(other, 1e-5, 1e-6, false)),
+            "{column}, {place}"
+        );
+    }
+    for (column, place) in [(0, 0), (3, 0), (1, 24), (1, -25)] {
+        let text = picked.run(&inputs(column, place)).expect_err("a refusal").to_string();
+        assert!(text.contains("out of"), "{column}, {place}: {text}");
+    }
+}
+
+#[test]
+fn a_gpt_refuses_a_token_that_it_does_not_have() {
+    let Some(_alone) = crate::compiling() else { return };
+    let model = gpt();
+    let mut opt = AdamW::builder(&model).build().unwrap();
+    let mut step = compile::step(&model, |batch| {
+        cross_entropy(&model.forward(&batch[0])?.flatten(0, -2), &batch[1].flatten(0, -1))
+    })
+    .options(strict());
+    (0..4).for_each(|_| drop(step.run(&mut opt, &crate::models::tokens(4)).unwrap()));
+    let before = values(&model);
+    for token in [-1, 64] {
+        let batch = crate::models::tokens(4);
+        let _ = batch[0].view(-1).get(7).fill_(token);
+        let text = step.run(&mut opt, &batch).expect_err("a refusal").to_string();
+        assert!(text.contains("out of range"), "{text}");
+        assert_eq!(values(&model), before);
+    }
+}
