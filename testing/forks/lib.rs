@@ -90,8 +90,8 @@ impl Process {
     /// # Errors
     /// See [`try_wait`](Self::try_wait).
     pub fn kill(&mut self) -> io::Result<()> {
-        // Its number is its own until it was seen to have ended.
-        if self.try_wait()?.is_none() {
+        // Its number is its own until it was seen to have ended; also where the process that forks cannot tell.
+        if !matches!(self.try_wait(), Ok(Some(_))) {
             match &mut self.kind {
                 Kind::Started(child) => child.kill()?,
                 Kind::Forked(pid) => kill_process(*pid, Signal::KILL)?,

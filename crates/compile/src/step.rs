@@ -199,23 +199,24 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
         self.finish(state, &loss, || {})
     }
 
-    /// Backward pass and update. `around_step` is called before and after the optimizer's step.
+    /// Backward pass and update. `between` is called after the backward pass, and before and after the optimizer's step.
     fn finish(
         &mut self,
         state: &mut State<'_, impl Optimizer>,
         loss: &Tensor,
-        mut around_step: impl FnMut(),
+        mut between: impl FnMut(),
     ) -> Result<Tensor, CompileError> {
         let opt = &mut *state.opt;
         opt.zero_grad()?;
         let made = (|| {
             autograd::backward::<Tensor>(&[loss], &[], GradOptions::default())?;
+            between();
             if let Some(work) = &mut self.before_update {
                 work(opt).map_err(CompileError::Step)?;
             }
-            around_step();
+            between();
             opt.step()?;
-            around_step();
+            between();
             Ok(state.averages.iter_mut().try_for_each(|averages| averages.update())?)
         })();
         opt.zero_grad()?;
@@ -231,12 +232,16 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
     ) -> Result<Tensor, CompileError> {
         let Some(recorder) = Recorder::start(batch)? else { return self.plain(state, batch) };
         let loss = self.loss.plain(recorder.batch())?;
-        let mut update = Vec::new();
+        let mut ends = Vec::new();
         let mut trained = recorder.differentiable()?;
-        let loss = self.finish(state, &loss, || update.push(recorder.operators()))?;
-        let trace = recorder.finish(std::slice::from_ref(&loss), update[0]..update[1])?;
-        // Gradients of the optimizer's parameters are freed by now. A teacher has none.
-        trained.retain(|tensor| tensor.grad().defined());
+        let loss = self.finish(state, &loss, || {
+            if ends.is_empty() {
+                // A teacher has none.
+                trained.retain(|tensor| tensor.grad().defined());
+            }
+            ends.push(recorder.operators());
+        })?;
+        let trace = recorder.finish(std::slice::from_ref(&loss), ends[1]..ends[2])?;
         let numbers = update::check_trained(&trained, state.opt).and_then(|()| update::numbers(&trace, state.opt));
         let (scalars, numbers) = match numbers {
             Ok((scalars, numbers)) => (Ok(scalars), numbers),

@@ -26,6 +26,15 @@ pub(crate) struct Trace {
     pub(crate) update: Range<usize>,
 }
 
+/// Operators that refuse numbers out of range, whose compiled code would compute with them, or write elsewhere.
+const UNCHECKED: [&str; 5] = [
+    "aten::max_unpool2d",
+    "aten::max_unpool3d",
+    "aten::multi_margin_loss",
+    "aten::multilabel_margin_loss_forward",
+    "aten::binary_cross_entropy",
+];
+
 /// Records a step while it runs.
 pub(crate) struct Recorder {
     recording: Recording,
@@ -66,7 +75,7 @@ impl Recorder {
     /// Ends the record of a step with these results, of which these operators are the optimizer's update.
     pub(crate) fn finish(self, results: &[Tensor], update: Range<usize>) -> Result<Trace, CompileError> {
         let mut record = self.recording.finish(results)?;
-        let operators = serde_json::from_str(&record.operators).unwrap_or_default();
+        let operators: Vec<Value> = serde_json::from_str(&record.operators).unwrap_or_default();
         let batch = record.externals.drain(..self.batch.len()).map(|(number, tensor)| Ok((number, Form::of(&tensor)?)));
         let batch = batch.collect::<Result<_, TorchError>>()?;
         let outside = |(number, tensor): &(i64, Tensor)| Ok((*number, TensorId::of(tensor), Form::of(tensor)?));
@@ -75,6 +84,13 @@ impl Recorder {
             record.refusals.push(Refusal { reason, operator: None });
             Vec::new()
         });
+        let is_unchecked = |operator: &Value| UNCHECKED.contains(&operator["op"].as_str().unwrap_or_default());
+        record.refusals.extend(operators.iter().enumerate().filter(|(_, operator)| is_unchecked(operator)).map(
+            |(place, operator)| {
+                let reason = format!("{} checks its numbers, and compiled code would not", name(operator));
+                Refusal { reason, operator: Some(place) }
+            },
+        ));
         Ok(Trace { batch, outside, record, operators, update })
     }
 }

@@ -61,8 +61,9 @@ pub(crate) fn check_trained(tensors: &[tch::Tensor], opt: &impl Optimizer) -> Re
 /// The numbers that the update takes at each step.
 ///
 /// # Errors
-/// When the update has other operators than fused ones and the counting of steps: numbers in them could follow from the
-/// learning rate or the count, and would stay what they were.
+/// When the update has other operators than fused ones and the counting of steps, or that of averages others than one
+/// that moves all: numbers in them could follow from the learning rate or the count, and would stay what they were. Or
+/// when another optimizer steps before.
 pub(crate) fn numbers(trace: &Trace, opt: &impl Optimizer) -> Result<(Vec<Scalar>, Vec<Number>), CompileError> {
     let refused = |reason: String| CompileError::NotRecordable { reason, caller: None };
     let lens = opt.group_lens().ok_or_else(|| refused("the optimizer does not tell its groups".to_owned()))?;
@@ -73,6 +74,9 @@ pub(crate) fn numbers(trace: &Trace, opt: &impl Optimizer) -> Result<(Vec<Scalar
         None => found.push((number, Scalar { uses: vec![place] })),
     };
     let (update, averages) = trace.operators.split_at(trace.update.end);
+    if update[..trace.update.start].iter().any(|operator| places(operator).is_some()) {
+        return Err(refused("another optimizer steps before the update, whose numbers may change".to_owned()));
+    }
     for (at, operator) in update.iter().enumerate().skip(trace.update.start) {
         let Some((lr, momentum)) = places(operator) else {
             match name(operator).as_str() {
@@ -91,8 +95,10 @@ pub(crate) fn numbers(trace: &Trace, opt: &impl Optimizer) -> Result<(Vec<Scalar
         }
     }
     for (at, operator) in averages.iter().enumerate() {
-        if name(operator) == "aten::_foreach_lerp_.Scalar" {
-            add(Number::AverageWeight, (trace.update.end + at, 2));
+        match name(operator).as_str() {
+            "aten::_foreach_lerp_.Scalar" => add(Number::AverageWeight, (trace.update.end + at, 2)),
+            "aten::copy_" | "aten::_foreach_copy_" | "aten::detach" => {}
+            other => return Err(refused(format!("the averages' update runs {other}, whose numbers may change"))),
         }
     }
     Ok(found.into_iter().map(|(number, scalar)| (scalar, number)).unzip())

@@ -1,6 +1,8 @@
 //! What cannot be compiled: named with the operator and the caller's line, while the step still runs.
 
+use overdrive::core::Optimizer;
 use overdrive::nn::{self as nn, sequential};
+use overdrive::optim::AdamW;
 use overdrive_compile as compile;
 use overdrive_compile::{CompileError, LossResult, Options};
 use tch::{Device, Kind, Tensor};
@@ -43,6 +45,41 @@ fn a_shape_that_depends_on_values() {
         Ok(y.masked_select(&y.gt(-1e9)).mean(Kind::Float))
     });
     is_named(&error, "aten::masked_select");
+}
+
+/// libtorch's own operators refuse probabilities beyond 1, classes and places out of range.
+#[test]
+fn operators_whose_checks_compiled_code_lacks() {
+    let error = why(|model, batch| {
+        let y = model.forward(&batch[0])?.sigmoid();
+        Ok(y.binary_cross_entropy::<Tensor>(&y.ones_like(), None, tch::Reduction::Mean))
+    });
+    // The method is generic, so its own line is the caller's.
+    assert!(error.to_string().contains("aten::binary_cross_entropy"), "{error}");
+    let error = why(|model, batch| {
+        let y = model.forward(&batch[0])?.view([1, 1, 3]);
+        let (y, places) = (y.unsqueeze(-1), Tensor::zeros([1, 1, 3, 1], (Kind::Int64, Device::Cpu)) * 0);
+        Ok(y.max_unpool2d(&places, [3, 1]).mean(Kind::Float))
+    });
+    is_named(&error, "aten::max_unpool2d");
+}
+
+/// Its learning rate would stay what it was.
+#[test]
+fn a_second_optimizer_that_steps_before_the_update() {
+    let _alone = crate::alone();
+    let (model, head) = (nn::Linear::new(4, 4).unwrap(), nn::Linear::new(4, 1).unwrap());
+    let mut opt = AdamW::builder(&model).fused(true).build().unwrap();
+    let mut other = AdamW::builder(&head).fused(true).build().unwrap();
+    let mut step = compile::step(&model, |batch| Ok(head.forward(&model.forward(&batch[0])?)?.mean(Kind::Float)))
+        .before_update(move |_| {
+            other.step()?;
+            Ok(other.zero_grad()?)
+        })
+        .options(Options { strict: true, verbose: false, ..Options::default() });
+    let batch = || [Tensor::ones([3, 4], (Kind::Float, Device::Cpu))];
+    let error = (0..4).find_map(|_| step.run(&mut opt, &batch()).err()).expect("the step should be refused");
+    assert!(error.to_string().contains("no parameter of the optimizer"), "{error}");
 }
 
 #[test]

@@ -118,12 +118,12 @@ fn on_devices(mut command: Command, devices: usize) -> Command {
 pub fn all_succeed(mut running: Vec<Running>, since: Instant) -> Result<Vec<Ended>> {
     loop {
         let mut left = 0;
-        for rank in 0..running.len() {
-            match running[rank].0.try_wait()? {
+        for (rank, Running(process)) in running.iter_mut().enumerate() {
+            match process.try_wait()? {
                 None => left += 1,
                 Some(status) if status.success() => {}
                 Some(status) => {
-                    let [output, errors] = running[rank].0.written()?;
+                    let [output, errors] = process.written()?;
                     bail!("rank {rank}: {status}\n{output}\n{errors}");
                 }
             }
