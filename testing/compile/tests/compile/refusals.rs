@@ -58,7 +58,7 @@ fn operators_whose_checks_compiled_code_lacks() {
     assert!(error.to_string().contains("aten::binary_cross_entropy"), "{error}");
     let error = why(|model, batch| {
         let y = model.forward(&batch[0])?.view([1, 1, 3]);
-        let (y, places) = (y.unsqueeze(-1), Tensor::zeros([1, 1, 3, 1], (Kind::Int64, Device::Cpu)) * 0);
+        let (y, places) = (y.unsqueeze(-1), Tensor::zeros([1, 1, 3, 1], (Kind::Int64, Device::Cpu)));
         Ok(y.max_unpool2d(&places, [3, 1]).mean(Kind::Float))
     });
     is_named(&error, "aten::max_unpool2d");

@@ -4,6 +4,7 @@
 
 mod calibration;
 mod compiled;
+mod device;
 mod draws;
 mod failures;
 mod loading;
@@ -21,11 +22,15 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive::amp::StepOutcome;
-use overdrive::core::TorchErrorKind;
-use overdrive::ffi::{self, Arg, Op, TensorList, cuda};
+use overdrive::ffi::cuda;
 use overdrive::prelude::*;
 use overdrive_fakecuda::{Fake, Runs};
 use tch::{Cuda, nn, nn::Module};
+
+use device::{
+    an_exhausted_device_is_out_of_memory, libtorch_sees_the_device, memory_is_counted_and_the_peak_can_be_reset,
+    pinned_memory_is_pinned, tf32_changes_products_only_while_allowed,
+};
 
 const GPU: Device = Device::Cuda(0);
 const FLOAT: (Kind, Device) = (Kind::Float, GPU);
@@ -219,16 +224,6 @@ fn the_tests_fail_where_their_stand_in_is_not_loaded() -> Result<()> {
     Ok(())
 }
 
-fn libtorch_sees_the_device() -> Result<()> {
-    ensure!(cuda::is_compiled(), "built without CUDA");
-    ensure!(!cuda::device_name(0)?.is_empty());
-    ensure!(cuda::device_name(Cuda::device_count() as usize).is_err(), "one device too many");
-    let (major, minor) = cuda::device_capability(0)?;
-    ensure!(major >= 5 && (0..10).contains(&minor), "{major}.{minor} is no capability that libtorch runs on");
-    ensure!(cuda::device_capability(Cuda::device_count() as usize).is_err(), "one device too many");
-    Ok(())
-}
-
 fn autocast_casts_on_the_device() -> Result<()> {
     let x = Tensor::randn([32, 32], FLOAT);
     for kind in [Kind::Half, Kind::BFloat16] {
@@ -240,55 +235,6 @@ fn autocast_casts_on_the_device() -> Result<()> {
     let outer = AutocastGuard::new(GPU, Kind::Half)?;
     Autocast::new(GPU).enabled(false).run(|| assert_eq!(x.matmul(&x).kind(), Kind::Float))?;
     drop(outer);
-    Ok(())
-}
-
-fn memory_is_counted_and_the_peak_can_be_reset() -> Result<()> {
-    const BYTES: i64 = 64 << 20;
-    let before = cuda::memory_stats(0)?;
-    let held = Tensor::zeros([BYTES], (Kind::Uint8, GPU));
-    let during = cuda::memory_stats(0)?;
-    ensure!(during.allocated_bytes >= before.allocated_bytes + BYTES);
-    drop(held);
-    ensure!(cuda::memory_stats(0)?.allocated_peak_bytes >= before.allocated_bytes + BYTES);
-    cuda::reset_peak_memory_stats(0)?;
-    ensure!(cuda::memory_stats(0)?.allocated_peak_bytes < before.allocated_bytes + BYTES);
-    Ok(cuda::empty_cache()?)
-}
-
-fn an_exhausted_device_is_out_of_memory() -> Result<()> {
-    let xs = TensorList::new(&[Tensor::zeros([1], FLOAT).expand([1 << 44], false)])?;
-    let add = Op::find("aten::_foreach_add", "Scalar")?;
-    match add.call(&[Arg::TensorList(&xs), Arg::Double(1.0)]) {
-        Err(error) => ensure!(error.kind() == TorchErrorKind::OutOfMemory, "{:?}: {error}", error.kind()),
-        Ok(_) => anyhow::bail!("64 TiB fit"),
-    }
-    let from_tch = match Tensor::f_zeros([1 << 44], FLOAT) {
-        Err(error) => ffi::Error::from(error),
-        Ok(_) => anyhow::bail!("64 TiB fit"),
-    };
-    ensure!(from_tch.kind() == TorchErrorKind::OutOfMemory, "{from_tch}");
-    Ok(())
-}
-
-fn pinned_memory_is_pinned() -> Result<()> {
-    let pinned = ffi::empty_pinned(&[128, 784], Kind::Uint8)?;
-    ensure!(pinned.is_pinned(GPU) && pinned.size() == [128, 784]);
-    ensure!(!Tensor::empty([128, 784], (Kind::Uint8, Device::Cpu)).is_pinned(GPU));
-    Ok(())
-}
-
-fn tf32_changes_products_only_while_allowed() -> Result<()> {
-    let before = ffi::context::matmul_allow_tf32()?;
-    let (a, b) = (Tensor::randn([512, 512], FLOAT), Tensor::randn([512, 512], FLOAT));
-    let exact = a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double));
-    let error = |allow| -> Result<f64> {
-        ffi::context::set_matmul_allow_tf32(allow)?;
-        Ok((a.matmul(&b).to_kind(Kind::Double) - &exact).abs().max().double_value(&[]))
-    };
-    let (with, without) = (error(true)?, error(false)?);
-    ffi::context::set_matmul_allow_tf32(before)?;
-    ensure!(with > 4.0 * without, "TF32 errs by {with:e}, float32 by {without:e}");
     Ok(())
 }
 
