@@ -86,9 +86,9 @@ fn test_support_is_in_no_program() {
         assert!(problems.iter().any(|it| it.contains("which is for tests")), "{problems:?}");
     }
     let depends_on = |kind: Option<&str>| {
-        let path = Some("/root/testing/cuda".into());
+        let path = Some("/w/testing/cuda".into());
         let dependencies = vec![Dependency { path, kind: kind.map(str::to_owned) }];
-        member(Path::new("/root"), &Package { dependencies, ..Package::default() }).depends_on
+        member(Path::new("/w"), &Package { dependencies, ..Package::default() }).depends_on
     };
     assert_eq!((depends_on(Some("dev")), depends_on(None)), (vec![], vec!["testing/cuda".to_owned()]));
 }

@@ -137,10 +137,6 @@ def short_name(node):
     return node["op"].removeprefix("aten::").removesuffix("_")
 
 
-def has_indices(node):
-    return any(short_name(node) in names for names in (INDICES, LISTS, LABELS))
-
-
 class Indices:
     """Sees to it that a step with an index that is out of range changes nothing and says so, while it runs to its end."""
 
@@ -199,8 +195,8 @@ class Indices:
         return torch.stack(self.unfit).any()
 
     def for_update(self, node, args):
-        """Whether an index was out of range, for an update that changes nothing then by its numbers (if the gradient is
-        finite), as taking it back takes a tenth of an MLP's step. None where numbers cannot do that."""
+        """Whether an index was out of range, for an update that changes nothing then by its numbers, as taking it back
+        takes a tenth of an MLP's step. None where numbers cannot do that."""
         is_first_step = node["op"] == "aten::_fused_sgd_" and args[2] and args[9]
         exact = all(tensor.dtype in (torch.float32, torch.float64) for tensor in args[0])
         return self.any_unfit() if self.unfit and exact and not is_first_step else None
@@ -243,7 +239,8 @@ class Step(torch.nn.Module):
             for node, arg in scalar["uses"]:
                 scalars[node, arg] = tensor
         operators = self.request["operators"]
-        indices = Indices(tensors) if any(map(has_indices, operators)) else None
+        checked = {*INDICES, *LISTS, *LABELS}
+        indices = Indices(tensors) if any(short_name(node) in checked for node in operators) else None
         for at, node in enumerate(operators):
             try:
                 self.call(at, node, tensors, scalars, size, indices)
@@ -264,6 +261,9 @@ class Step(torch.nn.Module):
         if formula:
             while args and args[-1] is None:
                 args.pop()
+            if unfit is not None:
+                # Gradients, or weights that averages follow: infinite ones would be NaN times 0.
+                args[1] = [torch.where(unfit, 0.0, tensor) for tensor in args[1]]
             return formula(*args, unfit=unfit)
         results = op(*positional(op, args), **by_name(op, args))
         bind(node["out"], [results] if len(op._schema.returns) == 1 else results, tensors)

@@ -1,8 +1,8 @@
 //! Indices that are out of range: libtorch's operators refuse them, and so do compiled steps.
 
-use overdrive::core::Module;
+use overdrive::core::{Module, Optimizer};
 use overdrive::nn::{self as nn, sequential};
-use overdrive::optim::AdamW;
+use overdrive::optim::{AdamW, Sgd};
 use overdrive_compile as compile;
 use overdrive_compile::{CompileError, Options};
 use tch::{Device, Kind, Tensor};
@@ -62,6 +62,48 @@ fn labels_and_tokens_out_of_range_are_errors_and_change_nothing() {
         assert!(values(&model)[..params].iter().zip(&before).all(|(now, before)| now == before), "{which}, {value}");
     }
     assert!(step.run(&mut opt, &batch()).unwrap().double_value(&[]).is_finite());
+}
+
+/// Steps with a label out of range, whose gradients would be infinite besides, are as if they had failed uncompiled:
+/// weights, the optimizer's state and buffers go on as those of an uncompiled loop.
+fn goes_on_as_uncompiled<O: Optimizer>(optimizer: impl Fn(&nn::Sequential) -> O) {
+    let Some(_alone) = crate::compiling() else { return };
+    tch::manual_seed(1);
+    let (plain, compiled) = (bag(), bag());
+    let pairs = compiled.named_parameters().into_iter().zip(plain.named_parameters());
+    tch::no_grad(|| pairs.for_each(|(own, other)| own.tensor().shallow_clone().copy_(other.tensor())));
+    let loss = |model: &nn::Sequential, batch: &[Tensor]| -> compile::LossResult {
+        Ok(cross_entropy(&model.forward(&batch[0])?, &batch[1])? * &batch[2])
+    };
+    let (mut plain_opt, mut opt) = (optimizer(&plain), optimizer(&compiled));
+    let mut step = compile::step(&compiled, |batch| loss(&compiled, batch)).options(strict());
+    for number in 0..9 {
+        let is_bad = number == 4 || number == 6;
+        let factor = Tensor::from(if is_bad { f32::INFINITY } else { 1.0 });
+        let batch = [Tensor::randint(50, [64, 2], INT64), Tensor::randint(5, [64], INT64), factor];
+        if is_bad {
+            let _ = batch[1].get(7).fill_(5);
+        }
+        let expected = loss(&plain, &batch).map(|loss| {
+            plain_opt.zero_grad().unwrap();
+            loss.backward();
+            plain_opt.step().unwrap();
+        });
+        assert_eq!((step.run(&mut opt, &batch).is_err(), expected.is_err()), (is_bad, is_bad), "step {number}");
+        let (found, expected) = (values(&compiled), values(&plain));
+        let mut pairs = found.iter().zip(&expected);
+        assert!(pairs.all(|(one, other)| one.allclose(other, 1e-4, 1e-6, false)), "step {number}");
+    }
+}
+
+#[test]
+fn adamw_goes_on_after_a_label_out_of_range() {
+    goes_on_as_uncompiled(|model| AdamW::builder(model).build().unwrap());
+}
+
+#[test]
+fn sgd_goes_on_after_a_label_out_of_range() {
+    goes_on_as_uncompiled(|model| Sgd::builder(model).lr(0.1).momentum(0.9).fused(true).build().unwrap());
 }
 
 /// -100 stands for no label, also in place of others.
