@@ -1,6 +1,9 @@
 //! A small GPT, the same as in `peers/gpu_counts.py` and `peers/compile.py`, and its batch.
 
+use std::sync::Arc;
+
 use anyhow::Result;
+use overdrive::memory::{ActivationCheckpoint, Policy};
 use overdrive::nn::{Forward, NnError};
 use overdrive::prelude::*;
 
@@ -59,9 +62,12 @@ impl Block {
 pub struct Gpt {
     tokens: nn::Embedding,
     places: nn::Embedding,
-    blocks: nn::ModuleList<Block>,
+    blocks: nn::ModuleList<Arc<Block>>,
     norm: nn::LayerNorm,
     head: nn::Linear,
+    /// How blocks are checkpointed, if they are.
+    #[module(skip)]
+    pub checkpoint: Option<Policy>,
 }
 
 impl Gpt {
@@ -74,9 +80,10 @@ impl Gpt {
         Ok(Self {
             tokens: nn::Embedding::new(VOCABULARY, width)?,
             places: nn::Embedding::new(length, width)?,
-            blocks: (0..blocks).map(|_| Block::new(width)).collect::<Result<_>>()?,
+            blocks: (0..blocks).map(|_| Block::new(width).map(Arc::new)).collect::<Result<_>>()?,
             norm: nn::LayerNorm::new(width)?,
             head: nn::Linear::builder(width, VOCABULARY).bias(false).build()?,
+            checkpoint: None,
         })
     }
 }
@@ -86,7 +93,15 @@ impl Forward for Gpt {
         let places = Tensor::arange(input.size()[1], (Kind::Int64, input.device()));
         let mut x = self.tokens.forward(input)? + self.places.forward(&places)?;
         for block in self.blocks.iter() {
-            x = block.forward(&x)?;
+            x = match &self.checkpoint {
+                None => block.forward(&x)?,
+                Some(policy) => {
+                    let block = Arc::clone(block);
+                    let run =
+                        ActivationCheckpoint::default().keep(policy.clone()).run(move |[x]| block.forward(x), [&x]);
+                    run.map_err(|error| NnError::Function { function: "Gpt", source: error.into() })?
+                }
+            };
         }
         Ok(self.head.forward(&self.norm.forward(&x)?)?.flatten(0, 1))
     }

@@ -5,12 +5,12 @@ mod cuda_headers;
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 17] = [
+const SOURCES: [&str; 19] = [
     "error",
     "dispatch",
     "tensor_list",
     "autocast",
-    "host_cache",
+    "host_allocator",
     "memory",
     "copy_stream",
     "timed_event",
@@ -18,9 +18,11 @@ const SOURCES: [&str; 17] = [
     "backward_passes",
     "grad_hook",
     "function",
+    "saved_tensors",
     "adamw8bit",
     "profiler",
     "profiler_events",
+    "keep",
     "record",
     "package",
 ];

@@ -62,6 +62,8 @@ pub enum VersusCase {
     /// Compiled training steps against uncompiled ones, PyTorch with fused AdamW and `torch.compile`; compiles for
     /// minutes the first time
     Compile,
+    /// Activation checkpointing of a transformer, its memory and time, against a plain run and PyTorch's
+    Memory,
     /// Started by `compile`: a process that makes its first steps
     #[value(hide = true)]
     CompileStart,
@@ -233,8 +235,19 @@ mod tests {
         let list = VersusCase::list();
         assert!(list.starts_with("  step        A training step of a small MLP"), "{list}");
         let names = list.lines().filter_map(|line| line[2..].split(' ').next()).filter(|name| !name.is_empty());
-        let cases =
-            ["step", "optim", "checkpoint", "load", "loader", "ddp", "profile", "gpu-counts", "host-time", "compile"];
+        let cases = [
+            "step",
+            "optim",
+            "checkpoint",
+            "load",
+            "loader",
+            "ddp",
+            "profile",
+            "gpu-counts",
+            "host-time",
+            "compile",
+            "memory",
+        ];
         assert_eq!(names.collect::<Vec<_>>(), cases);
         assert!(list.lines().all(|line| line.chars().count() <= 100), "{list}");
     }

@@ -7,6 +7,7 @@ pub mod gpu_counts;
 mod host_time;
 mod load;
 mod loader;
+mod memory;
 mod optim;
 mod packages;
 mod peer;
@@ -52,6 +53,7 @@ pub fn run(options: &Options) -> Result<()> {
         VersusCase::GpuCounts => return gpu_counts::run(&options.python),
         VersusCase::HostTime => host_time::measure(options)?,
         VersusCase::Compile => compile::measure(options)?,
+        VersusCase::Memory => memory::measure(options)?,
         VersusCase::CompileStart => return compile::start::serve(),
         VersusCase::DdpRank => return ddp::rank::serve(),
         VersusCase::DdpFirstSum => return ddp::launch::first_sum(),

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use overdrive_ffi::{Form, Package, memory_of};
+use overdrive_ffi::{Form, Package, share_memory};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
@@ -116,12 +116,10 @@ impl Graph {
         if !self.written.contains(&true) {
             return false;
         }
-        let memory: Vec<Option<usize>> = inputs.iter().map(memory_of).collect();
         let is_same = |one: usize, other: usize| {
-            one != other && (self.written[one] || self.written[other]) && memory[one] == memory[other]
+            one != other && (self.written[one] || self.written[other]) && share_memory(&inputs[one], &inputs[other])
         };
-        let own = (0..self.batch.len()).filter(|&one| memory[one].is_some());
-        own.into_iter().any(|one| (0..memory.len()).any(|other| is_same(one, other)))
+        (0..self.batch.len()).any(|one| (0..inputs.len()).any(|other| is_same(one, other)))
     }
 }
 

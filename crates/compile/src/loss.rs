@@ -170,7 +170,16 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'m, M, F> {
             self.seed = Some(Seed::new(device_of(self.model))?);
         }
         let Some(recorder) = Recorder::start(batch)? else { return self.plain(batch) };
-        let loss = self.plain(recorder.batch())?;
+        let loss = match self.plain(recorder.batch()) {
+            // While it is recorded, the batch's tensors are leaves, which cannot be changed in place.
+            Err(error) if batch.iter().any(|tensor| tensor.requires_grad() && !tensor.is_leaf()) => {
+                drop(recorder);
+                let reason = format!("with a batch that requires a gradient it failed: {error}");
+                self.steps.never(key, CompileError::NotRecordable { reason, caller: None })?;
+                return self.plain(batch);
+            }
+            loss => loss?,
+        };
         if loss.numel() != 1 {
             let text = format!("the loss has shape {:?}, but should be one number", loss.size());
             return Err(CompileError::Step(text.into()));

@@ -165,6 +165,16 @@ impl<K: Key, C> Plans<K, C> {
         Ok(())
     }
 
+    /// Notes that steps of this kind cannot be compiled.
+    ///
+    /// # Errors
+    /// In strict mode, why.
+    pub(crate) fn never(&mut self, key: K, why: CompileError) -> Result<(), CompileError> {
+        self.refuse(why)?;
+        self.plans.insert(key, Plan::Refused);
+        Ok(())
+    }
+
     /// Notes that a step of this kind has run once.
     pub(crate) fn start(&mut self, key: K) {
         self.plans.insert(key, Plan::Started);
@@ -188,10 +198,7 @@ impl<K: Key, C> Plans<K, C> {
         };
         let plan = match self.plan(&key, before, trace, scalars, compiled) {
             Ok(plan) => plan,
-            Err(error) => {
-                self.refuse(error)?;
-                Plan::Refused
-            }
+            Err(error) => return self.never(key, error),
         };
         if matches!(plan, Plan::Uncompiled) {
             self.note(&CompileError::NoRoom { shapes: self.options.shapes });

@@ -115,7 +115,7 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
     }
 
     /// The same, and then moves averages of the weights towards them, in the same graph (an `AveragedModel`). An update
-    /// that copies the weights, as the first one does, runs uncompiled.
+    /// that copies the weights, as the first one does and all of a decay of 0 do, runs uncompiled.
     ///
     /// # Errors
     /// As [`run`](Self::run), and those of the averages.

@@ -20,6 +20,7 @@ mod parameter;
 mod part;
 mod pointers;
 mod ranks;
+mod recomputing;
 #[cfg(feature = "safetensors")]
 pub mod safetensors;
 mod seed;
@@ -43,8 +44,9 @@ pub use module_state::{layer_states, load_module_state, module_entries, module_s
 pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
 pub use parameter::{IntoParameters, Parameter, prefixed};
-pub use part::Part;
+pub use part::{Part, Setting};
 pub use ranks::RankGroup;
+pub use recomputing::{Recomputing, is_recomputing};
 pub use seed::{base_seed, seed_everything};
 pub use state::{Entry, StateDict, StateError, Stateful};
 pub use tch_optimizer::TchOptimizer;

@@ -1,9 +1,10 @@
 //! Modules: what models are made of.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use overdrive_ffi::{Error as TorchError, TensorId};
 use tch::{Device, Kind, Tensor};
@@ -288,51 +289,56 @@ pub trait Visitor<'a> {
     fn module(&mut self, name: &str, module: &'a dyn Module);
     /// The state of a layer itself.
     fn state(&mut self, state: &'a ModuleState);
-    /// A plain value that can change while the module is borrowed: one in a [`Cell`].
+    /// A plain value that can change while the module is borrowed: one in a [`Setting`](crate::Setting) or a `Cell`.
     fn cell(&mut self, _name: &str, _value: &dyn Debug) {}
 }
 
 /// What each layer knows of itself: its mode, and its place in the model.
 #[derive(Debug)]
 pub struct ModuleState {
-    training: Cell<bool>,
-    path: RefCell<String>,
+    training: AtomicBool,
+    path: Mutex<String>,
 }
 
 impl Default for ModuleState {
     fn default() -> Self {
-        Self { training: Cell::new(true), path: RefCell::default() }
+        Self { training: AtomicBool::new(true), path: Mutex::default() }
     }
 }
 
 /// A copy has the mode, and no place in a model yet.
 impl Clone for ModuleState {
     fn clone(&self) -> Self {
-        Self { training: self.training.clone(), ..Self::default() }
+        Self { training: AtomicBool::new(self.is_training()), ..Self::default() }
     }
 }
 
 impl ModuleState {
     /// Whether the module is in training mode, as it is at first.
     pub fn is_training(&self) -> bool {
-        self.training.get()
+        self.training.load(Ordering::Relaxed)
     }
 
     /// Switches this layer alone to training mode or evaluation mode.
     pub fn set_training(&self, training: bool) {
-        self.training.set(training);
+        self.training.store(training, Ordering::Relaxed);
     }
 
     /// The dotted name of the layer in its model, for errors; empty until the model was walked for the first time (by
     /// an optimizer or `train`, say).
     pub fn path(&self) -> String {
-        self.path.borrow().clone()
+        self.lock_path().clone()
     }
 
     /// A layer's name in its model is longer than that in a part of it.
     pub(crate) fn found_at(&self, path: &str) {
-        if self.path.borrow().len() < path.len() {
-            path.clone_into(&mut self.path.borrow_mut());
+        let mut longest = self.lock_path();
+        if longest.len() < path.len() {
+            path.clone_into(&mut longest);
         }
+    }
+
+    fn lock_path(&self) -> MutexGuard<'_, String> {
+        self.path.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

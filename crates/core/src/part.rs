@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt::Debug;
+use std::sync::{Mutex, PoisonError};
 
 use crate::module::{Module, ModuleState, Visitor};
 
@@ -38,6 +39,39 @@ impl Part for ModuleState {
 
 /// A plain value that can change, which is not part of the module's state.
 impl<T: Copy + Debug> Part for Cell<T> {
+    fn show<'a>(&'a self, name: &str, visitor: &mut dyn Visitor<'a>) {
+        visitor.cell(name, &self.get());
+    }
+}
+
+/// A plain value of a module that can change while the module is shared, also between threads.
+#[derive(Debug, Default)]
+pub struct Setting<T>(Mutex<T>);
+
+impl<T: Copy> Setting<T> {
+    /// With this value.
+    pub fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    /// The value.
+    pub fn get(&self) -> T {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the value.
+    pub fn set(&self, value: T) {
+        self.replace(value);
+    }
+
+    /// Sets the value; returns the one before.
+    pub fn replace(&self, value: T) -> T {
+        std::mem::replace(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner), value)
+    }
+}
+
+/// Not part of the module's state.
+impl<T: Copy + Debug> Part for Setting<T> {
     fn show<'a>(&'a self, name: &str, visitor: &mut dyn Visitor<'a>) {
         visitor.cell(name, &self.get());
     }

@@ -1,6 +1,8 @@
 //! [`Module`] for pointers to modules.
 
 use std::any::Any;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::module::{Module, ModuleId, Visitor};
 use crate::module_state::{load_module_state, module_state};
@@ -31,17 +33,23 @@ macro_rules! pointers {
 pointers! {
     (M: Module + ?Sized) &M;
     (M: Module + ?Sized) Box<M>;
-    (M: Module + ?Sized) std::rc::Rc<M>;
-    (M: Module + ?Sized) std::sync::Arc<M>;
+    (M: Module + ?Sized) Rc<M>;
+    (M: Module + ?Sized) Arc<M>;
 }
 
-/// A layer that several own.
-impl<M: Module + ?Sized> Stateful for std::rc::Rc<M> {
-    fn state_dict(&self) -> Result<StateDict, StateError> {
-        module_state(self)
-    }
+macro_rules! shared {
+    ($($pointer:ident),+) => {$(
+        /// A layer that several own.
+        impl<M: Module + ?Sized> Stateful for $pointer<M> {
+            fn state_dict(&self) -> Result<StateDict, StateError> {
+                module_state(self)
+            }
 
-    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        load_module_state(self, state)
-    }
+            fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+                load_module_state(self, state)
+            }
+        }
+    )+};
 }
+
+shared!(Rc, Arc);

@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace {
@@ -50,7 +51,8 @@ Passes& passes() {
 
 thread_local int forbidden = 0;
 
-// The engine, with a count of running passes. A pass within another counts too, on whatever thread it runs.
+// The engine, with a count of running passes, and hooks of saved tensors. A pass within another counts too, on whatever
+// thread it runs.
 struct CountingEngine final : Engine {
   variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph, bool create_graph,
                         bool accumulate_grad, const edge_list& outputs) override {
@@ -62,6 +64,10 @@ struct CountingEngine final : Engine {
       ~Pass() { passes().end(); }
     } pass;
     return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    return overdrive::hooks_of_this_thread();
   }
 };
 
@@ -81,6 +87,8 @@ __attribute__((constructor)) void install() {
 }  // namespace
 
 namespace overdrive {
+
+bool has_own_engine() { return counts(); }
 
 bool within_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
 

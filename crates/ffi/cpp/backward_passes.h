@@ -5,8 +5,10 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
 namespace overdrive {
 
@@ -19,6 +21,12 @@ void between_passes(at::TensorList leaves, const std::function<void()>& change);
 // waits. `change` is destroyed afterwards, when passes may begin again. If the process has another engine, such as
 // Python's, the end of its passes is unknown: then `change` is kept forever and never run.
 void when_no_pass_runs(std::function<void()> change);
+
+// Whether the engine is the one that counts; not if Python's is.
+bool has_own_engine();
+
+// The hooks that are set for the calling thread (saved_tensors.cpp), or null.
+std::unique_ptr<torch::autograd::SavedVariableHooks> hooks_of_this_thread();
 
 // Whether the calling thread is within a pass.
 bool within_pass();

@@ -1,7 +1,6 @@
 // Functions whose backward pass is written in Rust, and gradients of chosen tensors.
 #include <algorithm>
 #include <mutex>
-#include <stdexcept>
 #include <unordered_set>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include "callback_error.h"
 #include "guarded.h"
 #include "owned.h"
 
@@ -25,14 +25,6 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using torch::autograd::VariableInfo;
-
-// A Rust callback returned an error or panicked. The engine hands this to whoever runs the pass.
-struct Failed final : std::runtime_error {
-  Failed(const char* message, od_status status, std::shared_ptr<Owned> panic)
-      : std::runtime_error(message), status(status), panic(std::move(panic)) {}
-  od_status status;
-  std::shared_ptr<Owned> panic;  // holds what Rust panicked with, if it did
-};
 
 std::unique_ptr<od_tensor_list> list_of(const variable_list& tensors) {
   auto list = std::make_unique<od_tensor_list>();
@@ -117,10 +109,7 @@ class RustNode final : public Node {
     void* panic = nullptr;
     od_status status = backward_(owned_.get(), reinterpret_cast<od_node*>(this), grads.release(), &out, &panic, &error);
     if (status == OD_OK) return std::unique_ptr<od_tensor_list>(out)->list.vec();
-    std::string message = error.message != nullptr ? error.message : "the backward of a function failed";
-    od_error_clear(&error);
-    auto payload = panic != nullptr ? std::make_shared<Owned>(panic, drop_panic_) : nullptr;
-    throw Failed(message.c_str(), status, std::move(payload));
+    overdrive::throw_failed(status, panic, drop_panic_, error);
   }
 
   // As many gradients as inputs. The engine checks shapes and devices.
@@ -261,27 +250,19 @@ od_status od_node_needs_input_grad(const od_node* node, size_t index, int32_t* o
 
 od_status od_grad(const od_tensor_list* outputs, const od_tensor_list* inputs, const od_tensor_list* grad_outputs,
                   const od_grad_options* options, od_tensor_list** out, void** panic, od_error* err) noexcept {
-  od_status failed = OD_OK;
-  od_status status = overdrive::guarded(err, [&] {
-    try {
-      bool accumulate = options->accumulate != 0;
-      auto of = defined(outputs, "outputs", false), by = defined(inputs, "inputs", accumulate);
-      auto grads = first_grads(of, grad_outputs->list.vec());
-      // The roots first: they make the accumulator of an output that is a leaf, which the edges look for.
-      auto roots = roots_of(of);
-      auto edges = edges_of(by);
-      auto results = torch::autograd::Engine::get_default_engine().execute(
-          roots, grads, options->retain_graph != 0, options->create_graph != 0, accumulate, edges);
-      TORCH_CHECK(accumulate || options->allow_unused != 0 ||
-                      std::all_of(results.begin(), results.end(), [](const auto& grad) { return grad.defined(); }),
-                  "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "
-                  "if this is the desired behavior.");
-      *out = list_of(results).release();
-    } catch (const Failed& e) {
-      failed = e.status;
-      if (e.panic != nullptr) *panic = e.panic->release();
-      throw;
-    }
+  return overdrive::guarded_callback(err, panic, [&] {
+    bool accumulate = options->accumulate != 0;
+    auto of = defined(outputs, "outputs", false), by = defined(inputs, "inputs", accumulate);
+    auto grads = first_grads(of, grad_outputs->list.vec());
+    // The roots first: they make the accumulator of an output that is a leaf, which the edges look for.
+    auto roots = roots_of(of);
+    auto edges = edges_of(by);
+    auto results = torch::autograd::Engine::get_default_engine().execute(
+        roots, grads, options->retain_graph != 0, options->create_graph != 0, accumulate, edges);
+    TORCH_CHECK(accumulate || options->allow_unused != 0 ||
+                    std::all_of(results.begin(), results.end(), [](const auto& grad) { return grad.defined(); }),
+                "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "
+                "if this is the desired behavior.");
+    *out = list_of(results).release();
   });
-  return failed == OD_OK ? status : failed;
 }

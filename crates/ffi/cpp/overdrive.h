@@ -126,9 +126,17 @@ od_status od_autocast_get(int32_t device_type, od_autocast_state* out, od_error*
 od_status od_autocast_enter(const od_autocast_state* wanted, od_autocast_state* previous, od_error* err) noexcept;
 od_status od_autocast_exit(const od_autocast_state* previous, od_error* err) noexcept;
 
-// host_cache.cpp
+// host_allocator.cpp
 od_status od_host_cache_limit(size_t bytes, od_error* err) noexcept;
 od_status od_host_cache_held(size_t* out, od_error* err) noexcept;
+// What tensors on the host have and had, in bytes, since counting began, and how often memory was asked for and refused.
+typedef struct od_host_memory {
+  uint64_t allocated, peak, allocations, refused;
+} od_host_memory;
+// From now on tensors are counted, and more than `limit` bytes are an error of the kind OD_OUT_OF_MEMORY.
+od_status od_host_memory_count(size_t limit, od_error* err) noexcept;
+od_status od_host_memory_stats(od_host_memory* out, od_error* err) noexcept;
+od_status od_host_memory_reset_peak(od_error* err) noexcept;
 
 // memory.cpp
 od_status od_empty_pinned(const int64_t* shape, size_t n_dims, int32_t scalar_type, at::Tensor** out,

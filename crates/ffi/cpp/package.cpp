@@ -7,6 +7,7 @@
 
 #include "guarded.h"
 #include "record.h"
+#include "storage.h"
 
 struct od_package {
   explicit od_package(const char* path, c10::DeviceIndex device)
@@ -43,11 +44,10 @@ void od_package_free(od_package* package) noexcept { delete package; }
 
 int32_t od_tensor_values(const at::Tensor* tensor) noexcept {
   if (!tensor->defined()) return OD_UNDEFINED;
-  if (tensor->layout() != at::kStrided || !tensor->has_storage()) return OD_WITHOUT_STRIDES;
+  if (!overdrive::has_storage(*tensor)) return OD_WITHOUT_STRIDES;
   return tensor->is_neg() || tensor->is_conj() ? OD_LAZY : OD_IN_MEMORY;
 }
 
-size_t od_tensor_memory(const at::Tensor* tensor) noexcept {
-  bool has_memory = tensor->defined() && tensor->layout() == at::kStrided && tensor->has_storage();
-  return has_memory ? reinterpret_cast<size_t>(tensor->unsafeGetTensorImpl()->unsafe_storage().data()) : 0;
+int32_t od_tensors_share_memory(const at::Tensor* one, const at::Tensor* other) noexcept {
+  return overdrive::share_memory(*one, *other);
 }

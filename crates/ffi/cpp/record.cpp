@@ -1,7 +1,8 @@
 // Records the operators that a thread runs, below autograd and autocast: the forward pass, the backward pass and updates
 // in place, as one list without branches. The operators run as ever.
 //
-// The dispatch key `Fake` belongs to no backend and is on for a thread while it records, and for its backward passes.
+// The dispatch key `Fake` belongs to no backend and is on for a thread while it records, and for its backward passes. So it
+// is while results are kept (keep.cpp).
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -20,12 +21,15 @@
 #include <torch/library.h>
 
 #include "guarded.h"
+#include "keep.h"
 #include "owned.h"
 #include "record.h"
 #include "record_operators.h"
+#include "storage.h"
 
 namespace {
 
+using overdrive::has_storage;
 using overdrive::is_one_of;
 using overdrive::leaves_uninitialised;
 using overdrive::makes_host_data;
@@ -37,14 +41,6 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 using TensorRef = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
 using StorageRef = c10::weak_intrusive_ptr<at::StorageImpl>;
-
-bool has_storage(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage();
-}
-
-at::StorageImpl* memory_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
 
 // A tensor's part of its memory. Autograd makes new objects of saved tensors, without an operator; they are known by it.
 struct View {
@@ -131,7 +127,7 @@ struct od_recorder {
   }
 
   Storage& storage_of(const at::Tensor& tensor) {
-    auto* memory = memory_of(tensor);
+    auto* memory = &overdrive::storage_of(tensor);
     auto found = storages.find(memory);
     if (found != storages.end()) return found->second;
     return storages.emplace(memory, Storage{StorageRef(tensor.storage().getWeakStorageImpl()), "", false, {}}).first->second;
@@ -286,7 +282,7 @@ struct od_recorder {
     for (size_t a = 0; a < externals.size(); ++a) {
       if (!writes_to(externals[a])) continue;
       for (size_t b = 0; b < externals.size(); ++b) {
-        if (b == a || !has_storage(externals[b]) || memory_of(externals[a]) != memory_of(externals[b])) continue;
+        if (b == a || !overdrive::share_memory(externals[a], externals[b])) continue;
         refuse("two tensors from outside the step share memory, and the step writes to it");
         return;
       }
@@ -309,9 +305,7 @@ namespace {
 
 std::atomic<od_recorder*> active{nullptr};
 
-void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  c10::impl::ExcludeDispatchKeyGuard not_again(DispatchKey::Fake);
-  auto below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Fake);
+void record(const OperatorHandle& op, DispatchKeySet below, Stack* stack) {
   auto* recorder = active.load();
   if (recorder == nullptr) return op.redispatchBoxed(below, stack);
   std::string text;
@@ -325,9 +319,16 @@ void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   recorder->after(op, *stack, text);
 }
 
+// An operator that a kept result stands for does not run, so it is not recorded.
+void intercept(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard not_again(DispatchKey::Fake);
+  auto below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Fake);
+  overdrive::run_or_reuse(op, *stack, [&] { record(op, below, stack); });
+}
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&record>()); }
+TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>()); }
 
 od_status od_record_start(void* owner, void (*on_operator)(void*), void (*on_refusal)(void*, const char*),
                           void (*drop)(void*), od_recorder** out, od_error* err) noexcept {

@@ -37,6 +37,6 @@ void od_package_free(od_package* package) noexcept;
 // Whether a tensor's values lie in memory at its strides.
 enum { OD_IN_MEMORY = 0, OD_UNDEFINED = 1, OD_WITHOUT_STRIDES = 2, OD_LAZY = 3 };
 int32_t od_tensor_values(const at::Tensor* tensor) noexcept;
-// Where the memory that a tensor is a part of begins; 0 for a tensor without memory.
-size_t od_tensor_memory(const at::Tensor* tensor) noexcept;
+// Whether two tensors are parts of one memory; those without memory share none.
+int32_t od_tensors_share_memory(const at::Tensor* one, const at::Tensor* other) noexcept;
 }

@@ -2,21 +2,18 @@
 //!
 //! Users call `overdrive_nn::autograd`, which gives both a typed form.
 
-use std::any::Any;
 use std::borrow::Borrow;
 use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
 
 use tch::Tensor;
 
-use crate::error::{Error, ErrorKind, check};
+use crate::callback;
+pub use crate::callback::BoxError;
+use crate::error::{Error, check};
 use crate::raw;
 use crate::tensor_list::TensorList;
-
-/// Any error, which comes out of the backward pass with its message.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The backward pass of one call of a function.
 ///
@@ -75,8 +72,8 @@ impl Call<'_> {
             non_differentiable: non_differentiable.as_ptr(),
             owner: Box::into_raw(Box::new(backward)).cast(),
             backward: on_backward,
-            drop: drop_box::<Box<dyn Backward>>,
-            drop_panic: drop_box::<Panic>,
+            drop: callback::drop_box::<Box<dyn Backward>>,
+            drop_panic: callback::drop_panic,
         };
         // SAFETY: all lists and the name live through the call, which takes ownership of `owner`.
         TensorList::receive(|out, err| unsafe { raw::od_function_record(&function, out, err) })?.to_vec()
@@ -186,15 +183,10 @@ fn execute<T: Borrow<Tensor>>(
         let (outputs, inputs, grad_outputs) = (outputs.as_ptr(), inputs.as_ptr(), grad_outputs.as_ptr());
         raw::od_grad(outputs, inputs, grad_outputs, &options, out, &mut panic, err)
     });
-    if !panic.is_null() {
-        // SAFETY: `on_backward` made it of a box, and the C++ side has handed it over.
-        resume_unwind(*unsafe { Box::from_raw(panic.cast::<Panic>()) });
-    }
+    // SAFETY: a callback has made it, and the C++ side has handed it over.
+    unsafe { callback::resume(panic) };
     grads?.to_vec()
 }
-
-/// What something panicked with.
-type Panic = Box<dyn Any + Send>;
 
 extern "C" fn on_backward(
     owner: *mut c_void,
@@ -208,60 +200,12 @@ extern "C" fn on_backward(
         // SAFETY: `owner` was made of such a box in `record`, and the graph keeps it and the node through this call.
         let (backward, node) = unsafe { (&*owner.cast::<Box<dyn Backward>>(), &*node) };
         // SAFETY: the list is handed over to this call.
-        let grads = unsafe { TensorList::from_raw(grads) }.and_then(|grads| grads.to_vec());
-        let results = grads.map_err(BoxError::from).and_then(|grads| {
-            let results = backward.backward(&Pass { node, _not_send: PhantomData }, grads)?;
-            Ok(TensorList::new(&results)?)
-        });
-        results.map_err(|error| (status(&error), message(error.to_string())))
+        let grads = unsafe { TensorList::from_raw(grads) }?.to_vec()?;
+        let results = backward.backward(&Pass { node, _not_send: PhantomData }, grads)?;
+        // SAFETY: the caller's out-parameter.
+        unsafe { *out = TensorList::new(&results)?.into_raw() };
+        Ok(())
     };
-    let failed = match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(Ok(results)) => {
-            // SAFETY: the caller's out-parameter.
-            unsafe { *out = results.into_raw() };
-            return raw::OK;
-        }
-        Ok(Err(failed)) => failed,
-        Err(payload) => {
-            let text = payload.downcast_ref::<&str>().copied();
-            let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-            let text = message(format!("a backward function panicked: {}", text.unwrap_or("of unknown cause")));
-            // SAFETY: the caller's out-parameter.
-            unsafe { *panic = Box::into_raw(Box::new(payload)).cast() };
-            (raw::OTHER, text)
-        }
-    };
-    // SAFETY: `err` is the caller's, and empty.
-    unsafe { raw::od_error_set(err, failed.1.as_ptr()) };
-    failed.0
-}
-
-/// The kind of an error that libtorch may have caused.
-fn status(error: &BoxError) -> raw::Status {
-    let kind = match (error.downcast_ref::<Error>(), error.downcast_ref::<tch::TchError>()) {
-        (Some(error), _) => error.kind(),
-        (_, Some(tch::TchError::Torch(text))) => Error::from(tch::TchError::Torch(text.clone())).kind(),
-        _ => ErrorKind::Other,
-    };
-    match kind {
-        ErrorKind::OutOfMemory => raw::OUT_OF_MEMORY,
-        ErrorKind::Cuda => raw::CUDA,
-        ErrorKind::Distributed => raw::DISTRIBUTED,
-        ErrorKind::Timeout => raw::TIMEOUT,
-        ErrorKind::Other => raw::OTHER,
-    }
-}
-
-/// As a C string; libtorch's stack trace, which tch leaves in, is cut off.
-fn message(text: String) -> CString {
-    let text = text.split("\nException raised from").next().unwrap_or_default().replace('\0', "\\0");
-    CString::new(text).unwrap_or_default()
-}
-
-extern "C" fn drop_box<T>(pointer: *mut c_void) {
-    // SAFETY: the pointer was made of a box of this type, and is given here once.
-    let owned = unsafe { Box::from_raw(pointer.cast::<T>()) };
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(owned))) {
-        std::mem::forget(panic);
-    }
+    // SAFETY: `panic` and `err` are the caller's.
+    unsafe { callback::answer("a backward function", panic, err, run) }
 }

@@ -88,7 +88,9 @@ impl From<tch::TchError> for Error {
     /// tch keeps only the text of a failure; the kind is recognised by libtorch's wording.
     fn from(error: tch::TchError) -> Self {
         let text = error.to_string();
-        let kind = if text.contains("DefaultCPUAllocator: ") || text.contains("CUDA out of memory") {
+        let kind = if text.contains("DefaultCPUAllocator: ")
+            || ["CUDA out of memory", "CPU out of memory"].iter().any(|part| text.contains(part))
+        {
             ErrorKind::OutOfMemory
         } else if text.contains("CUDA error") || text.contains("CUDNN_STATUS") || text.contains("CUBLAS_STATUS") {
             ErrorKind::Cuda

@@ -23,6 +23,7 @@ pub mod autograd;
 mod buffer_pool;
 #[cfg(feature = "distributed")]
 pub mod c10d;
+mod callback;
 #[cfg(feature = "distributed")]
 pub mod compress;
 pub mod context;
@@ -33,8 +34,10 @@ mod error;
 mod grad_hook;
 mod host_buffer;
 mod host_cache;
+pub mod host_memory;
 #[cfg(feature = "libjpeg-turbo")]
 pub mod jpeg;
+pub mod keep;
 mod kind;
 mod memory;
 mod op;
@@ -44,11 +47,15 @@ pub mod profiler;
 mod raw;
 #[cfg(feature = "distributed")]
 mod raw_c10d;
+mod raw_keep;
 mod raw_profiler;
 mod raw_record;
+mod raw_saved_tensors;
 pub mod record;
 pub mod rng;
 mod rows;
+pub mod saved_tensors;
+mod sync_tensor;
 mod tensor_list;
 mod timed_event;
 mod upload;
@@ -61,8 +68,9 @@ pub use host_buffer::HostBuffer;
 pub use host_cache::{cache_host_memory, cached_host_memory};
 pub use memory::{empty_pinned, tensor_from_vec};
 pub use op::{Arg, LazyOp, Op, Value};
-pub use package::{Form, LEAST_SIZE, Package, check_owner, is_lazy, memory_of};
+pub use package::{Form, LEAST_SIZE, Package, check_owner, is_lazy, share_memory};
 pub use rows::Rows;
+pub use sync_tensor::SyncTensor;
 pub use tensor_list::{Grads, TensorId, TensorList};
 pub use timed_event::TimedEvent;
 pub use upload::{DeviceConstants, upload};

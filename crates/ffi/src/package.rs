@@ -65,10 +65,10 @@ pub fn is_lazy(tensor: &Tensor) -> bool {
     values(tensor) == raw::LAZY
 }
 
-/// Where the memory that a tensor is a part of begins; equal for views of one memory. `None` if it has none.
-pub fn memory_of(tensor: &Tensor) -> Option<usize> {
-    // SAFETY: the tensor is live.
-    Some(unsafe { raw::od_tensor_memory(tensor.as_ptr()) }).filter(|&start| start != 0)
+/// Whether two tensors are parts of one memory. Those without memory share none.
+pub fn share_memory(one: &Tensor, other: &Tensor) -> bool {
+    // SAFETY: both tensors are live.
+    unsafe { raw::od_tensors_share_memory(one.as_ptr(), other.as_ptr()) != 0 }
 }
 
 impl std::fmt::Display for Form {

@@ -115,6 +115,15 @@ pub struct Node {
 }
 
 #[repr(C)]
+#[derive(Default)]
+pub struct HostMemory {
+    pub allocated: u64,
+    pub peak: u64,
+    pub allocations: u64,
+    pub refused: u64,
+}
+
+#[repr(C)]
 pub struct Function {
     pub name: *const c_char,
     pub materialize_grads: i32,
@@ -202,6 +211,9 @@ unsafe extern "C" {
 
     pub fn od_host_cache_limit(bytes: usize, err: *mut Error) -> Status;
     pub fn od_host_cache_held(out: *mut usize, err: *mut Error) -> Status;
+    pub fn od_host_memory_count(limit: usize, err: *mut Error) -> Status;
+    pub fn od_host_memory_stats(out: *mut HostMemory, err: *mut Error) -> Status;
+    pub fn od_host_memory_reset_peak(err: *mut Error) -> Status;
 
     pub fn od_empty_pinned(
         shape: *const i64,

@@ -52,5 +52,5 @@ unsafe extern "C" {
     pub fn od_package_least_size(package: *mut Package, out: *mut i64, err: *mut Error) -> Status;
     pub fn od_package_free(package: *mut Package);
     pub fn od_tensor_values(tensor: *const C_tensor) -> i32;
-    pub fn od_tensor_memory(tensor: *const C_tensor) -> usize;
+    pub fn od_tensors_share_memory(one: *const C_tensor, other: *const C_tensor) -> i32;
 }

@@ -1,8 +1,6 @@
 //! Batch normalization.
 
-use std::cell::Cell;
-
-use overdrive_core::ModuleState;
+use overdrive_core::{ModuleState, Setting, is_recomputing};
 use overdrive_nn_macros::Module;
 use tch::{Device, Kind, Tensor};
 
@@ -34,7 +32,7 @@ pub struct BatchNorm<const N: usize> {
     #[module(skip)]
     options: BatchNormBuilder<N>,
     /// The weight of a new batch in the running statistics, see [`BatchNormBuilder::momentum`].
-    pub momentum: Cell<Option<f64>>,
+    pub momentum: Setting<Option<f64>>,
 }
 
 /// Batch normalization of `[batch, features]` or `[batch, channels, length]`.
@@ -103,7 +101,7 @@ impl<const N: usize> BatchNormBuilder<N> {
             num_batches_tracked: tracked(|shape| Tensor::f_zeros(shape, (Kind::Int64, Device::Cpu)), &[])?,
             state: ModuleState::default(),
             options: self,
-            momentum: Cell::new(self.momentum),
+            momentum: Setting::new(self.momentum),
         })
     }
 }
@@ -137,8 +135,10 @@ impl<const N: usize> BatchNorm<N> {
         run(self, &self.state, || {
             self.check(input)?;
             let training = self.state.is_training();
-            let mut momentum = self.momentum.get().unwrap_or(0.0);
-            if let (true, Some(count)) = (training, &self.num_batches_tracked) {
+            // The same batch again does not count: a weight of 0 leaves the statistics as they are.
+            let counts = !is_recomputing();
+            let mut momentum = self.momentum.get().filter(|_| counts).unwrap_or(0.0);
+            if let (true, true, Some(count)) = (training, counts, &self.num_batches_tracked) {
                 let _no_grad = tch::no_grad_guard();
                 let mut count = count.shallow_clone();
                 count += 1;

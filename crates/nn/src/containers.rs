@@ -1,5 +1,7 @@
 //! Lists of modules.
 
+use std::sync::Arc;
+
 use overdrive_core::{Module, StateDict, StateError, Stateful, Visitor, load_module_state, module_state};
 use tch::Tensor;
 
@@ -71,7 +73,7 @@ forwards!(
 /// # Source
 /// `torch.nn.Sequential`
 #[derive(Default)]
-pub struct Sequential(Vec<Box<dyn Forward>>);
+pub struct Sequential(Vec<Box<dyn Forward + Send + Sync>>);
 
 impl Sequential {
     /// An empty one, which returns its input.
@@ -84,13 +86,13 @@ impl Sequential {
     /// # Source
     /// `Sequential.append`
     #[must_use]
-    pub fn append(mut self, module: impl Forward + 'static) -> Self {
+    pub fn append(mut self, module: impl Forward + Send + Sync + 'static) -> Self {
         self.0.push(Box::new(module));
         self
     }
 
     /// Adds a module at the end.
-    pub fn push(&mut self, module: impl Forward + 'static) {
+    pub fn push(&mut self, module: impl Forward + Send + Sync + 'static) {
         self.0.push(Box::new(module));
     }
 
@@ -122,7 +124,7 @@ impl Sequential {
 }
 
 /// A layer that is used in several places.
-impl<M: Forward + ?Sized> Forward for std::rc::Rc<M> {
+impl<M: Forward + ?Sized> Forward for Arc<M> {
     fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
         (**self).forward(input)
     }

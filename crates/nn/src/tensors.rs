@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 
 use overdrive_core::{Part, Visitor};
-use overdrive_ffi::Error as TorchError;
+use overdrive_ffi::{Error as TorchError, SyncTensor};
 use tch::Tensor;
 
 /// A tensor that is trained: `named_parameters` lists it, and it requires a gradient.
@@ -11,7 +11,7 @@ use tch::Tensor;
 /// # Source
 /// `torch.nn.Parameter`
 #[derive(Debug)]
-pub struct Parameter(Tensor);
+pub struct Parameter(SyncTensor);
 
 impl Parameter {
     /// Makes a leaf that requires a gradient, sharing the tensor's data.
@@ -19,7 +19,7 @@ impl Parameter {
     /// # Errors
     /// When the tensor is not floating-point or complex.
     pub fn new(tensor: &Tensor) -> Result<Self, TorchError> {
-        Ok(Self(tensor.f_detach()?.f_set_requires_grad(true)?))
+        Ok(Self(SyncTensor(tensor.f_detach()?.f_set_requires_grad(true)?)))
     }
 
     /// A parameter with the same values in memory of its own.
@@ -30,7 +30,8 @@ impl Parameter {
     /// # Source
     /// `copy.deepcopy(parameter)`
     pub fn copied(&self) -> Result<Self, TorchError> {
-        Ok(Self(self.0.f_detach()?.f_detach_copy()?.f_set_requires_grad(self.0.requires_grad())?))
+        let copy = self.f_detach()?.f_detach_copy()?;
+        Ok(Self(SyncTensor(copy.f_set_requires_grad(self.requires_grad())?)))
     }
 
     /// The same parameter once more, to tie two modules: it has both names, and is trained once.
@@ -38,7 +39,7 @@ impl Parameter {
     /// # Source
     /// `b.weight = a.weight`
     pub fn tie(&self) -> Self {
-        Self(self.0.shallow_clone())
+        Self(SyncTensor(self.shallow_clone()))
     }
 }
 
@@ -49,14 +50,14 @@ impl Parameter {
 #[derive(Debug)]
 #[doc(alias = "register_buffer")]
 pub struct Buffer {
-    tensor: Tensor,
+    tensor: SyncTensor,
     persistent: bool,
 }
 
 impl Buffer {
     /// A buffer that is saved with the model.
     pub fn new(tensor: &Tensor) -> Self {
-        Self { tensor: tensor.shallow_clone(), persistent: true }
+        Self { tensor: SyncTensor(tensor.shallow_clone()), persistent: true }
     }
 
     /// A buffer that is not saved.

@@ -1,9 +1,8 @@
 //! The statistics of batch norm layers, computed anew.
 
-use std::cell::Cell;
 use std::collections::HashSet;
 
-use overdrive_core::{Module, ModuleState, layer_states};
+use overdrive_core::{Module, ModuleState, Setting, layer_states};
 use overdrive_ffi::{Error as TorchError, TensorId};
 use tch::Tensor;
 
@@ -75,7 +74,7 @@ fn mean<const N: usize>(module: &dyn Module) -> Option<&Tensor> {
 
 /// Batch norm layers that count all batches alike, and layers in training mode, until it is dropped.
 struct Pass<'a> {
-    momenta: Vec<(&'a Cell<Option<f64>>, Option<f64>)>,
+    momenta: Vec<(&'a Setting<Option<f64>>, Option<f64>)>,
     modes: Vec<(&'a ModuleState, bool)>,
 }
 

@@ -9,6 +9,7 @@ mod dataload;
 mod ddp;
 mod ddp_collectives;
 mod lr_finder;
+mod memory;
 mod metrics;
 mod mnist;
 mod nn;
@@ -79,6 +80,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("ddp_beside_python", ddp::ddp_beside_python),
     ("ddp_collectives", ddp::ddp_collectives),
     ("compiled_steps", compile::compiled_steps),
+    ("activation_checkpointing", memory::activation_checkpointing),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
     ("metrics_meters", metrics::meters),
     ("nn_layers", nn::layers),

@@ -1,6 +1,7 @@
 //! Bad input is an error that names the layer.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use overdrive_nn::*;
 use tch::{Device, Kind, Tensor};
@@ -245,10 +246,21 @@ fn modules_within_themselves_count_once_and_doubled_names_are_an_error() {
 
 #[test]
 fn a_layer_in_several_places_is_one() {
-    let shared = Rc::new(Linear::new(2, 2).unwrap());
+    let shared = Arc::new(Linear::new(2, 2).unwrap());
     let mut model = sequential![shared.clone(), Relu, shared];
     assert_eq!((model.named_parameters().len(), model.state_dict().unwrap().len()), (2, 4));
     let state = model.state_dict().unwrap();
     model.load_state_dict(&state).unwrap();
     assert_eq!(model.forward(&x(&[1, 2])).unwrap().size(), [1, 2]);
+}
+
+/// So that a part of a model can be run again by `memory::checkpoint`, on a thread of the GPU's.
+#[test]
+fn modules_can_be_shared_between_threads() {
+    fn is_shared<M: Send + Sync>() {}
+    is_shared::<overdrive_nn::Sequential>();
+    is_shared::<overdrive_nn::models::Resnet>();
+    is_shared::<overdrive_nn::models::Gpt2LmHeadModel>();
+    is_shared::<overdrive_nn::Lstm>();
+    is_shared::<overdrive_nn::TransformerEncoder>();
 }

@@ -1,5 +1,6 @@
 //! The crates together: accumulation, autocast, GradScaler, clipping and fused optimizers in one loop.
 
+mod checkpointing;
 mod eight_bit;
 mod lr_finder;
 mod pytorch;

@@ -99,6 +99,32 @@ fn a_parameter_whose_detached_view_comes_first_gets_its_gradient() {
     }
 }
 
+/// The batch is an encoder's output. While a step is recorded it is a leaf, which cannot be changed in place.
+#[test]
+fn a_batch_with_a_gradient_may_be_written_to_in_a_step_that_is_not_compiled() {
+    let _alone = crate::alone();
+    let (encoder, model) = (nn::Linear::new(4, 4).unwrap(), nn::Linear::new(4, 4).unwrap());
+    let loss = |batch: &[Tensor]| -> LossResult {
+        let mut x = batch[0].shallow_clone();
+        Ok(model.forward(&x.f_relu_()?)?.square().mean(Kind::Float))
+    };
+    let mut loss_of = compile::loss(&model, loss).options(quiet());
+    for step in 0..3 {
+        let x = Tensor::randn([3, 4], FLOAT);
+        let grad = |loss: Tensor| {
+            loss.backward();
+            let grad = encoder.weight.grad().copy();
+            encoder.weight.shallow_clone().zero_grad();
+            grad
+        };
+        let expected = grad(loss(&[encoder.forward(&x).unwrap()]).unwrap());
+        let found = grad(loss_of.run(&[encoder.forward(&x).unwrap()]).unwrap());
+        assert!(found.allclose(&expected, 1e-5, 1e-6, false), "step {step}");
+    }
+    let why = loss_of.why_eager().unwrap();
+    assert!(why.contains("requires a gradient") && why.contains("in-place"), "{why}");
+}
+
 /// While it is recorded, both tensors are the same one; later they are two.
 #[test]
 fn a_batch_that_was_one_tensor_twice_may_be_two() {

@@ -1,0 +1,200 @@
+// Results of chosen operators, kept in one run of a function and reused in the next: selective activation checkpointing.
+#include "keep.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "guarded.h"
+#include "owned.h"
+
+namespace {
+
+using c10::IValue;
+using c10::OperatorHandle;
+using overdrive::Owned;
+using torch::jit::Stack;
+
+// A result without its history, and how often it was changed in place.
+struct KeptTensor {
+  at::Tensor tensor;
+  int64_t version;
+};
+
+// The results of one call of an operator.
+struct Kept {
+  std::vector<IValue> results;
+  std::vector<KeptTensor> tensors;
+  // What the generator was left at, for operators that draw.
+  std::optional<at::Tensor> drawn;
+};
+
+at::Generator generator_of(const at::Tensor& tensor) { return at::globalContext().defaultGenerator(tensor.device()); }
+
+at::Tensor state_of(at::Generator generator) {
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+// New tensors of pure results: an operator that writes or returns views has to run.
+bool can_be_kept(const c10::FunctionSchema& schema) {
+  for (const auto& argument : schema.arguments())
+    if (argument.alias_info() != nullptr) return false;
+  return !schema.returns().empty();
+}
+
+template <typename Map>
+IValue mapped(const IValue& value, Map&& map) {
+  if (value.isTensor() && value.toTensor().defined()) return map(value.toTensor());
+  TORCH_CHECK(!value.isList(), "an operator that returns lists cannot be kept");
+  return value;
+}
+
+}  // namespace
+
+struct od_keeper {
+  od_keeper(Owned owned, int32_t (*keeps)(void*, const char*, const char*)) : owned(std::move(owned)), keeps(keeps) {}
+
+  bool is_kept(const OperatorHandle& op) {
+    const auto& schema = op.schema();
+    return can_be_kept(schema) && keeps(owned.get(), schema.name().c_str(), schema.overload_name().c_str()) != 0;
+  }
+
+  void keep(const OperatorHandle& op, const Stack& stack, std::optional<at::Tensor> drawn) {
+    Kept kept;
+    size_t count = op.schema().returns().size();
+    for (auto at = stack.end() - static_cast<ptrdiff_t>(count); at != stack.end(); ++at)
+      kept.results.push_back(mapped(*at, [&](const at::Tensor& tensor) {
+        kept.tensors.push_back({tensor.tensor_data(), tensor._version()});
+        return IValue(kept.tensors.back().tensor);
+      }));
+    kept.drawn = std::move(drawn);
+    std::lock_guard<std::mutex> lock(mutex);
+    calls.emplace_back(std::move(kept));
+  }
+
+  std::mutex mutex;
+  // The calls before this one are needed.
+  size_t needed = 0;
+  // Each call of an operator that is kept; empty where its results were freed.
+  std::vector<std::optional<Kept>> calls;
+  Owned owned;
+  int32_t (*keeps)(void*, const char*, const char*);
+};
+
+namespace {
+
+struct Run {
+  od_keeper* keeper;
+  bool reuse;
+  size_t next;
+};
+
+thread_local std::vector<Run> runs;
+// Whether the thread's operators were intercepted before the first run.
+thread_local bool was_included = false;
+
+void reuse(const OperatorHandle& op, Stack& stack, const Kept& kept) {
+  torch::jit::drop(stack, op.schema().arguments().size());
+  for (const auto& tensor : kept.tensors)
+    TORCH_CHECK(tensor.tensor._version() == tensor.version, "the result of ", op.schema().name(),
+                ", which is kept for the backward pass, was changed in place");
+  for (const auto& result : kept.results)
+    stack.push_back(mapped(result, [](const at::Tensor& tensor) { return IValue(tensor.tensor_data()); }));
+  if (!kept.drawn) return;
+  auto generator = generator_of(kept.tensors.front().tensor);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(*kept.drawn);
+}
+
+// The device whose generator an operator draws from.
+const at::Tensor* first_tensor(const OperatorHandle& op, const Stack& stack) {
+  for (auto at = stack.end() - static_cast<ptrdiff_t>(op.schema().arguments().size()); at != stack.end(); ++at)
+    if (at->isTensor() && at->toTensor().defined()) return &at->toTensor();
+  return nullptr;
+}
+
+}  // namespace
+
+namespace overdrive {
+
+void run_or_reuse(const OperatorHandle& op, Stack& stack, c10::function_ref<void()> run) {
+  if (runs.empty() || !runs.back().keeper->is_kept(op)) return run();
+  auto& keeper = *runs.back().keeper;
+  if (runs.back().reuse) {
+    size_t number = runs.back().next++;
+    std::optional<Kept> kept;
+    {
+      std::lock_guard<std::mutex> lock(keeper.mutex);
+      if (number < keeper.calls.size()) kept = keeper.calls[number];
+    }
+    return kept ? reuse(op, stack, *kept) : run();
+  }
+  std::optional<at::Generator> generator;
+  const auto* input = op.hasTag(at::Tag::nondeterministic_seeded) ? first_tensor(op, stack) : nullptr;
+  if (input != nullptr) generator = generator_of(*input);
+  auto before = generator ? state_of(*generator) : at::Tensor();
+  run();
+  std::optional<at::Tensor> drawn;
+  if (generator) {
+    auto after = state_of(*generator);
+    if (!after.equal(before)) drawn = std::move(after);
+  }
+  keeper.keep(op, stack, std::move(drawn));
+}
+
+}  // namespace overdrive
+
+od_status od_keeper_new(void* owner, int32_t (*keeps)(void* owner, const char* name, const char* overload),
+                        void (*drop)(void*), od_keeper** out, od_error* err) noexcept {
+  Owned owned(owner, drop);
+  return overdrive::guarded(err, [&] { *out = new od_keeper(std::move(owned), keeps); });
+}
+
+od_status od_keeper_begin(od_keeper* keeper, int32_t reuse, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    if (runs.empty()) was_included = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake);
+    runs.push_back({keeper, reuse != 0, 0});
+    c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, true);
+  });
+}
+
+void od_keeper_end(od_keeper* keeper) noexcept {
+  auto found = std::find_if(runs.rbegin(), runs.rend(), [&](const Run& run) { return run.keeper == keeper; });
+  if (found == runs.rend()) return;
+  runs.erase(std::next(found).base());
+  if (runs.empty()) c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, was_included);
+}
+
+void od_keeper_need(od_keeper* keeper) noexcept {
+  std::lock_guard<std::mutex> lock(keeper->mutex);
+  keeper->needed = keeper->calls.size();
+}
+
+void od_keeper_finish(od_keeper* keeper) noexcept {
+  std::lock_guard<std::mutex> lock(keeper->mutex);
+  for (size_t i = 0; i < keeper->calls.size(); ++i) {
+    auto& call = keeper->calls[i];
+    if (!call) continue;
+    auto is_changed = [](const KeptTensor& kept) { return kept.tensor._version() != kept.version; };
+    if (i >= keeper->needed || std::any_of(call->tensors.begin(), call->tensors.end(), is_changed)) call.reset();
+  }
+}
+
+size_t od_keeper_bytes(od_keeper* keeper) noexcept {
+  std::lock_guard<std::mutex> lock(keeper->mutex);
+  size_t bytes = 0;
+  for (const auto& call : keeper->calls)
+    if (call)
+      for (const auto& kept : call->tensors) bytes += kept.tensor.nbytes();
+  return bytes;
+}
+
+void od_keeper_free(od_keeper* keeper) noexcept { delete keeper; }

@@ -1,0 +1,163 @@
+// Hooks of the tensors that autograd saves for backward passes, without Python. libtorch asks its engine for them.
+#include "saved_tensors.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include "backward_passes.h"
+#include "callback_error.h"
+#include "guarded.h"
+#include "owned.h"
+
+namespace {
+
+using overdrive::Owned;
+using overdrive::throw_failed;
+using torch::autograd::SavedVariable;
+using torch::autograd::SavedVariableHooks;
+
+struct Hooks {
+  explicit Hooks(const od_saved_hooks& given) : owner(given.owner, given.drop), calls(given) {}
+  Owned owner;
+  od_saved_hooks calls;
+};
+
+struct Pushed {
+  uint64_t number;
+  std::shared_ptr<Hooks> hooks;
+};
+
+thread_local std::vector<Pushed> pushed;
+thread_local uint64_t pushes = 0;
+
+std::string about(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "an undefined tensor";
+  return c10::str(tensor.scalar_type(), " ", tensor.sizes(), " on ", tensor.device());
+}
+
+// One saved tensor.
+class Packed final : public SavedVariableHooks {
+ public:
+  explicit Packed(std::shared_ptr<Hooks> hooks) : hooks_(std::move(hooks)) {}
+  ~Packed() override {
+    if (packed_ != nullptr) hooks_->calls.drop_packed(packed_);
+  }
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    od_error error{nullptr, nullptr};
+    void* panic = nullptr;
+    od_status status = hooks_->calls.pack(hooks_->owner.get(), &tensor, &packed_, &panic, &error);
+    if (status != OD_OK) throw_failed(status, panic, hooks_->calls.drop_panic, error);
+    if (packed_ == nullptr) return keep(tensor);
+    sizes_ = c10::DimVector(tensor.sizes());
+    type_ = tensor.scalar_type();
+    device_ = tensor.device();
+  }
+
+  at::Tensor call_unpack_hook() override {
+    if (packed_ == nullptr) return kept();
+    at::Tensor* out = nullptr;
+    od_error error{nullptr, nullptr};
+    void* panic = nullptr;
+    od_status status = hooks_->calls.unpack(packed_, &out, &panic, &error);
+    if (status != OD_OK) throw_failed(status, panic, hooks_->calls.drop_panic, error);
+    auto tensor = *std::unique_ptr<at::Tensor>(out);
+    // libtorch would compute with whatever comes: another shape may broadcast.
+    TORCH_CHECK(tensor.defined() && tensor.sizes() == sizes_ && tensor.scalar_type() == type_ &&
+                    tensor.device() == device_,
+                "a hook of saved tensors has unpacked ", about(tensor), ", where ", type_, " ", at::IntArrayRef(sizes_),
+                " on ", device_, " was saved");
+    return tensor;
+  }
+
+  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data() const override {
+    return std::nullopt;
+  }
+
+ private:
+  // As libtorch keeps a tensor without hooks. One with a history is kept without it: it may be the output of the node
+  // that saves it, which would then keep itself alive.
+  void keep(const at::Tensor& tensor) {
+    kept_ = tensor.is_leaf() ? tensor : tensor.tensor_data();
+    version_ = tensor._version();
+  }
+
+  // libtorch leaves the check of the version to hooks.
+  at::Tensor kept() const {
+    TORCH_CHECK(kept_._version() == version_,
+                "one of the variables needed for gradient computation has been modified by an inplace operation: [",
+                kept_.toString(), " ", kept_.sizes(), "] is at version ", kept_._version(), "; expected version ",
+                version_, " instead.");
+    return kept_;
+  }
+
+  std::shared_ptr<Hooks> hooks_;
+  void* packed_ = nullptr;
+  // What was saved, if it was packed.
+  c10::DimVector sizes_;
+  at::ScalarType type_ = at::ScalarType::Undefined;
+  at::Device device_ = at::kCPU;
+  // What was saved, if it was not.
+  at::Tensor kept_;
+  int64_t version_ = 0;
+};
+
+}  // namespace
+
+namespace overdrive {
+
+std::unique_ptr<SavedVariableHooks> hooks_of_this_thread() {
+  return pushed.empty() ? nullptr : std::make_unique<Packed>(pushed.back().hooks);
+}
+
+}  // namespace overdrive
+
+struct od_saved_tensor {
+  explicit od_saved_tensor(const at::Tensor& tensor) : variable(tensor, /*is_output=*/false) {}
+  SavedVariable variable;
+};
+
+od_status od_saved_hooks_push(const od_saved_hooks* hooks, uint64_t* number, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    auto made = std::make_shared<Hooks>(*hooks);
+    TORCH_CHECK(overdrive::has_own_engine(),
+                "hooks of saved tensors need this crate's autograd engine, but the process has another one, such as Python's");
+    pushed.push_back({++pushes, std::move(made)});
+    *number = pushes;
+  });
+}
+
+void od_saved_hooks_pop(uint64_t number) noexcept {
+  auto is_it = [&](const Pushed& one) { return one.number == number; };
+  auto found = std::find_if(pushed.rbegin(), pushed.rend(), is_it);
+  if (found == pushed.rend()) return;
+  auto hooks = std::move(found->hooks);  // dropping them runs Rust code, which may push others
+  pushed.erase(std::next(found).base());
+}
+
+od_status od_saved_tensor_new(const at::Tensor* tensor, od_saved_tensor** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { *out = new od_saved_tensor(*tensor); });
+}
+
+od_status od_saved_tensor_unpack(const od_saved_tensor* saved, at::Tensor** out, void** panic, od_error* err) noexcept {
+  return overdrive::guarded_callback(err, panic, [&] { *out = new at::Tensor(saved->variable.unpack()); });
+}
+
+void od_saved_tensor_free(od_saved_tensor* saved) noexcept { delete saved; }
+
+int64_t od_backward_pass() noexcept { return torch::autograd::get_current_graph_task_id(); }
+
+od_status od_tensor_data(const at::Tensor* tensor, at::Tensor** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { *out = new at::Tensor(tensor->tensor_data()); });
+}
+
+int64_t od_tensor_version(const at::Tensor* tensor) noexcept {
+  bool has_version = tensor->defined() && !tensor->is_inference();
+  return has_version ? tensor->_version() : 0;
+}

@@ -1,0 +1,37 @@
+// Hooks of the tensors that autograd saves for backward passes.
+#pragma once
+
+#include "overdrive.h"
+
+extern "C" {
+
+// What to do with a tensor that is saved. `pack` may leave `packed` null: the tensor is kept as it is. What a callback
+// panicked with goes to `panic`, and its message to the error.
+typedef struct od_saved_hooks {
+  void* owner;
+  od_status (*pack)(void* owner, const at::Tensor* tensor, void** packed, void** panic, od_error* err);
+  od_status (*unpack)(void* packed, at::Tensor** out, void** panic, od_error* err);
+  void (*drop)(void* owner);
+  void (*drop_packed)(void* packed);
+  void (*drop_panic)(void* panic);
+} od_saved_hooks;
+
+// saved_tensors.cpp. Takes ownership of `owner`, which is dropped when the last tensor that it packed is, too. From now
+// on the calling thread's saved tensors go through these hooks, until od_saved_hooks_pop with the number that this
+// returns. Only the hooks that were pushed last are asked.
+od_status od_saved_hooks_push(const od_saved_hooks* hooks, uint64_t* number, od_error* err) noexcept;
+void od_saved_hooks_pop(uint64_t number) noexcept;
+
+// A tensor saved as an operator saves its inputs, through the hooks of this moment.
+typedef struct od_saved_tensor od_saved_tensor;
+od_status od_saved_tensor_new(const at::Tensor* tensor, od_saved_tensor** out, od_error* err) noexcept;
+od_status od_saved_tensor_unpack(const od_saved_tensor* saved, at::Tensor** out, void** panic, od_error* err) noexcept;
+void od_saved_tensor_free(od_saved_tensor* saved) noexcept;
+
+// The number of the backward pass that runs on this thread; -1 outside of one.
+int64_t od_backward_pass(void) noexcept;
+// Another tensor of the same memory and version, without a history.
+od_status od_tensor_data(const at::Tensor* tensor, at::Tensor** out, od_error* err) noexcept;
+// How often a tensor was changed in place.
+int64_t od_tensor_version(const at::Tensor* tensor) noexcept;
+}

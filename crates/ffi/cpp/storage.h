@@ -1,0 +1,26 @@
+// The memory of tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace overdrive {
+
+inline bool has_storage(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage();
+}
+
+// The memory that a tensor is a part of.
+inline at::StorageImpl& storage_of(const at::Tensor& tensor) {
+  return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+// Whether two tensors are parts of one memory. Two storages may be of one buffer: tensors made of a slice that somebody
+// else owns.
+inline bool share_memory(const at::Tensor& one, const at::Tensor& other) {
+  if (!has_storage(one) || !has_storage(other)) return false;
+  auto begin = [](const at::StorageImpl& storage) { return static_cast<const char*>(storage.data()); };
+  const auto &a = storage_of(one), &b = storage_of(other);
+  return begin(a) < begin(b) + b.nbytes() && begin(b) < begin(a) + a.nbytes();
+}
+
+}  // namespace overdrive

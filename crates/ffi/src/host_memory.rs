@@ -1,0 +1,57 @@
+//! How much host memory tensors have.
+
+use crate::error::{Error, check};
+use crate::raw;
+
+/// What tensors on the host have and had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostMemoryStats {
+    /// Bytes that tensors made since counting began have now.
+    pub allocated: u64,
+    /// The most that they had at once, since then or since [`reset_peak`].
+    pub peak: u64,
+    /// How often memory was allocated.
+    pub allocations: u64,
+    /// How often more memory than allowed was asked for.
+    pub refused: u64,
+}
+
+/// Begins to count what libtorch allocates on the host, in the whole process, and allows at most `limit` bytes; more is an
+/// error of the kind [`OutOfMemory`](crate::ErrorKind::OutOfMemory). `usize::MAX` is no limit. May be called again to
+/// change the limit; what was allocated before the first call is not counted.
+///
+/// Each allocation then takes a lock, some 0.1 us.
+///
+/// # Errors
+/// When memory runs out.
+///
+/// # Source
+/// What `torch.cuda.set_per_process_memory_fraction` does for a GPU.
+pub fn count(limit: usize) -> Result<(), Error> {
+    // SAFETY: no pointers but the error slot.
+    check(|err| unsafe { raw::od_host_memory_count(limit, err) })
+}
+
+/// What was counted so far; zeros before [`count`] was called.
+///
+/// # Errors
+/// When memory runs out.
+pub fn stats() -> Result<HostMemoryStats, Error> {
+    let mut out = raw::HostMemory::default();
+    // SAFETY: `out` lives through the call.
+    check(|err| unsafe { raw::od_host_memory_stats(&mut out, err) })?;
+    let raw::HostMemory { allocated, peak, allocations, refused } = out;
+    Ok(HostMemoryStats { allocated, peak, allocations, refused })
+}
+
+/// The peak counts from now on.
+///
+/// # Errors
+/// When memory runs out.
+///
+/// # Source
+/// `torch.cuda.reset_peak_memory_stats`
+pub fn reset_peak() -> Result<(), Error> {
+    // SAFETY: no pointers but the error slot.
+    check(|err| unsafe { raw::od_host_memory_reset_peak(err) })
+}

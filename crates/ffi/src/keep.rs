@@ -1,0 +1,155 @@
+//! Results of chosen operators, kept in one run of a function and reused in the next.
+//!
+//! Users call `overdrive_memory`.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{self, NonNull};
+
+use crate::callback::drop_box;
+use crate::error::{Error, check};
+use crate::raw_keep as raw;
+
+/// Whether the result of an operator is kept, by its name (`aten::mm`) and overload (`default` is empty).
+pub type Keeps = Box<dyn Fn(&str, &str) -> bool + Send + Sync>;
+
+/// Keeps results of the first run of a function for the next ones.
+///
+/// Only results that are new tensors are kept: operators that write, or return views or lists, always run. An operator
+/// that draws random numbers leaves the generator as it did in the first run.
+pub struct Keeper(NonNull<raw::Keeper>);
+
+// SAFETY: the C++ side locks what it changes, and what belongs to a thread is in the thread's own list.
+unsafe impl Send for Keeper {}
+// SAFETY: as above.
+unsafe impl Sync for Keeper {}
+
+/// A run of the calling thread, which lasts until this is dropped.
+#[must_use = "the run ends when the guard is dropped"]
+#[derive(Debug)]
+pub struct KeepRun<'k> {
+    keeper: &'k Keeper,
+    _not_send: PhantomData<*const ()>,
+}
+
+impl Keeper {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn new(keeps: Keeps) -> Result<Self, Error> {
+        let owner = Box::into_raw(Box::new(keeps)).cast::<c_void>();
+        let mut out = ptr::null_mut();
+        // SAFETY: the C++ side drops `owner`, once, also on failure; `out` lives through the call.
+        check(|err| unsafe { raw::od_keeper_new(owner, on_operator, drop_box::<Keeps>, &mut out, err) })?;
+        NonNull::new(out).map(Self).ok_or_else(|| Error::refused("no keeper was made"))
+    }
+
+    /// Begins the run whose results are kept.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn keep(&self) -> Result<KeepRun<'_>, Error> {
+        self.begin(false)
+    }
+
+    /// Begins a run with what is kept, from the first operator on.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn reuse(&self) -> Result<KeepRun<'_>, Error> {
+        self.begin(true)
+    }
+
+    fn begin(&self, reuse: bool) -> Result<KeepRun<'_>, Error> {
+        // SAFETY: the keeper is live, and outlives the run.
+        check(|err| unsafe { raw::od_keeper_begin(self.0.as_ptr(), i32::from(reuse), err) })?;
+        Ok(KeepRun { keeper: self, _not_send: PhantomData })
+    }
+
+    /// Says that all that was kept so far is needed.
+    pub fn need(&self) {
+        // SAFETY: the keeper is live.
+        unsafe { raw::od_keeper_need(self.0.as_ptr()) }
+    }
+
+    /// How many bytes are kept, of memory that other tensors may have as well.
+    pub fn bytes(&self) -> usize {
+        // SAFETY: the keeper is live.
+        unsafe { raw::od_keeper_bytes(self.0.as_ptr()) }
+    }
+
+    /// Frees what is not needed, and what was changed in place since.
+    pub fn finish(&self) {
+        // SAFETY: the keeper is live.
+        unsafe { raw::od_keeper_finish(self.0.as_ptr()) }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // SAFETY: the keeper is live, and no run borrows it.
+        unsafe { raw::od_keeper_free(self.0.as_ptr()) }
+    }
+}
+
+impl Drop for KeepRun<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the keeper is live. This is the thread that began the run, as it is not `Send`.
+        unsafe { raw::od_keeper_end(self.keeper.0.as_ptr()) }
+    }
+}
+
+impl std::fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keeper")
+    }
+}
+
+extern "C" fn on_operator(owner: *mut c_void, name: *const c_char, overload: *const c_char) -> i32 {
+    // SAFETY: `owner` was made of such a box, and the strings are the caller's.
+    let (keeps, name, overload) =
+        unsafe { (&*owner.cast::<Keeps>(), CStr::from_ptr(name).to_str(), CStr::from_ptr(overload).to_str()) };
+    let asked = AssertUnwindSafe(|| matches!((name, overload), (Ok(name), Ok(overload)) if keeps(name, overload)));
+    i32::from(catch_unwind(asked).unwrap_or(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+
+    #[test]
+    fn results_that_are_not_needed_or_changed_are_freed() {
+        let x = Tensor::rand([4, 4], (Kind::Float, Device::Cpu));
+        let keeper = Keeper::new(Box::new(|name, _| name == "aten::mm")).unwrap();
+        {
+            let _run = keeper.keep().unwrap();
+            let (needed, mut changed) = (x.mm(&x), x.mm(&x));
+            assert_eq!(keeper.bytes(), 128);
+            let _ = changed.relu_();
+            keeper.need();
+            let _ = (needed, x.mm(&x));
+        }
+        let _ = x.mm(&x);
+        assert_eq!(keeper.bytes(), 192);
+        keeper.finish();
+        assert_eq!(keeper.bytes(), 64);
+    }
+
+    #[test]
+    fn runs_end_in_any_order_and_only_on_their_thread() {
+        let x = Tensor::rand([4, 4], (Kind::Float, Device::Cpu));
+        let keepers = [0, 1].map(|_| Keeper::new(Box::new(|name, _| name == "aten::mm")).unwrap());
+        let [first, second] = [&keepers[0], &keepers[1]].map(|keeper| keeper.keep().unwrap());
+        drop(first);
+        let _ = x.mm(&x);
+        let other = x.shallow_clone();
+        let _ = std::thread::spawn(move || other.mm(&other)).join().unwrap();
+        drop(second);
+        let _ = x.mm(&x);
+        assert_eq!(keepers.each_ref().map(Keeper::bytes), [0, 64]);
+    }
+}

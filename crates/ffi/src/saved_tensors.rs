@@ -1,0 +1,354 @@
+//! Hooks of the tensors that autograd saves for backward passes.
+//!
+//! Users call `overdrive_memory`.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use tch::Tensor;
+
+use crate::callback::{self, BoxError};
+use crate::error::{Error, check};
+use crate::raw_saved_tensors as raw;
+
+/// What to do with tensors that are saved for backward passes.
+pub trait Hooks: Send + Sync {
+    /// Called when a tensor is saved, with gradients off. `None` keeps the tensor as it is.
+    ///
+    /// What is kept must not hold the tensor itself unless it is a leaf: it may be the output of the node that saves it,
+    /// and the two would keep each other alive. [`without_history`] gives another one of the same memory.
+    ///
+    /// # Errors
+    /// The operator that saves the tensor fails with it.
+    fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>, BoxError>;
+}
+
+/// A tensor as it was packed.
+pub trait Packed: Send + Sync {
+    /// The tensor, for a backward pass: of the same shape, dtype and device. May be called several times, and on threads
+    /// of libtorch's.
+    ///
+    /// # Errors
+    /// The backward pass fails with it.
+    fn unpack(&self) -> Result<Tensor, BoxError>;
+}
+
+/// The calling thread's saved tensors go through hooks until this is dropped. Hooks that were set before are not asked
+/// meanwhile.
+///
+/// # Source
+/// `torch.autograd.graph.saved_tensors_hooks`
+#[must_use = "the hooks are taken away when the guard is dropped"]
+#[derive(Debug)]
+pub struct HooksGuard {
+    number: u64,
+    _not_send: PhantomData<*const ()>,
+}
+
+impl HooksGuard {
+    /// Sets hooks.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn new(hooks: Arc<dyn Hooks>) -> Result<Self, Error> {
+        let hooks = raw::SavedHooks {
+            owner: Box::into_raw(Box::new(hooks)).cast(),
+            pack: on_pack,
+            unpack: on_unpack,
+            drop: callback::drop_box::<Arc<dyn Hooks>>,
+            drop_packed: callback::drop_box::<Box<dyn Packed>>,
+            drop_panic: callback::drop_panic,
+        };
+        let mut number = 0;
+        // SAFETY: both live through the call, which takes ownership of `owner`.
+        check(|err| unsafe { raw::od_saved_hooks_push(&hooks, &mut number, err) })?;
+        Ok(Self { number, _not_send: PhantomData })
+    }
+}
+
+impl Drop for HooksGuard {
+    fn drop(&mut self) {
+        // SAFETY: the guard is not `Send`, so this is the thread that has pushed them.
+        unsafe { raw::od_saved_hooks_pop(self.number) }
+    }
+}
+
+extern "C" fn on_pack(
+    owner: *mut c_void,
+    tensor: *const torch_sys::C_tensor,
+    packed: *mut *mut c_void,
+    panic: *mut *mut c_void,
+    err: *mut crate::raw::Error,
+) -> crate::raw::Status {
+    let run = || {
+        // SAFETY: `owner` was made of such a box, and is kept through this call. The tensor is the caller's.
+        let (hooks, tensor) =
+            unsafe { (&*owner.cast::<Arc<dyn Hooks>>(), ManuallyDrop::new(Tensor::from_ptr(tensor.cast_mut()))) };
+        if let Some(made) = hooks.pack(&tensor)? {
+            // SAFETY: the caller's out-parameter.
+            unsafe { *packed = Box::into_raw(Box::new(made)).cast() };
+        }
+        Ok(())
+    };
+    // SAFETY: `panic` and `err` are the caller's.
+    unsafe { callback::answer("a hook of saved tensors", panic, err, run) }
+}
+
+extern "C" fn on_unpack(
+    packed: *mut c_void,
+    out: *mut *mut torch_sys::C_tensor,
+    panic: *mut *mut c_void,
+    err: *mut crate::raw::Error,
+) -> crate::raw::Status {
+    let run = || {
+        // SAFETY: `packed` was made of such a box in `on_pack`, and is kept through this call.
+        let tensor = unsafe { &*packed.cast::<Box<dyn Packed>>() }.unpack()?;
+        // SAFETY: the caller's out-parameter; the caller owns the tensor from now on.
+        unsafe { *out = ManuallyDrop::new(tensor).as_mut_ptr() };
+        Ok(())
+    };
+    // SAFETY: `panic` and `err` are the caller's.
+    unsafe { callback::answer("a hook of saved tensors", panic, err, run) }
+}
+
+/// A tensor that is saved as operators save their inputs: through the hooks of the moment. Changing it in place makes
+/// unpacking an error.
+pub struct SavedTensor(NonNull<raw::SavedTensor>);
+
+// SAFETY: it is constant once made, and unpacking may run on several threads at once, as libtorch's own passes do.
+unsafe impl Send for SavedTensor {}
+// SAFETY: as above.
+unsafe impl Sync for SavedTensor {}
+
+impl SavedTensor {
+    /// Saves a tensor; an undefined one stays undefined.
+    ///
+    /// # Errors
+    /// Those of a hook.
+    pub fn new(tensor: &Tensor) -> Result<Self, Error> {
+        let mut out = ptr::null_mut();
+        // SAFETY: the tensor lives through the call, and `out` receives an owner.
+        check(|err| unsafe { raw::od_saved_tensor_new(tensor.as_ptr(), &mut out, err) })?;
+        NonNull::new(out).map(Self).ok_or_else(|| Error::refused("a tensor was not saved"))
+    }
+
+    /// The tensor with its place in the graph.
+    ///
+    /// # Errors
+    /// When it was changed in place since, and those of a hook.
+    ///
+    /// # Panics
+    /// When a hook panics, with what it panicked with.
+    pub fn unpack(&self) -> Result<Tensor, Error> {
+        let (mut out, mut panic) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the saved tensor is live, and the out-parameters live through the call.
+        let status = check(|err| unsafe { raw::od_saved_tensor_unpack(self.0.as_ptr(), &mut out, &mut panic, err) });
+        // SAFETY: a callback has made it, and the C++ side has handed it over.
+        unsafe { callback::resume(panic) };
+        status?;
+        // SAFETY: the call has made a tensor that is ours.
+        Ok(unsafe { Tensor::from_ptr(out) })
+    }
+}
+
+impl Drop for SavedTensor {
+    fn drop(&mut self) {
+        // SAFETY: it is live, and never used again.
+        unsafe { raw::od_saved_tensor_free(self.0.as_ptr()) }
+    }
+}
+
+impl std::fmt::Debug for SavedTensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SavedTensor")
+    }
+}
+
+/// The number of the backward pass that runs on this thread.
+pub fn backward_pass() -> Option<i64> {
+    // SAFETY: no pointers.
+    Some(unsafe { raw::od_backward_pass() }).filter(|&number| number >= 0)
+}
+
+/// Another tensor of the same memory, without a history. If one is changed in place, both have the new version.
+///
+/// # Errors
+/// When the tensor is undefined, or memory runs out.
+pub fn without_history(tensor: &Tensor) -> Result<Tensor, Error> {
+    let mut out = ptr::null_mut();
+    // SAFETY: the tensor lives through the call, and `out` receives an owner.
+    check(|err| unsafe { raw::od_tensor_data(tensor.as_ptr(), &mut out, err) })?;
+    // SAFETY: as above.
+    Ok(unsafe { Tensor::from_ptr(out) })
+}
+
+/// How often a tensor was changed in place (`Tensor._version`).
+pub fn version(tensor: &Tensor) -> i64 {
+    // SAFETY: the tensor is live.
+    unsafe { raw::od_tensor_version(tensor.as_ptr()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::autograd::{GradOptions, backward, grad};
+
+    const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+    fn leaf() -> Tensor {
+        Tensor::rand([4], FLOAT).set_requires_grad(true)
+    }
+
+    /// Keeps tensors in another dtype.
+    struct Smaller;
+
+    impl Hooks for Smaller {
+        fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>, BoxError> {
+            Ok(Some(Box::new(Small(Mutex::new(tensor.f_to_kind(Kind::BFloat16)?)))))
+        }
+    }
+
+    struct Small(Mutex<Tensor>);
+
+    impl Packed for Small {
+        fn unpack(&self) -> Result<Tensor, BoxError> {
+            Ok(self.0.lock().unwrap().f_to_kind(Kind::Float)?)
+        }
+    }
+
+    /// Leaves tensors as they are, and counts them.
+    #[derive(Default)]
+    struct Counted(AtomicUsize);
+
+    impl Hooks for Counted {
+        fn pack(&self, _: &Tensor) -> Result<Option<Box<dyn Packed>>, BoxError> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Ok(None)
+        }
+    }
+
+    fn gradient(y: &Tensor, x: &Tensor) -> Tensor {
+        grad::<Tensor>(&[&y.sum(Kind::Float)], &[x], &[], GradOptions::default()).unwrap().remove(0)
+    }
+
+    #[test]
+    fn tensors_are_packed_while_the_guard_lives() {
+        let x = leaf();
+        let y = {
+            let _hooks = HooksGuard::new(Arc::new(Smaller)).unwrap();
+            x.square()
+        };
+        let rounded = x.to_kind(Kind::BFloat16).to_kind(Kind::Float) * 2.0;
+        assert_eq!(gradient(&y, &x), rounded.detach());
+        assert_eq!(gradient(&x.square(), &x), (&x * 2.0).detach());
+    }
+
+    #[test]
+    fn only_the_last_hooks_are_asked_and_guards_may_end_in_any_order() {
+        let (x, counts) = (leaf(), [0, 1].map(|_| Arc::new(Counted::default())));
+        let [first, second] = [&counts[0], &counts[1]].map(|it| HooksGuard::new(Arc::clone(it) as _).unwrap());
+        let _ = x.square();
+        drop(first);
+        let y = x.square().square();
+        drop(second);
+        let _ = x.square();
+        assert_eq!(counts.map(|it| it.0.load(Ordering::SeqCst)), [0, 3]);
+        assert!(gradient(&y, &x).allclose(&(x.pow_tensor_scalar(3) * 4.0), 1e-5, 1e-6, false));
+    }
+
+    #[test]
+    fn a_tensor_that_is_left_as_it_is_must_not_change() {
+        let x = leaf();
+        let y = {
+            let _hooks = HooksGuard::new(Arc::new(Counted::default())).unwrap();
+            x.exp()
+        };
+        let _ = tch::no_grad(|| y.shallow_clone().zero_());
+        let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
+        assert!(error.contains("modified by an inplace operation"), "{error}");
+    }
+
+    struct Wrong(fn() -> Tensor);
+
+    impl Hooks for Wrong {
+        fn pack(&self, _: &Tensor) -> Result<Option<Box<dyn Packed>>, BoxError> {
+            Ok(Some(Box::new(Wrong(self.0))))
+        }
+    }
+
+    impl Packed for Wrong {
+        fn unpack(&self) -> Result<Tensor, BoxError> {
+            Ok((self.0)())
+        }
+    }
+
+    #[test]
+    fn another_tensor_than_was_saved_is_an_error() {
+        let wrong: [fn() -> Tensor; 3] =
+            [|| Tensor::ones([1], FLOAT), || Tensor::ones([4], (Kind::Double, Device::Cpu)), Tensor::new];
+        for wrong in wrong {
+            let y = {
+                let _hooks = HooksGuard::new(Arc::new(Wrong(wrong))).unwrap();
+                leaf().square()
+            };
+            let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
+            assert!(error.contains("where Float [4] on cpu was saved"), "{error}");
+        }
+    }
+
+    struct Failing;
+
+    impl Hooks for Failing {
+        fn pack(&self, _: &Tensor) -> Result<Option<Box<dyn Packed>>, BoxError> {
+            Err("the disk is full".into())
+        }
+    }
+
+    #[test]
+    fn errors_and_panics_of_hooks_come_out() {
+        let x = leaf();
+        let error = {
+            let _hooks = HooksGuard::new(Arc::new(Failing)).unwrap();
+            x.f_square().unwrap_err().to_string()
+        };
+        assert!(error.contains("the disk is full"), "{error}");
+        let loss = {
+            let _hooks = HooksGuard::new(Arc::new(Wrong(|| panic!("not today")))).unwrap();
+            x.square().sum(Kind::Float)
+        };
+        let pass = std::panic::AssertUnwindSafe(|| backward::<Tensor>(&[&loss], &[], GradOptions::default()));
+        let panic = std::panic::catch_unwind(pass).unwrap_err();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"not today"));
+    }
+
+    #[test]
+    fn hooks_are_dropped_with_what_they_packed() {
+        let counts = Arc::new(Counted::default());
+        let y = {
+            let _hooks = HooksGuard::new(Arc::clone(&counts) as _).unwrap();
+            leaf().exp()
+        };
+        assert_eq!(Arc::strong_count(&counts), 2);
+        drop(y);
+        assert_eq!(Arc::strong_count(&counts), 1);
+    }
+
+    #[test]
+    fn a_saved_tensor_keeps_its_place_in_the_graph() {
+        let x = leaf();
+        let y = x.sin();
+        let saved = SavedTensor::new(&y).unwrap();
+        assert_eq!(gradient(&saved.unpack().unwrap(), &x), x.cos().detach());
+        let _ = tch::no_grad(|| y.shallow_clone().zero_());
+        assert!(saved.unpack().unwrap_err().to_string().contains("modified by an inplace operation"));
+        assert!(!SavedTensor::new(&Tensor::new()).unwrap().unpack().unwrap().defined());
+    }
+}

@@ -1,0 +1,198 @@
+//! One call of a checkpointed function: what it would have saved, by number.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use overdrive_ffi::Error as TorchError;
+use overdrive_ffi::autograd::BoxError;
+use overdrive_ffi::keep::Keeper;
+use overdrive_ffi::saved_tensors::{Hooks, Packed, SavedTensor, backward_pass, version, without_history};
+use tch::{Device, Kind, Tensor};
+
+use super::context::Context;
+use super::{ActivationCheckpoint, DeterminismCheck};
+use crate::error::MemoryError;
+
+/// Runs the function again.
+type Again = Box<dyn Fn(Vec<Tensor>) -> Result<(), BoxError> + Send + Sync>;
+
+/// One call of a function. The graph keeps it as long as it keeps a tensor that the call has saved.
+pub(super) struct Frame {
+    pub(super) scope: String,
+    pub(super) context: Context,
+    pub(super) again: Again,
+    pub(super) early_stop: bool,
+    /// The results that are kept.
+    pub(super) keeper: Option<Keeper>,
+    check: DeterminismCheck,
+    inputs: Vec<SavedTensor>,
+    slots: Mutex<Vec<Slot>>,
+    is_forward_done: AtomicBool,
+}
+
+/// A tensor that the function has saved, without its values.
+struct Slot {
+    about: About,
+    /// Whether the graph still needs it.
+    is_alive: bool,
+    /// What backward passes have computed again and not used yet.
+    again: Vec<(Pass, Tensor)>,
+}
+
+/// What is compared when the function runs again.
+#[derive(Clone, Debug, PartialEq)]
+struct About {
+    shape: Vec<i64>,
+    kind: Kind,
+    device: Device,
+    version: i64,
+}
+
+impl About {
+    fn of(tensor: &Tensor) -> Self {
+        Self { shape: tensor.size(), kind: tensor.kind(), device: tensor.device(), version: version(tensor) }
+    }
+}
+
+/// A backward pass, or one look at a saved tensor outside of any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pass(i64);
+
+impl Pass {
+    fn now() -> Self {
+        static LOOKS: AtomicI64 = AtomicI64::new(-1);
+        Self(backward_pass().unwrap_or_else(|| LOOKS.fetch_sub(1, Ordering::Relaxed)))
+    }
+}
+
+impl Frame {
+    pub(super) fn new(
+        scope: String,
+        options: &ActivationCheckpoint,
+        context: Context,
+        inputs: &[Tensor],
+        again: impl Fn(Vec<Tensor>) -> Result<(), BoxError> + Send + Sync + 'static,
+    ) -> Result<Self, TorchError> {
+        Ok(Self {
+            scope,
+            context,
+            again: Box::new(again),
+            early_stop: options.early_stop,
+            keeper: options.policy.keeper()?,
+            check: options.determinism_check,
+            inputs: inputs.iter().map(SavedTensor::new).collect::<Result<_, _>>()?,
+            slots: Mutex::default(),
+            is_forward_done: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn forward_is_done(&self) {
+        if let Some(keeper) = &self.keeper {
+            if !self.early_stop {
+                keeper.need();
+            }
+            keeper.finish();
+        }
+        self.is_forward_done.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_forward_done(&self) -> bool {
+        self.is_forward_done.load(Ordering::SeqCst)
+    }
+
+    /// The inputs as they were.
+    pub(super) fn inputs(&self) -> Result<Vec<Tensor>, TorchError> {
+        self.inputs.iter().map(SavedTensor::unpack).collect()
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many tensors the function has saved so far.
+    pub(super) fn len(&self) -> usize {
+        self.slots().len()
+    }
+
+    /// Takes the tensor with this number as it was computed again; returns how it differs, if it does.
+    pub(super) fn fill(&self, number: usize, pass: Pass, tensor: &Tensor) -> Result<Option<String>, TorchError> {
+        let mut slots = self.slots();
+        let Some(slot) = slots.get_mut(number) else { return Ok(None) };
+        let found = About::of(tensor);
+        if self.check == DeterminismCheck::Default && found != slot.about {
+            return Ok(Some(format!("saved tensor {number} was {}, and then {found}", slot.about)));
+        }
+        if slot.is_alive {
+            slot.again.push((pass, without_history(tensor)?));
+        }
+        Ok(None)
+    }
+
+    pub(super) fn changed(&self, difference: String) -> BoxError {
+        MemoryError::Changed { scope: self.scope.clone(), difference }.into()
+    }
+
+    /// The tensor with this number, if this pass has computed it again. It is handed out once.
+    fn take(&self, number: usize, pass: Pass) -> Option<Tensor> {
+        let mut slots = self.slots();
+        let again = &mut slots.get_mut(number)?.again;
+        let place = again.iter().position(|(by, _)| *by == pass)?;
+        Some(again.swap_remove(place).1)
+    }
+
+    /// Frees what a look outside of a backward pass has computed.
+    fn forget(&self, pass: Pass) {
+        if pass.0 < 0 {
+            self.slots().iter_mut().for_each(|slot| slot.again.retain(|(by, _)| *by != pass));
+        }
+    }
+}
+
+impl std::fmt::Display for About {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { shape, kind, device, version } = self;
+        write!(f, "{kind:?} {shape:?} on {device:?}, {version} times changed in place")
+    }
+}
+
+/// The hooks of the first run.
+pub(super) struct Forward(pub(super) Arc<Frame>);
+
+impl Hooks for Forward {
+    fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>, BoxError> {
+        if let Some(keeper) = &self.0.keeper {
+            keeper.need();
+        }
+        let mut slots = self.0.slots();
+        slots.push(Slot { about: About::of(tensor), is_alive: true, again: Vec::new() });
+        Ok(Some(Box::new(Number { frame: Arc::clone(&self.0), number: slots.len() - 1 })))
+    }
+}
+
+/// In the graph, in place of a tensor.
+struct Number {
+    frame: Arc<Frame>,
+    number: usize,
+}
+
+impl Packed for Number {
+    fn unpack(&self) -> Result<Tensor, BoxError> {
+        let (frame, pass) = (&self.frame, Pass::now());
+        if let Some(tensor) = frame.take(self.number, pass) {
+            return Ok(tensor);
+        }
+        frame.recompute(pass)?;
+        let tensor = frame.take(self.number, pass);
+        frame.forget(pass);
+        tensor.ok_or_else(|| frame.changed(format!("it did not save tensor {} again", self.number)))
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        if let Some(slot) = self.frame.slots().get_mut(self.number) {
+            slot.is_alive = false;
+            slot.again = Vec::new();
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Selective checkpointing: which results are kept.
+
+use std::sync::Arc;
+
+use overdrive_ffi::Error as TorchError;
+use overdrive_ffi::keep::Keeper;
+
+/// Whether the result of an operator is kept, by its name and its overload.
+pub type Keeps = dyn Fn(&str, &str) -> bool + Send + Sync;
+
+/// Which operators' results are kept in the first run of a function.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub enum Policy {
+    /// None.
+    #[default]
+    Nothing,
+    /// Those of products of matrices, convolutions and attention, which take most of the time. One that is not needed to
+    /// compute the saved tensors again is not kept.
+    Products,
+    /// Those of the operators that this says yes to, called with a name and an overload: `aten::add`, `Tensor`. Operators
+    /// that write to their arguments, or return views or lists, are never kept.
+    Operators(Arc<Keeps>),
+}
+
+/// What takes most of a model's time.
+const PRODUCTS: [&str; 17] = [
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::addbmm",
+    "aten::mv",
+    "aten::addmv",
+    "aten::dot",
+    "aten::convolution",
+    "aten::_convolution",
+    "aten::mkldnn_convolution",
+    "aten::linear",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_mm",
+];
+
+impl Policy {
+    pub(super) fn keeper(&self) -> Result<Option<Keeper>, TorchError> {
+        Ok(Some(match self {
+            Self::Nothing => return Ok(None),
+            Self::Products => Keeper::new(Box::new(|name, _| PRODUCTS.contains(&name)))?,
+            Self::Operators(keeps) => {
+                let keeps = Arc::clone(keeps);
+                Keeper::new(Box::new(move |name, overload| keeps(name, overload)))?
+            }
+        }))
+    }
+}
+
+impl std::fmt::Debug for Policy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Nothing => "Nothing",
+            Self::Products => "Products",
+            Self::Operators(_) => "Operators(..)",
+        })
+    }
+}

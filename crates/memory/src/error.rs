@@ -1,0 +1,52 @@
+//! What can go wrong.
+
+use overdrive_ffi::Error as TorchError;
+use overdrive_ffi::autograd::BoxError;
+
+/// Why a part of the forward pass did not run, or could not be run again.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The function that was checkpointed failed.
+    #[error("{scope}: {source}")]
+    Function {
+        /// Its name, or the line that called `checkpoint`.
+        scope: String,
+        /// What it failed with.
+        source: BoxError,
+    },
+    /// It saved other tensors when it ran again, so its gradients would be wrong.
+    #[error("{scope}: {difference}; run again, the function has to compute the same as the first time")]
+    Changed {
+        /// Its name, or the line that called `checkpoint`.
+        scope: String,
+        /// What was different.
+        difference: String,
+    },
+    /// A backward pass within the function needs the function again, on a thread of the GPU's.
+    #[error(
+        "{scope}: a backward pass within the function cannot run it again on another thread: use the CPU, or checkpoint a part without a backward pass"
+    )]
+    OtherThread {
+        /// Its name, or the line that called `checkpoint`.
+        scope: String,
+    },
+    /// Layers cannot be parted like this.
+    #[error("{layers} layers cannot be parted into {segments} segments: use 1 to {layers}")]
+    Segments {
+        /// What was asked for.
+        segments: usize,
+        /// How many layers there are.
+        layers: usize,
+    },
+    /// libtorch failed.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+}
+
+/// So that `?` works in a function that calls both tch and `checkpoint`.
+impl From<tch::TchError> for MemoryError {
+    fn from(error: tch::TchError) -> Self {
+        Self::Torch(error.into())
+    }
+}

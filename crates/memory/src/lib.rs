@@ -1,0 +1,27 @@
+//! Training with less memory, at the price of time.
+//!
+//! [`checkpoint`](checkpoint()) runs a part of the forward pass without keeping what its backward pass needs, and runs
+//! it again in the backward pass. The gradients are the same.
+//!
+//! ```
+//! use overdrive_memory::checkpoint;
+//! use tch::{Device, Kind, Tensor};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let x = Tensor::rand([8, 8], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+//! let w = Tensor::rand([8, 8], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+//!
+//! let weight = w.shallow_clone();                             // the closure owns what it uses
+//! let y = checkpoint(move |[x]| x.f_matmul(&weight)?.f_sin(), [&x])?;
+//! y.sum(Kind::Float).f_backward()?;                           // calls the closure again
+//! assert!(w.grad().defined());
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod checkpoint;
+mod error;
+
+pub use checkpoint::{ActivationCheckpoint, DeterminismCheck, Policy, checkpoint, checkpoint_sequential};
+pub use error::MemoryError;

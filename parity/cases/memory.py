@@ -1,0 +1,89 @@
+"""Activation checkpointing: gradients to the bit, and how often each part runs."""
+
+import functools
+
+import torch
+from harness import case
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+
+again = functools.partial(checkpoint, use_reentrant=False)
+
+
+class Counted:
+    """Counts the calls of a function."""
+
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *args):
+        self.calls += 1
+        return self.function(*args)
+
+
+@case
+def activation_checkpointing(t):
+    """Plain, with dropout, nested, sequential, under autocast, differentiated twice, and selective."""
+    weights = [torch.randn(8, 8) * 0.4 for _ in range(5)]
+    for index, weight in enumerate(weights):
+        t.give(f"weight.{index}", weight)
+        weight.requires_grad_()
+    x = t.give("x", torch.randn(4, 8)).requires_grad_()
+
+    def layer(weight, x):
+        return torch.nn.functional.gelu(x @ weight).sin()
+
+    def expect(name, loss, *functions):
+        for index, grad in enumerate(torch.autograd.grad(loss, [x, *weights], allow_unused=True)):
+            if grad is not None:
+                t.expect(f"{name}.{index}", grad)
+        for index, function in enumerate(functions):
+            t.expect(f"{name}.calls.{index}", torch.tensor(function.calls))
+
+    counted = [Counted(functools.partial(layer, weight)) for weight in weights]
+    y = x
+    for function in counted:
+        y = again(function, y)
+    expect("layers", y.square().sum(), *counted)
+
+    def dropped(weight, x):
+        return torch.nn.functional.dropout(layer(weight, x), 0.3).sin()
+
+    torch.manual_seed(7)
+    y = x
+    for weight in weights[:3]:
+        y = again(functools.partial(dropped, weight), y)
+    expect("dropout", y.square().sum())
+    t.expect("dropout.next", torch.rand(4))
+
+    inner = Counted(functools.partial(layer, weights[1]))
+    middle = Counted(lambda x: again(inner, layer(weights[0], x)).sin())
+    outer = Counted(lambda x: again(middle, x * 2.0).exp())
+    expect("nested", again(outer, x).sum(), outer, middle, inner)
+
+    counted = [Counted(functools.partial(layer, weight)) for weight in weights]
+    y = checkpoint_sequential(counted, 2, x, use_reentrant=False)
+    expect("sequential", y.square().sum(), *counted)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = again(functools.partial(layer, weights[0]), x)
+    expect("autocast", y.float().square().sum())
+
+    y = again(functools.partial(layer, weights[0]), x)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    expect("second", first.square().sum())
+
+    products = [torch.ops.aten.mm.default]
+    context = functools.partial(create_selective_checkpoint_contexts, products)
+    y = x
+    for weight in weights[:2]:
+        y = again(functools.partial(layer, weight), y, context_fn=context)
+    expect("selective", y.square().sum())
+
+    inner = Counted(functools.partial(layer, weights[0]))
+
+    def with_backward(x):
+        y = inner(x)
+        (dx,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+        return (y * dx).cos()
+
+    expect("backward_within", again(with_backward, x).sum(), inner)
