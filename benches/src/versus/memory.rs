@@ -41,8 +41,13 @@ struct Model {
 impl Model {
     fn pass(&mut self, policy: Option<&Policy>) -> Result<()> {
         self.gpt.checkpoint = policy.cloned();
-        self.gpt.forward(&self.tokens)?.cross_entropy_for_logits(&self.targets).f_backward()?;
-        Ok(())
+        // Not in one statement, which would keep the logits until the pass is over.
+        let loss = self.loss()?;
+        Ok(loss.f_backward()?)
+    }
+
+    fn loss(&self) -> Result<Tensor> {
+        Ok(self.gpt.forward(&self.tokens)?.cross_entropy_for_logits(&self.targets))
     }
 
     /// Seconds.

@@ -25,6 +25,20 @@ pub trait RankGroup: Send + Sync {
     fn max(&self, value: i64) -> Result<i64, SyncError>;
 }
 
+impl<R: RankGroup + ?Sized> RankGroup for &R {
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+
+    fn world_size(&self) -> usize {
+        (**self).world_size()
+    }
+
+    fn max(&self, value: i64) -> Result<i64, SyncError> {
+        (**self).max(value)
+    }
+}
+
 impl RankGroup for SingleProcess {
     fn rank(&self) -> usize {
         0

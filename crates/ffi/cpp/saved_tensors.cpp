@@ -14,6 +14,7 @@
 #include "callback_error.h"
 #include "guarded.h"
 #include "owned.h"
+#include "storage.h"
 
 namespace {
 
@@ -156,6 +157,39 @@ int64_t od_backward_pass() noexcept { return torch::autograd::get_current_graph_
 od_status od_tensor_data(const at::Tensor* tensor, at::Tensor** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] { *out = new at::Tensor(tensor->tensor_data()); });
 }
+
+int32_t od_tensor_is_parameter(const at::Tensor* tensor) noexcept {
+  auto is_parameter = [](const at::TensorBase& it) { return it.is_leaf() && it.requires_grad(); };
+  return is_parameter(*tensor) || (tensor->is_view() && is_parameter(tensor->_base()));
+}
+
+// The weak reference keeps the storage's address from being another one's.
+struct od_same_tensor {
+  explicit od_same_tensor(const at::Tensor& tensor)
+      : storage(tensor.storage().getWeakStorageImpl()), offset(tensor.storage_offset()), sizes(tensor.sizes()),
+        strides(tensor.strides()), type(tensor.scalar_type()), version(tensor._version()) {}
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  int64_t offset;
+  c10::DimVector sizes, strides;
+  at::ScalarType type;
+  int64_t version;
+};
+
+od_status od_same_tensor_new(const at::Tensor* tensor, od_same_tensor** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    TORCH_CHECK(overdrive::has_storage(*tensor), "a tensor without strides has no memory of its own");
+    *out = new od_same_tensor(*tensor);
+  });
+}
+
+int32_t od_same_tensor_is(const od_same_tensor* same, const at::Tensor* tensor) noexcept {
+  if (!overdrive::has_storage(*tensor)) return 0;
+  bool is_there = same->storage._unsafe_get_target() == &overdrive::storage_of(*tensor);
+  return is_there && same->offset == tensor->storage_offset() && tensor->sizes() == same->sizes &&
+         tensor->strides() == same->strides && tensor->scalar_type() == same->type && tensor->_version() == same->version;
+}
+
+void od_same_tensor_free(od_same_tensor* same) noexcept { delete same; }
 
 int64_t od_tensor_version(const at::Tensor* tensor) noexcept {
   bool has_version = tensor->defined() && !tensor->is_inference();

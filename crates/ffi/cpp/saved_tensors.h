@@ -32,6 +32,13 @@ void od_saved_tensor_free(od_saved_tensor* saved) noexcept;
 int64_t od_backward_pass(void) noexcept;
 // Another tensor of the same memory and version, without a history.
 od_status od_tensor_data(const at::Tensor* tensor, at::Tensor** out, od_error* err) noexcept;
+// Whether it is a leaf that requires a gradient, or a view of one.
+int32_t od_tensor_is_parameter(const at::Tensor* tensor) noexcept;
+// What makes two tensors the same: memory that is still there, place and version.
+typedef struct od_same_tensor od_same_tensor;
+od_status od_same_tensor_new(const at::Tensor* tensor, od_same_tensor** out, od_error* err) noexcept;
+int32_t od_same_tensor_is(const od_same_tensor* same, const at::Tensor* tensor) noexcept;
+void od_same_tensor_free(od_same_tensor* same) noexcept;
 // How often a tensor was changed in place.
 int64_t od_tensor_version(const at::Tensor* tensor) noexcept;
 }

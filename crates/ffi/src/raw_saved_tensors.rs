@@ -23,6 +23,11 @@ pub struct SavedHooks {
 }
 
 #[repr(C)]
+pub struct SameTensor {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
 pub struct SavedTensor {
     _opaque: [u8; 0],
 }
@@ -40,5 +45,9 @@ unsafe extern "C" {
     pub fn od_saved_tensor_free(saved: *mut SavedTensor);
     pub fn od_backward_pass() -> i64;
     pub fn od_tensor_data(tensor: *const C_tensor, out: *mut *mut C_tensor, err: *mut Error) -> Status;
+    pub fn od_tensor_is_parameter(tensor: *const C_tensor) -> i32;
+    pub fn od_same_tensor_new(tensor: *const C_tensor, out: *mut *mut SameTensor, err: *mut Error) -> Status;
+    pub fn od_same_tensor_is(same: *const SameTensor, tensor: *const C_tensor) -> i32;
+    pub fn od_same_tensor_free(same: *mut SameTensor);
     pub fn od_tensor_version(tensor: *const C_tensor) -> i64;
 }

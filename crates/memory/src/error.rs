@@ -39,6 +39,35 @@ pub enum MemoryError {
         /// How many layers there are.
         layers: usize,
     },
+    /// A single sample does not fit into memory.
+    #[error("a single sample does not fit into memory: {source}")]
+    TooLarge {
+        /// What libtorch says.
+        source: BoxError,
+    },
+    /// Tensors that are no batch.
+    #[error("the tensors of a batch have first dimensions {sizes:?}, but should have the same one, of at least 1")]
+    Batch {
+        /// Their first dimensions.
+        sizes: Vec<i64>,
+    },
+    /// This rank's part was computed, but another rank's was not.
+    #[error("another rank has failed; its own error says why")]
+    OtherRank,
+    /// A saved tensor could not be written or read.
+    #[error("{}: {source}", path.display())]
+    Disk {
+        /// The folder or file.
+        path: std::path::PathBuf,
+        /// What the system says.
+        source: std::sync::Arc<std::io::Error>,
+    },
+    /// The optimizer failed.
+    #[error(transparent)]
+    Optimizer(#[from] overdrive_core::OptimizerError),
+    /// Communication between ranks failed.
+    #[error(transparent)]
+    Sync(#[from] overdrive_core::SyncError),
     /// libtorch failed.
     #[error(transparent)]
     Torch(#[from] TorchError),

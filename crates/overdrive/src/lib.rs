@@ -11,7 +11,7 @@
 //! | `compile` | `overdrive-compile` | steps compiled by PyTorch's Inductor, run without Python; not a default feature |
 //! | `dataload` | `overdrive-dataload` | datasets, streams, decoding, caches, a parallel loader with exact resume |
 //! | `ddp` | `overdrive-ddp` | process groups, collectives, data-parallel training; not a default feature |
-//! | `memory` | `overdrive-memory` | activation checkpointing: less memory for more time |
+//! | `memory` | `overdrive-memory` | activation checkpointing, saved tensors compressed or on disk, smaller batches where memory runs out |
 //! | `nn` | `overdrive-nn` | modules with PyTorch's names, options and initial values |
 //! | `optim` | `overdrive-optim` | fused and foreach optimizers, 8-bit states, clipping, averages of weights |
 //! | `profile` | `overdrive-profile` | the torch profiler, step phases, a diagnosis; not a default feature |

@@ -12,15 +12,26 @@ pub(super) struct Context {
 
 /// The states of generators.
 #[derive(Debug)]
-struct Generators(Vec<(Device, SyncTensor)>);
+pub(crate) struct Generators(Vec<(Device, SyncTensor)>);
 
 impl Generators {
+    /// Of the CPU, and of the devices of these tensors.
+    pub(crate) fn of(tensors: &[Tensor]) -> Result<Self, TorchError> {
+        let mut devices = vec![Device::Cpu];
+        for device in tensors.iter().filter(|tensor| tensor.defined()).map(Tensor::device) {
+            if device.is_cuda() && !devices.contains(&device) {
+                devices.push(device);
+            }
+        }
+        Self::now(devices)
+    }
+
     fn now(devices: impl IntoIterator<Item = Device>) -> Result<Self, TorchError> {
         let states = devices.into_iter().map(|device| Ok((device, SyncTensor(rng::state(device)?))));
         states.collect::<Result<_, _>>().map(Self)
     }
 
-    fn set(&self) -> Result<(), TorchError> {
+    pub(crate) fn set(&self) -> Result<(), TorchError> {
         self.0.iter().try_for_each(|(device, state)| rng::set_state(*device, state))
     }
 }
@@ -28,18 +39,10 @@ impl Generators {
 impl Context {
     /// As it is now.
     pub(super) fn now(inputs: &[Tensor], with_generators: bool) -> Result<Self, TorchError> {
-        let mut devices = Vec::new();
-        if with_generators {
-            devices.push(Device::Cpu);
-            for device in inputs.iter().filter(|input| input.defined()).map(Tensor::device) {
-                if device.is_cuda() && !devices.contains(&device) {
-                    devices.push(device);
-                }
-            }
-        }
+        let generators = if with_generators { Generators::of(inputs)? } else { Generators(Vec::new()) };
         let autocast = [Device::Cpu, Device::Cuda(0)].map(|device| Ok((device, autocast::state(device)?)));
         let autocast = autocast.into_iter().collect::<Result<_, TorchError>>()?;
-        Ok(Self { generators: Generators::now(devices)?, autocast })
+        Ok(Self { generators, autocast })
     }
 
     /// Sets all as it was, until the result is dropped.

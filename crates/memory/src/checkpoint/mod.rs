@@ -17,6 +17,7 @@ use tch::Tensor;
 
 use crate::error::MemoryError;
 use context::Context;
+pub(crate) use context::Generators;
 use frame::{Forward, Frame};
 pub use policy::{Keeps, Policy};
 pub use sequential::checkpoint_sequential;

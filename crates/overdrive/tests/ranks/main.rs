@@ -9,6 +9,7 @@ mod compiled;
 mod harness;
 mod inside;
 mod killed;
+mod memory;
 mod mixed;
 #[allow(dead_code)] // As above.
 #[path = "../../../ddp/tests/ranks/moments.rs"]
@@ -41,6 +42,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("unmarked", unmarked::scenario),
     ("tracks", tracks::scenario),
     ("compiled", compiled::scenario),
+    ("checkpointed", memory::checkpointed),
+    ("smaller", memory::smaller),
 ];
 
 /// The folder that the ranks of one run share.
@@ -61,6 +64,8 @@ fn main() -> Result<ExitCode> {
         ("scaled_autocast_clipped_accumulation_of_2_equals_the_large_batch", || run("mixed", 2).map(drop)),
         ("steps_in_backward_of_2_equal_those_of_the_large_batch", || run("inside", 2).map(drop)),
         ("a_compiled_loss_of_2_follows_the_plain_one", || run("compiled", 2).map(drop)),
+        ("checkpointed_layers_of_2_train_as_plain_ones", || run("checkpointed", 2).map(drop)),
+        ("ranks_take_smaller_parts_where_one_has_less_memory", || run("smaller", 2).map(drop)),
         ("one_bit_adam_of_2_refuses_a_scaler", || run("one_bit_adam", 2).map(drop)),
         ("a_window_reports_the_hooks_failure_and_is_abandoned", || run("abandoned", 2).map(drop)),
         ("a_lost_rank_is_reported_in_a_window", || run("lost_in_window", 2).map(drop)),

@@ -8,6 +8,7 @@ mod device;
 mod draws;
 mod failures;
 mod loading;
+mod memory;
 mod optimizers;
 mod poison;
 mod profiling;
@@ -91,6 +92,7 @@ fn main() -> Result<ExitCode> {
         uploads::accumulation_over_nccl_neither_waits_nor_uploads,
         uploads::a_step_within_join_neither_waits_nor_uploads,
         uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload,
+        memory::functions_that_run_again_never_wait,
         optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters,
         failures::a_launch_that_fails_is_the_steps_error_and_the_next_step_works,
         failures::a_kernel_that_fails_is_told_by_whatever_waits_next,
@@ -143,6 +145,7 @@ fn main() -> Result<ExitCode> {
         draws::the_hosts_generator_does_not_move_for_the_device,
         autocast_casts_on_the_device,
         tf32_changes_products_only_while_allowed,
+        memory::functions_run_again_on_the_device,
         optimizers::fused_adamw_on_the_device_equals_the_host,
         optimizers::fused_sgd_on_the_device_equals_the_host,
         optimizers::every_optimizer_on_the_device_equals_the_host_and_never_waits,

@@ -1,5 +1,6 @@
-//! Functions that run again in the backward pass.
+//! Functions that run again in the backward pass, and hooks of saved tensors.
 
+mod saved;
 mod selective;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

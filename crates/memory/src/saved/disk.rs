@@ -1,0 +1,235 @@
+//! Saved tensors in files.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+use overdrive_ffi::HostBuffer;
+use overdrive_ffi::autograd::BoxError;
+use overdrive_ffi::saved_tensors::Packed;
+use tch::{Device, Kind, Tensor};
+use tempfile::TempDir;
+
+use super::Store;
+use super::work::Worker;
+use crate::error::MemoryError;
+
+/// So many bytes wait to be written; then the forward pass waits.
+const MOST_WAITING: u64 = 32 << 20;
+/// So many tensors are read before the backward pass asks for them.
+const READ_AHEAD: usize = 2;
+
+/// Keeps tensors in the files of a folder of its own, written and read by a thread.
+pub(super) struct Disk(Arc<Files>);
+
+/// The folder, which is removed with the last tensor in it.
+struct Files {
+    folder: TempDir,
+    worker: Worker,
+    next: AtomicU64,
+    /// Tensors in the order in which they were stored; the backward pass asks for the last ones first.
+    stored: Mutex<Vec<Weak<OnDisk>>>,
+    waiting: Mutex<u64>,
+    written: Condvar,
+}
+
+/// A tensor in a file.
+struct OnDisk {
+    files: Arc<Files>,
+    path: PathBuf,
+    place: usize,
+    shape: Vec<i64>,
+    kind: Kind,
+    device: Device,
+    bytes: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Where its values are.
+enum State {
+    /// In memory, to be written.
+    Waiting(Tensor),
+    InFile,
+    /// Being read.
+    Reading,
+    /// In the file, and in memory ahead of its use.
+    Read(Tensor),
+    Failed(Arc<io::Error>),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Disk {
+    /// In a new folder within this one.
+    pub(super) fn new(folder: &Path) -> Result<Self, MemoryError> {
+        let failed = |source| MemoryError::Disk { path: folder.to_owned(), source: Arc::new(source) };
+        let made = tempfile::Builder::new().prefix("saved-tensors-").tempdir_in(folder).map_err(failed)?;
+        Ok(Self(Arc::new(Files {
+            folder: made,
+            worker: Worker::start("saved tensors").map_err(failed)?,
+            next: AtomicU64::new(0),
+            stored: Mutex::default(),
+            waiting: Mutex::new(0),
+            written: Condvar::new(),
+        })))
+    }
+}
+
+impl Store for Disk {
+    fn store(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError> {
+        if tensor.is_sparse() || tensor.is_mkldnn() {
+            return Ok(None);
+        }
+        let files = &self.0;
+        let number = files.next.fetch_add(1, Ordering::Relaxed);
+        // A copy, because the tensor may be changed in place before it is written.
+        let values = match tensor.device() {
+            Device::Cpu => tensor.f_detach()?.f_contiguous()?.f_detach_copy()?,
+            _ => tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?,
+        };
+        let bytes = values.numel() * values.kind().elt_size_in_bytes();
+        files.wait_for_room(bytes as u64);
+        let mut stored = lock(&files.stored);
+        while stored.last().is_some_and(|last| last.strong_count() == 0) {
+            stored.pop();
+        }
+        let made = Arc::new(OnDisk {
+            files: Arc::clone(files),
+            path: files.folder.path().join(number.to_string()),
+            place: stored.len(),
+            shape: tensor.size(),
+            kind: tensor.kind(),
+            device: tensor.device(),
+            bytes,
+            state: Mutex::new(State::Waiting(values)),
+            changed: Condvar::new(),
+        });
+        stored.push(Arc::downgrade(&made));
+        drop(stored);
+        let to_write = Arc::downgrade(&made);
+        files.worker.run(move || {
+            if let Some(tensor) = to_write.upgrade() {
+                tensor.write();
+            }
+        });
+        Ok(Some(made))
+    }
+}
+
+impl Files {
+    fn wait_for_room(&self, bytes: u64) {
+        let mut waiting = lock(&self.waiting);
+        while *waiting > 0 && *waiting + bytes > MOST_WAITING {
+            waiting = self.written.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        *waiting += bytes;
+    }
+
+    /// What is no longer waiting.
+    fn is_done(&self, bytes: usize) {
+        *lock(&self.waiting) -= bytes as u64;
+        self.written.notify_all();
+    }
+
+    /// Reads tensors that were stored before this one.
+    fn read_ahead(&self, of: usize) {
+        let before: Vec<Weak<OnDisk>> = lock(&self.stored)[..of].iter().rev().take(READ_AHEAD).cloned().collect();
+        for tensor in before {
+            self.worker.run(move || {
+                if let Some(tensor) = tensor.upgrade() {
+                    tensor.read_ahead();
+                }
+            });
+        }
+    }
+}
+
+impl OnDisk {
+    fn set(&self, state: State) {
+        *lock(&self.state) = state;
+        self.changed.notify_all();
+    }
+
+    /// On the worker.
+    fn write(&self) {
+        let values = match &*lock(&self.state) {
+            State::Waiting(values) => values.shallow_clone(),
+            _ => return,
+        };
+        let write = || -> io::Result<()> {
+            let mut bytes = vec![0; self.bytes];
+            let flat =
+                values.f_reshape([-1]).and_then(|values| values.f_view_dtype(Kind::Uint8)).map_err(io::Error::other)?;
+            flat.f_copy_data_u8(&mut bytes, self.bytes).map_err(io::Error::other)?;
+            File::create_new(&self.path)?.write_all(&bytes)
+        };
+        self.set(match write() {
+            Ok(()) => State::InFile,
+            Err(error) => State::Failed(Arc::new(error)),
+        });
+        drop(values);
+        self.files.is_done(self.bytes);
+    }
+
+    fn read(&self) -> io::Result<Tensor> {
+        let mut buffer = HostBuffer::zeroed(self.bytes, false).map_err(io::Error::other)?;
+        File::open(&self.path)?.read_exact(buffer.as_mut_slice())?;
+        buffer.into_tensor(self.kind, &self.shape).map_err(io::Error::other)
+    }
+
+    /// On the worker.
+    fn read_ahead(&self) {
+        {
+            let mut state = lock(&self.state);
+            if !matches!(*state, State::InFile) {
+                return;
+            }
+            *state = State::Reading;
+        }
+        self.set(match self.read() {
+            Ok(tensor) => State::Read(tensor),
+            Err(error) => State::Failed(Arc::new(error)),
+        });
+    }
+
+    /// The values on the host. What was read ahead is handed out once: it may be asked for again only if the graph is kept.
+    fn values(&self) -> Result<Tensor, Arc<io::Error>> {
+        let mut state = lock(&self.state);
+        while matches!(*state, State::Reading) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        match &*state {
+            State::Waiting(values) => Ok(values.shallow_clone()),
+            State::Failed(error) => Err(Arc::clone(error)),
+            State::InFile | State::Reading => self.read().map_err(Arc::new),
+            State::Read(values) => {
+                let values = values.shallow_clone();
+                *state = State::InFile;
+                Ok(values)
+            }
+        }
+    }
+}
+
+impl Packed for OnDisk {
+    fn unpack(&self) -> Result<Tensor, BoxError> {
+        self.files.read_ahead(self.place);
+        let failed = |source| MemoryError::Disk { path: self.path.clone(), source };
+        Ok(self.values().map_err(failed)?.f_to_device(self.device)?)
+    }
+}
+
+impl Drop for OnDisk {
+    fn drop(&mut self) {
+        if matches!(*lock(&self.state), State::Waiting(_)) {
+            self.files.is_done(self.bytes);
+        }
+        // It was not written yet, or the folder is gone.
+        let _ = fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,123 @@
+//! Hooks of the tensors that operators save for the backward pass.
+
+mod closures;
+mod compress;
+mod disk;
+mod once;
+mod work;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use overdrive_ffi::Error as TorchError;
+use overdrive_ffi::autograd::BoxError;
+pub use overdrive_ffi::saved_tensors::HooksGuard;
+use overdrive_ffi::saved_tensors::{Hooks, Packed, is_parameter};
+use tch::Tensor;
+
+use crate::error::MemoryError;
+pub use closures::saved_tensors_hooks;
+pub use compress::Compression;
+use disk::Disk;
+use once::Seen;
+
+/// Keeps tensors in another form.
+pub(crate) trait Store: Send + Sync + 'static {
+    /// The tensor in that form; `None` if it is to be kept as it is.
+    fn store(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError>;
+}
+
+/// Keeps what operators save for the backward pass in less memory, while the guard of [`begin`](Self::begin) lives.
+///
+/// Parameters and views of them stay as they are, and so do small tensors. A tensor that several operators save is kept
+/// once.
+///
+/// ```
+/// use overdrive_memory::{Compression, SavedTensors};
+/// use tch::{Device, Kind, Tensor};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let x = Tensor::rand([64, 64], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// let y = {
+///     let _guard = SavedTensors::compressed(Compression::BFloat16).min_bytes(1024).begin()?;
+///     x.sin().exp()
+/// };
+/// y.sum(Kind::Float).f_backward()?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "nothing happens until `begin`"]
+pub struct SavedTensors {
+    store: Arc<dyn Store>,
+    min_bytes: usize,
+}
+
+impl SavedTensors {
+    /// Saved tensors are rounded: gradients are approximations.
+    pub fn compressed(compression: Compression) -> Self {
+        Self { store: Arc::new(compression), min_bytes: 64 << 10 }
+    }
+
+    /// Saved tensors are files, in a folder of their own within this one: written beside the forward pass by a thread, read
+    /// by it before the backward pass asks for them, and removed after. Gradients are the same to the bit. A killed process
+    /// leaves the files.
+    ///
+    /// Use it where the disk is fast and no memory (a `tmpfs` is memory).
+    ///
+    /// # Errors
+    /// When nothing can be written there. A tensor that could not be written or read is an error of the backward pass.
+    ///
+    /// # Syncs
+    /// The forward pass waits while more than 32 MiB are to be written, and for the device for each tensor of a GPU.
+    pub fn on_disk(folder: impl AsRef<Path>) -> Result<Self, MemoryError> {
+        Ok(Self { store: Arc::new(Disk::new(folder.as_ref())?), min_bytes: 64 << 10 })
+    }
+
+    /// Smaller tensors stay as they are; default 64 KiB.
+    pub fn min_bytes(mut self, bytes: usize) -> Self {
+        self.min_bytes = bytes;
+        self
+    }
+
+    /// Sets the hooks for the calling thread.
+    ///
+    /// # Errors
+    /// When the process has another autograd engine, such as Python's.
+    pub fn begin(&self) -> Result<HooksGuard, TorchError> {
+        let (store, min_bytes) = (Arc::clone(&self.store), self.min_bytes);
+        HooksGuard::new(Arc::new(Filtered { store, min_bytes, seen: Seen::default() }))
+    }
+}
+
+impl std::fmt::Debug for SavedTensors {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SavedTensors").field("min_bytes", &self.min_bytes).finish_non_exhaustive()
+    }
+}
+
+/// Stores what is worth it.
+struct Filtered {
+    store: Arc<dyn Store>,
+    min_bytes: usize,
+    seen: Seen,
+}
+
+impl Hooks for Filtered {
+    fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>, BoxError> {
+        let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
+        if bytes < self.min_bytes || is_parameter(tensor) {
+            return Ok(None);
+        }
+        let stored = self.seen.or_store(tensor, || self.store.store(tensor))?;
+        Ok(stored.map(|stored| Box::new(Shared(stored)) as _))
+    }
+}
+
+/// What several operators have saved.
+struct Shared(Arc<dyn Packed>);
+
+impl Packed for Shared {
+    fn unpack(&self) -> Result<Tensor, BoxError> {
+        self.0.unpack()
+    }
+}

@@ -1,0 +1,211 @@
+//! What operators save, in another form.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use overdrive_ffi::autograd::{GradOptions, grad};
+use overdrive_memory::{Compression, SavedTensors, saved_tensors_hooks};
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::{FLOAT, alone, grads, leaf};
+
+/// The relative difference of gradients that go through these hooks.
+fn difference(compression: Compression, kind: Kind) -> f64 {
+    let x = Tensor::randn([64, 33], (kind, Device::Cpu)).set_requires_grad(true);
+    let weight = Tensor::randn([33, 48], (kind, Device::Cpu)).set_requires_grad(true);
+    let run = || x.matmul(&weight).tanh().matmul(&weight.tr()).square().sum(Kind::Float);
+    let expected = grads(&run(), &[&x, &weight]);
+    let loss = {
+        let _guard = SavedTensors::compressed(compression).min_bytes(0).begin().unwrap();
+        run()
+    };
+    let found = grads(&loss, &[&x, &weight]);
+    let relative = |(one, other): (&Tensor, &Tensor)| ((one - other).norm() / other.norm()).double_value(&[]);
+    found.iter().zip(&expected).map(relative).fold(0.0, f64::max)
+}
+
+#[test]
+fn compressed_tensors_are_close_to_what_they_were() {
+    let _alone = alone();
+    // Half of the last bit: 2^-9, 2^-5 and 1 / 254 of the block's largest; gradients add several roundings up.
+    for (compression, most) in [(Compression::BFloat16, 0.01), (Compression::Float8, 0.1), (Compression::Int8, 0.03)] {
+        let found = difference(compression, Kind::Float);
+        assert!(found > 1e-5 && found < most, "{compression:?}: {found}");
+    }
+    assert!(difference(Compression::Int8, Kind::BFloat16) > 1e-5);
+    assert_eq!(difference(Compression::BFloat16, Kind::BFloat16), 0.0, "it has no fewer bits");
+}
+
+/// The mask decides which elements get a gradient.
+#[test]
+fn masks_are_kept_exactly() {
+    let _alone = alone();
+    let x = leaf(&[5, 7]);
+    for other in [0.0, f64::NEG_INFINITY] {
+        let mask = Tensor::rand([5, 7], FLOAT).gt(0.5);
+        let expected = mask.logical_not().to_kind(Kind::Float);
+        let y = {
+            let _guard = SavedTensors::compressed(Compression::Int8).min_bytes(0).begin().unwrap();
+            x.masked_fill(&mask, other)
+        };
+        drop(mask);
+        let sum = y.masked_fill(&y.isfinite().logical_not(), 0.0).sum(Kind::Float);
+        assert_eq!(grads(&sum, &[&x])[0], expected);
+    }
+}
+
+/// The scale of all others would be infinite.
+#[test]
+fn tensors_with_infinities_stay_as_they_are() {
+    let _alone = alone();
+    let x = leaf(&[4, 4]);
+    let factor = Tensor::from_slice(&[f32::INFINITY, 2.0, 3.0, 4.0]);
+    for compression in [Compression::Int8, Compression::Float8, Compression::BFloat16] {
+        let _guard = SavedTensors::compressed(compression).min_bytes(0).begin().unwrap();
+        assert_eq!(grads(&(&x * &factor).sum(Kind::Float), &[&x])[0], factor.expand([4, 4], false));
+    }
+}
+
+#[test]
+fn small_tensors_parameters_and_their_views_stay_as_they_are() {
+    let _alone = alone();
+    let (x, weight) = (leaf(&[4, 4]), leaf(&[4, 4]));
+    let run = || x.mm(&weight.tr()).sum(Kind::Float);
+    let loss = {
+        let _guard = SavedTensors::compressed(Compression::Int8).min_bytes(0).begin().unwrap();
+        run()
+    };
+    assert_eq!(grads(&loss, &[&x, &weight]), grads(&run(), &[&x, &weight]));
+    let small = {
+        let _guard = SavedTensors::compressed(Compression::Int8).min_bytes(65).begin().unwrap();
+        x.exp()
+    };
+    assert_eq!(grads(&small.sum(Kind::Float), &[&x])[0], x.exp().detach());
+}
+
+#[test]
+fn closures_pack_and_unpack() {
+    let _alone = alone();
+    let x = leaf(&[4]);
+    let calls = [0, 1].map(|_| Arc::new(AtomicUsize::new(0)));
+    let [packs, unpacks] = calls.clone();
+    let y = {
+        let pack = move |tensor: &Tensor| {
+            packs.fetch_add(1, Ordering::SeqCst);
+            Vec::<f32>::try_from(tensor)
+        };
+        let unpack = move |packed: &Vec<f32>| {
+            unpacks.fetch_add(1, Ordering::SeqCst);
+            Tensor::f_from_slice(packed)
+        };
+        let _guard = saved_tensors_hooks(pack, unpack).unwrap();
+        x.sin().exp()
+    };
+    assert_eq!(grads(&y.sum(Kind::Float), &[&x]), grads(&x.sin().exp().sum(Kind::Float), &[&x]));
+    // `sin` saves its input, `exp` its output.
+    assert_eq!(calls.map(|count| count.load(Ordering::SeqCst)), [2, 2]);
+}
+
+/// Another shape would broadcast.
+#[test]
+fn closures_that_give_something_else_are_errors() {
+    let _alone = alone();
+    let x = leaf(&[4]);
+    let y = {
+        let _guard = saved_tensors_hooks(|_| Ok::<_, TchError>(()), |()| Ok(Tensor::ones([1], FLOAT))).unwrap();
+        x.exp()
+    };
+    let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
+    assert!(error.contains("has unpacked Float [1] on cpu, where Float [4] on cpu was saved"), "{error}");
+}
+
+fn files_in(folder: &std::path::Path) -> usize {
+    std::fs::read_dir(folder)
+        .unwrap()
+        .flatten()
+        .map(|entry| if entry.path().is_dir() { files_in(&entry.path()) } else { 1 })
+        .sum()
+}
+
+#[test]
+fn tensors_on_disk_give_the_same_gradients_and_leave_nothing() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let (x, weight) = (leaf(&[4, 6]), leaf(&[6, 6]));
+    let run = || {
+        let y = (0..6).fold(x.shallow_clone(), |y, _| y.matmul(&weight).sin().dropout(0.2, true));
+        y.narrow(1, 1, 3).square().sum(Kind::Float)
+    };
+    let seeded = |run: &dyn Fn() -> Tensor| {
+        tch::manual_seed(1);
+        run()
+    };
+    let expected = grads(&seeded(&run), &[&x, &weight]);
+    let saved = SavedTensors::on_disk(folder.path()).unwrap().min_bytes(0);
+    for _ in 0..3 {
+        let loss = {
+            let _guard = saved.begin().unwrap();
+            seeded(&run)
+        };
+        assert_eq!(grads(&loss, &[&x, &weight]), expected);
+    }
+    // Twice over one graph, and by second derivatives.
+    let keep = GradOptions { retain_graph: true, create_graph: true, ..GradOptions::default() };
+    let second = |loss: Tensor| {
+        let first = grad::<Tensor>(&[&loss], &[&x], &[], keep).unwrap();
+        let second = grads(&first[0].square().sum(Kind::Float), &[&x, &weight]);
+        (first[0].detach(), second)
+    };
+    let loss = {
+        let _guard = saved.begin().unwrap();
+        seeded(&run)
+    };
+    assert_eq!(second(loss), second(seeded(&run)));
+    // Without a backward pass.
+    drop({
+        let _guard = saved.begin().unwrap();
+        run()
+    });
+    drop(saved);
+    // The thread may be about to remove the folder.
+    while std::fs::read_dir(folder.path()).unwrap().next().is_some() {
+        std::thread::yield_now();
+    }
+}
+
+/// What is written later must be what was saved.
+#[test]
+fn a_tensor_that_is_changed_after_it_was_saved_is_as_it_was() {
+    let _alone = alone();
+    let (folder, x) = (tempfile::tempdir().unwrap(), leaf(&[100]));
+    let saved = SavedTensors::on_disk(folder.path()).unwrap().min_bytes(0);
+    let y = {
+        let _guard = saved.begin().unwrap();
+        x.exp()
+    };
+    let expected = y.detach().copy();
+    let _ = tch::no_grad(|| y.shallow_clone().zero_());
+    assert_eq!(grads(&y.sum(Kind::Float), &[&x])[0], expected);
+}
+
+#[test]
+fn a_folder_that_is_not_there_or_goes_away_is_an_error() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let absent = folder.path().join("absent");
+    let error = SavedTensors::on_disk(&absent).unwrap_err().to_string();
+    assert!(error.starts_with(&absent.display().to_string()), "{error}");
+    let x = leaf(&[4]);
+    let saved = SavedTensors::on_disk(folder.path()).unwrap().min_bytes(0);
+    let y = {
+        let _guard = saved.begin().unwrap();
+        x.exp().exp()
+    };
+    // Written, and then gone.
+    while files_in(folder.path()) < 2 {
+        std::thread::yield_now();
+    }
+    std::fs::remove_dir_all(folder.path()).unwrap();
+    let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
+    assert!(error.contains("saved-tensors-") && error.contains("No such file"), "{error}");
+}
