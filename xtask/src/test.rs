@@ -15,16 +15,21 @@ use crate::side_by_side;
 use crate::totals::Totals;
 use crate::workspace::{self, Workspace};
 
-/// Tests of compiled steps: Python compiles for minutes where a package is not cached, so they run apart.
-const APART: &str = "overdrive-compile-tests";
+/// Packages whose tests run apart, because they take minutes: Python compiles the steps of one, the other trains on the
+/// stand-in for a GPU.
+const APART: [&str; 2] = ["overdrive-compile-tests", "overdrive-gpu-tests"];
+
+/// The tests on the stand-in for a GPU: those of its package, and the counts beside PyTorch's.
+const ON_THE_STAND_IN: [&str; 2] = ["gpu", "gates"];
 
 /// What runs for longest starts first, so that no core is idle at the end.
-const LONGEST: [&str; 8] = ["ranks", "gpu", "bench", "gates", "planted", "convert", "cli", "compose"];
+const LONGEST: [&str; 6] = ["ranks", "bench", "planted", "convert", "cli", "compose"];
 
 /// Run the tests and every example; the last line has the totals
 ///
 /// A test that needs a GPU counts as skipped where there is none. Tests of compiled steps run apart, by
-/// `cargo xtask test -- --test compile`.
+/// `cargo xtask test -- --test compile`, and so do those on the stand-in for a GPU, by `cargo xtask test -- --test gpu
+/// --test gates`.
 #[derive(Args, Default)]
 pub struct Options {
     /// Arguments for `cargo test`: a name to filter by, `-p PACKAGE`, ..; the examples are not run then
@@ -38,8 +43,22 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     Ok(if totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The tests that [`run`] leaves out by default. Compiling takes one core, so two halves of them run at a time.
-pub fn apart(ws: &Workspace) -> Result<Totals> {
+/// The tests on the stand-in for a GPU, which [`run`] leaves out by default.
+pub fn on_the_stand_in(ws: &Workspace) -> Result<Totals> {
+    setup::quietly(ws)?;
+    let base = ["test", "--workspace", "--no-fail-fast"];
+    let tests = ON_THE_STAND_IN.map(|name| ["--test", name]);
+    workspace::succeed(ws.cargo([&base[..], &tests.concat()].concat()).arg("--no-run"))?;
+    let commands = tests.map(|test| on_one_thread(ws.cargo([&base[..], &test].concat())));
+    let mut failures = Failures::default();
+    let totals = side_by_side(commands.into(), &mut failures)?;
+    print!("{failures}");
+    Ok(totals)
+}
+
+/// The tests of compiled steps, which [`run`] leaves out by default. Compiling takes one core, so two halves of them run
+/// at a time.
+pub fn compiled(ws: &Workspace) -> Result<Totals> {
     setup::quietly(ws)?;
     let base = ["test", "--workspace", "--test", "compile"];
     workspace::succeed(ws.cargo(base).arg("--no-run"))?;
@@ -69,14 +88,15 @@ pub fn totals(ws: &Workspace, options: &Options) -> Result<Totals> {
 fn tests(ws: &Workspace, args: &[String], failures: &mut Failures) -> Result<Totals> {
     let packages = metadata::packages(ws)?;
     if args.is_empty() {
-        let rest: Vec<_> = packages.iter().filter(|package| package.name != APART).collect();
-        return of_packages(ws, &["--workspace", "--exclude", APART], &rest, failures);
+        let rest: Vec<_> = packages.iter().filter(|package| !APART.contains(&&*package.name)).collect();
+        let exclude = APART.map(|package| ["--exclude", package]).concat();
+        return of_packages(ws, &[&["--workspace"], &exclude[..]].concat(), &rest, &ON_THE_STAND_IN, failures);
     }
     if let [flag, name] = args
         && matches!(flag.as_str(), "-p" | "--package")
         && let Some(package) = packages.iter().find(|package| package.name == *name)
     {
-        return of_packages(ws, &["--package", name], &[package], failures);
+        return of_packages(ws, &["--package", name], &[package], &[], failures);
     }
     let mut command = ws.cargo(["test", "--no-fail-fast"]);
     if !args.iter().any(|arg| arg.starts_with("-p") || arg.starts_with("--package")) {
@@ -85,9 +105,15 @@ fn tests(ws: &Workspace, args: &[String], failures: &mut Failures) -> Result<Tot
     counted(failures, |see| workspace::tee(command.args(args), see))
 }
 
-/// All tests of these packages, which the arguments select: one command for each name of a test program, because most
-/// programs wait a lot.
-fn of_packages(ws: &Workspace, select: &[&str], packages: &[&Package], failures: &mut Failures) -> Result<Totals> {
+/// The tests of these packages, which the arguments select, but for the programs with these names: one command for each
+/// name, because most programs wait a lot.
+fn of_packages(
+    ws: &Workspace,
+    select: &[&str],
+    packages: &[&Package],
+    but: &[&str],
+    failures: &mut Failures,
+) -> Result<Totals> {
     let base = [&["test", "--no-fail-fast"], select].concat();
     let built = counted(failures, |see| workspace::tee(ws.cargo(&base).arg("--no-run"), see))?;
     if built.failed > 0 {
@@ -97,7 +123,8 @@ fn of_packages(ws: &Workspace, select: &[&str], packages: &[&Package], failures:
     let has = |kind: &str| targets().any(|target| target.kind.iter().any(|it| it == kind));
     let programs: BTreeSet<_> =
         targets().filter(|target| target.kind == ["test"]).map(|target| &*target.name).collect();
-    let mut jobs: Vec<_> = programs.into_iter().map(|name| vec!["--test", name]).collect();
+    let mut jobs: Vec<_> =
+        programs.into_iter().filter(|name| !but.contains(name)).map(|name| vec!["--test", name]).collect();
     if has("bin") {
         jobs.push(vec!["--bins"]);
     }
