@@ -1,12 +1,16 @@
 //! One call of a checkpointed function: what it would have saved, by number.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::ThreadId;
 
+use overdrive_core::is_recomputing;
 use overdrive_ffi::Error as TorchError;
 use overdrive_ffi::autograd::BoxError;
 use overdrive_ffi::keep::Keeper;
-use overdrive_ffi::saved_tensors::{Hooks, Packed, SavedTensor, backward_pass, version, without_history};
+use overdrive_ffi::saved_tensors::{
+    Hooks, Packed, SavedTensor, backward_pass, keep_for_pass, version, without_history,
+};
 use tch::{Device, Kind, Tensor};
 
 use super::context::Context;
@@ -28,6 +32,10 @@ pub(super) struct Frame {
     inputs: Vec<SavedTensor>,
     slots: Mutex<Vec<Slot>>,
     is_forward_done: AtomicBool,
+    /// Of the first run.
+    thread: ThreadId,
+    /// Whether the first run is within another function's second run.
+    is_made_again: bool,
 }
 
 /// A tensor that the function has saved, without its values.
@@ -83,6 +91,8 @@ impl Frame {
             inputs: inputs.iter().map(SavedTensor::new).collect::<Result<_, _>>()?,
             slots: Mutex::default(),
             is_forward_done: AtomicBool::new(false),
+            thread: std::thread::current().id(),
+            is_made_again: is_recomputing(),
         })
     }
 
@@ -140,11 +150,11 @@ impl Frame {
         Some(again.swap_remove(place).1)
     }
 
-    /// Frees what a look outside of a backward pass has computed.
-    fn forget(&self, pass: Pass) {
-        if pass.0 < 0 {
-            self.slots().iter_mut().for_each(|slot| slot.again.retain(|(by, _)| *by != pass));
-        }
+    /// Whether this thread may run the function again. While it runs, another thread would wait for it forever: the
+    /// thread that runs it waits for the backward pass.
+    pub(super) fn may_run(&self) -> bool {
+        let is_running = !self.is_forward_done() || self.is_made_again;
+        !is_running || self.thread == std::thread::current().id()
     }
 }
 
@@ -181,10 +191,25 @@ impl Packed for Number {
         if let Some(tensor) = frame.take(self.number, pass) {
             return Ok(tensor);
         }
+        let unused = Unused { frame: Arc::downgrade(frame), pass };
         frame.recompute(pass)?;
         let tensor = frame.take(self.number, pass);
-        frame.forget(pass);
+        keep_for_pass(unused)?;
         tensor.ok_or_else(|| frame.changed(format!("it did not save tensor {} again", self.number)))
+    }
+}
+
+/// Frees what a pass has computed again and not used.
+struct Unused {
+    frame: Weak<Frame>,
+    pass: Pass,
+}
+
+impl Drop for Unused {
+    fn drop(&mut self) {
+        if let Some(frame) = self.frame.upgrade() {
+            frame.slots().iter_mut().for_each(|slot| slot.again.retain(|(by, _)| *by != self.pass));
+        }
     }
 }
 

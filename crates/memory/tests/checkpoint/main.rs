@@ -1,5 +1,6 @@
 //! Functions that run again in the backward pass.
 
+mod life;
 mod selective;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
