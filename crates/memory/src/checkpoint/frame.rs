@@ -44,7 +44,14 @@ struct Slot {
     /// Whether the graph still needs it.
     is_alive: bool,
     /// What backward passes have computed again and not used yet.
-    again: Vec<(Pass, Tensor)>,
+    again: Vec<SavedAgain>,
+}
+
+/// A tensor as it was saved again, for one pass.
+struct SavedAgain {
+    pass: Pass,
+    tensor: Tensor,
+    version: i64,
 }
 
 /// What is compared when the function runs again.
@@ -133,7 +140,7 @@ impl Frame {
             return Ok(Some(format!("saved tensor {number} was {}, and then {found}", slot.about)));
         }
         if slot.is_alive {
-            slot.again.push((pass, without_history(tensor)?));
+            slot.again.push(SavedAgain { pass, tensor: without_history(tensor)?, version: found.version });
         }
         Ok(None)
     }
@@ -143,11 +150,15 @@ impl Frame {
     }
 
     /// The tensor with this number, if this pass has computed it again. It is handed out once.
-    fn take(&self, number: usize, pass: Pass) -> Option<Tensor> {
+    fn take(&self, number: usize, pass: Pass) -> Result<Option<Tensor>, BoxError> {
         let mut slots = self.slots();
-        let again = &mut slots.get_mut(number)?.again;
-        let place = again.iter().position(|(by, _)| *by == pass)?;
-        Some(again.swap_remove(place).1)
+        let Some(slot) = slots.get_mut(number) else { return Ok(None) };
+        let Some(place) = slot.again.iter().position(|it| it.pass == pass) else { return Ok(None) };
+        let SavedAgain { tensor, version: saved, .. } = slot.again.swap_remove(place);
+        match version(&tensor) {
+            now if now == saved => Ok(Some(tensor)),
+            _ => Err(self.changed(format!("saved tensor {number} was changed in place afterwards"))),
+        }
     }
 
     /// Whether this thread may run the function again. While it runs, another thread would wait for it forever: the
@@ -188,12 +199,12 @@ struct Number {
 impl Packed for Number {
     fn unpack(&self) -> Result<Tensor, BoxError> {
         let (frame, pass) = (&self.frame, Pass::now());
-        if let Some(tensor) = frame.take(self.number, pass) {
+        if let Some(tensor) = frame.take(self.number, pass)? {
             return Ok(tensor);
         }
         let unused = Unused { frame: Arc::downgrade(frame), pass };
         frame.recompute(pass)?;
-        let tensor = frame.take(self.number, pass);
+        let tensor = frame.take(self.number, pass)?;
         keep_for_pass(unused)?;
         tensor.ok_or_else(|| frame.changed(format!("it did not save tensor {} again", self.number)))
     }
@@ -208,7 +219,7 @@ struct Unused {
 impl Drop for Unused {
     fn drop(&mut self) {
         if let Some(frame) = self.frame.upgrade() {
-            frame.slots().iter_mut().for_each(|slot| slot.again.retain(|(by, _)| *by != self.pass));
+            frame.slots().iter_mut().for_each(|slot| slot.again.retain(|it| it.pass != self.pass));
         }
     }
 }

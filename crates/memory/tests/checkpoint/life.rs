@@ -1,8 +1,10 @@
 //! How long tensors live, and what threads and errors leave.
 
+use std::sync::Arc;
+
 use overdrive_ffi::autograd::{GradOptions, backward, grad};
 use overdrive_ffi::{ErrorKind, host_memory, rng};
-use overdrive_memory::checkpoint;
+use overdrive_memory::{ActivationCheckpoint, DeterminismCheck, checkpoint};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::{Calls, FLOAT, alone, grads, leaf};
@@ -105,4 +107,31 @@ fn a_pass_within_the_function_on_another_thread_is_an_error() {
     };
     let error = checkpoint(run, [&leaf(&[4])]).unwrap_err().to_string();
     assert!(error.contains("cannot run it again on another thread"), "{error}");
+}
+
+/// As without a checkpoint, where libtorch finds it. The operator behind it makes the second run get there.
+#[test]
+fn a_saved_tensor_that_the_function_changes_in_place_is_an_error() {
+    let _alone = alone();
+    let x = leaf(&[4]);
+    let run = |[x]: &[Tensor; 1]| x.f_sigmoid()?.f_mul_(&Tensor::from(2f32))?.f_exp();
+    for check in [DeterminismCheck::Default, DeterminismCheck::None] {
+        let y = ActivationCheckpoint::default().determinism_check(check).run(run, [&x]).unwrap();
+        let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
+        assert!(error.contains("saved tensor 0 was changed in place afterwards"), "{error}");
+    }
+}
+
+/// A function may change its input in place; then the graph of the input has what the function saved.
+#[test]
+fn a_function_is_dropped_with_an_input_that_it_changed() {
+    let _alone = alone();
+    let (x, held) = (leaf(&[4]), Arc::new(()));
+    let own = Arc::clone(&held);
+    let run = move |[x]: &[Tensor; 1]| {
+        let _ = &own;
+        x.shallow_clone().f_relu_()
+    };
+    drop(checkpoint(run, [&x.sin()]).unwrap());
+    assert_eq!(Arc::strong_count(&held), 1);
 }
