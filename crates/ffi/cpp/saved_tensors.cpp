@@ -51,6 +51,7 @@ class Packed final : public SavedVariableHooks {
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
+    if (hooks_ == nullptr) return keep(tensor);
     od_error error{nullptr, nullptr};
     void* panic = nullptr;
     od_status status = hooks_->calls.pack(hooks_->owner.get(), &tensor, &packed_, &panic, &error);
@@ -120,7 +121,12 @@ std::unique_ptr<SavedVariableHooks> hooks_of_this_thread() {
 }  // namespace overdrive
 
 struct od_saved_tensor {
-  explicit od_saved_tensor(const at::Tensor& tensor) : variable(tensor, /*is_output=*/false) {}
+  explicit od_saved_tensor(const at::Tensor& tensor) : variable(tensor, /*is_output=*/false) {
+    // libtorch would keep the tensor itself, and with it the history that it gets when it is changed in place, which may
+    // keep this one.
+    if (pushed.empty() && tensor.defined() && !tensor.is_leaf())
+      variable.register_hooks(std::make_unique<Packed>(nullptr));
+  }
   SavedVariable variable;
 };
 
