@@ -5,12 +5,16 @@
 #include <c10/core/GradMode.h>
 #include <dlfcn.h>
 
+#include <atomic>
 #include <mutex>
 
 #include "cuda_device.h"
 #include "guarded.h"
+#include "record.h"
 
 namespace {
+
+std::atomic<uint64_t> sets_of_generators{0};
 
 at::Generator generator(int32_t device_type, int32_t index) {
   // An index is eight bits wide, and must not wrap to a device that exists.
@@ -71,5 +75,8 @@ od_status od_set_rng_state(int32_t device_type, int32_t index, const at::Tensor*
     auto rng = generator(device_type, index);
     std::lock_guard<std::mutex> lock(rng.mutex());
     rng.set_state(state->contiguous());
+    ++sets_of_generators;
   });
 }
+
+uint64_t overdrive::generator_sets() noexcept { return sets_of_generators; }

@@ -28,32 +28,42 @@ struct KeptTensor {
   int64_t version;
 };
 
-// The results of one call of an operator.
-struct Kept {
-  std::vector<IValue> results;
-  std::vector<KeptTensor> tensors;
-  // What the generator was left at, for operators that draw.
-  std::optional<at::Tensor> drawn;
+// A generator, and the state that an operator has left it in.
+struct Drawn {
+  at::Generator generator;
+  at::Tensor state;
 };
 
-at::Generator generator_of(const at::Tensor& tensor) { return at::globalContext().defaultGenerator(tensor.device()); }
+// The results of one call of an operator.
+struct Kept {
+  OperatorHandle op;
+  std::vector<IValue> results;
+  std::vector<KeptTensor> tensors;
+  std::optional<Drawn> drawn;  // for operators that draw
+
+  bool is_changed() const {
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [](const KeptTensor& kept) { return kept.tensor._version() != kept.version; });
+  }
+};
 
 at::Tensor state_of(at::Generator generator) {
   std::lock_guard<std::mutex> lock(generator.mutex());
   return generator.get_state();
 }
 
-// New tensors of pure results: an operator that writes or returns views has to run.
+// New tensors of pure results: an operator that writes, or returns views or lists, has to run.
 bool can_be_kept(const c10::FunctionSchema& schema) {
   for (const auto& argument : schema.arguments())
     if (argument.alias_info() != nullptr) return false;
+  for (const auto& result : schema.returns())
+    if (result.type()->kind() == c10::TypeKind::ListType) return false;
   return !schema.returns().empty();
 }
 
 template <typename Map>
 IValue mapped(const IValue& value, Map&& map) {
   if (value.isTensor() && value.toTensor().defined()) return map(value.toTensor());
-  TORCH_CHECK(!value.isList(), "an operator that returns lists cannot be kept");
   return value;
 }
 
@@ -67,15 +77,14 @@ struct od_keeper {
     return can_be_kept(schema) && keeps(owned.get(), schema.name().c_str(), schema.overload_name().c_str()) != 0;
   }
 
-  void keep(const OperatorHandle& op, const Stack& stack, std::optional<at::Tensor> drawn) {
-    Kept kept;
+  void keep(const OperatorHandle& op, const Stack& stack, std::optional<Drawn> drawn) {
+    Kept kept{op, {}, {}, std::move(drawn)};
     size_t count = op.schema().returns().size();
     for (auto at = stack.end() - static_cast<ptrdiff_t>(count); at != stack.end(); ++at)
       kept.results.push_back(mapped(*at, [&](const at::Tensor& tensor) {
         kept.tensors.push_back({tensor.tensor_data(), tensor._version()});
         return IValue(kept.tensors.back().tensor);
       }));
-    kept.drawn = std::move(drawn);
     std::lock_guard<std::mutex> lock(mutex);
     calls.emplace_back(std::move(kept));
   }
@@ -85,6 +94,7 @@ struct od_keeper {
   size_t needed = 0;
   // Each call of an operator that is kept; empty where its results were freed.
   std::vector<std::optional<Kept>> calls;
+  std::shared_ptr<od_keeper> self;  // until od_keeper_free
   Owned owned;
   int32_t (*keeps)(void*, const char*, const char*);
 };
@@ -92,7 +102,7 @@ struct od_keeper {
 namespace {
 
 struct Run {
-  od_keeper* keeper;
+  std::shared_ptr<od_keeper> keeper;  // a run that is never ended keeps it
   bool reuse;
   size_t next;
 };
@@ -102,23 +112,24 @@ thread_local std::vector<Run> runs;
 thread_local bool was_included = false;
 
 void reuse(const OperatorHandle& op, Stack& stack, const Kept& kept) {
+  TORCH_CHECK(kept.op == op, op.schema().name(), " runs where the first time ", kept.op.schema().name(), " did");
   torch::jit::drop(stack, op.schema().arguments().size());
-  for (const auto& tensor : kept.tensors)
-    TORCH_CHECK(tensor.tensor._version() == tensor.version, "the result of ", op.schema().name(),
-                ", which is kept for the backward pass, was changed in place");
   for (const auto& result : kept.results)
     stack.push_back(mapped(result, [](const at::Tensor& tensor) { return IValue(tensor.tensor_data()); }));
   if (!kept.drawn) return;
-  auto generator = generator_of(kept.tensors.front().tensor);
+  auto generator = kept.drawn->generator;
   std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(*kept.drawn);
+  generator.set_state(kept.drawn->state);
 }
 
-// The device whose generator an operator draws from.
-const at::Tensor* first_tensor(const OperatorHandle& op, const Stack& stack) {
-  for (auto at = stack.end() - static_cast<ptrdiff_t>(op.schema().arguments().size()); at != stack.end(); ++at)
-    if (at->isTensor() && at->toTensor().defined()) return &at->toTensor();
-  return nullptr;
+// The generator that an operator draws from: of its first tensor's device, or of the one where it makes a tensor.
+at::Generator generator_of(const OperatorHandle& op, const Stack& stack) {
+  at::Device device = at::kCPU;
+  for (auto at = stack.end() - static_cast<ptrdiff_t>(op.schema().arguments().size()); at != stack.end(); ++at) {
+    if (at->isTensor() && at->toTensor().defined()) return at::globalContext().defaultGenerator(at->toTensor().device());
+    if (at->isDevice()) device = at->toDevice();
+  }
+  return at::globalContext().defaultGenerator(device);
 }
 
 }  // namespace
@@ -135,17 +146,18 @@ void run_or_reuse(const OperatorHandle& op, Stack& stack, c10::function_ref<void
       std::lock_guard<std::mutex> lock(keeper.mutex);
       if (number < keeper.calls.size()) kept = keeper.calls[number];
     }
-    return kept ? reuse(op, stack, *kept) : run();
+    return kept && !kept->is_changed() ? reuse(op, stack, *kept) : run();
   }
-  std::optional<at::Generator> generator;
-  const auto* input = op.hasTag(at::Tag::nondeterministic_seeded) ? first_tensor(op, stack) : nullptr;
-  if (input != nullptr) generator = generator_of(*input);
-  auto before = generator ? state_of(*generator) : at::Tensor();
+  std::optional<Drawn> drawn;
+  if (op.hasTag(at::Tag::nondeterministic_seeded)) {
+    auto generator = generator_of(op, stack);
+    drawn = Drawn{generator, state_of(generator)};
+  }
   run();
-  std::optional<at::Tensor> drawn;
-  if (generator) {
-    auto after = state_of(*generator);
-    if (!after.equal(before)) drawn = std::move(after);
+  if (drawn) {
+    auto after = state_of(drawn->generator);
+    if (after.equal(drawn->state)) drawn.reset();
+    else drawn->state = std::move(after);
   }
   keeper.keep(op, stack, std::move(drawn));
 }
@@ -155,19 +167,23 @@ void run_or_reuse(const OperatorHandle& op, Stack& stack, c10::function_ref<void
 od_status od_keeper_new(void* owner, int32_t (*keeps)(void* owner, const char* name, const char* overload),
                         void (*drop)(void*), od_keeper** out, od_error* err) noexcept {
   Owned owned(owner, drop);
-  return overdrive::guarded(err, [&] { *out = new od_keeper(std::move(owned), keeps); });
+  return overdrive::guarded(err, [&] {
+    auto made = std::make_shared<od_keeper>(std::move(owned), keeps);
+    made->self = made;
+    *out = made.get();
+  });
 }
 
 od_status od_keeper_begin(od_keeper* keeper, int32_t reuse, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     if (runs.empty()) was_included = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake);
-    runs.push_back({keeper, reuse != 0, 0});
+    runs.push_back({keeper->self, reuse != 0, 0});
     c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, true);
   });
 }
 
 void od_keeper_end(od_keeper* keeper) noexcept {
-  auto found = std::find_if(runs.rbegin(), runs.rend(), [&](const Run& run) { return run.keeper == keeper; });
+  auto found = std::find_if(runs.rbegin(), runs.rend(), [&](const Run& run) { return run.keeper.get() == keeper; });
   if (found == runs.rend()) return;
   runs.erase(std::next(found).base());
   if (runs.empty()) c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, was_included);
@@ -182,9 +198,7 @@ void od_keeper_finish(od_keeper* keeper) noexcept {
   std::lock_guard<std::mutex> lock(keeper->mutex);
   for (size_t i = 0; i < keeper->calls.size(); ++i) {
     auto& call = keeper->calls[i];
-    if (!call) continue;
-    auto is_changed = [](const KeptTensor& kept) { return kept.tensor._version() != kept.version; };
-    if (i >= keeper->needed || std::any_of(call->tensors.begin(), call->tensors.end(), is_changed)) call.reset();
+    if (call && (i >= keeper->needed || call->is_changed())) call.reset();
   }
 }
 
@@ -197,4 +211,4 @@ size_t od_keeper_bytes(od_keeper* keeper) noexcept {
   return bytes;
 }
 
-void od_keeper_free(od_keeper* keeper) noexcept { delete keeper; }
+void od_keeper_free(od_keeper* keeper) noexcept { auto last = std::move(keeper->self); }

@@ -192,10 +192,6 @@ struct od_recorder {
       for (const IValue& item : value.toListRef()) each_tensor(item, visit);
   }
 
-  static bool is_written(const c10::Argument& argument) {
-    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-  }
-
   // Before the operator runs, as its arguments are still what they were.
   void before(const OperatorHandle& op, const Stack& stack, size_t count, std::string& text) {
     on_operator(owned.get());
@@ -203,6 +199,8 @@ struct od_recorder {
     const auto name = schema.name();
     auto full = schema.overload_name().empty() ? name : name + "." + schema.overload_name();
     if (op.hasTag(at::Tag::data_dependent_output)) refuse(full + " reads the values of a tensor");
+    if (op.hasTag(at::Tag::nondeterministic_seeded) && overdrive::generator_sets() != sets)
+      refuse(full + " draws after the state of a generator was set");
     if (op.hasTag(at::Tag::dynamic_output_shape)) refuse(full + " returns a shape that depends on values");
     if (name.rfind("aten::", 0) != 0 && name.rfind("prims::", 0) != 0) refuse(full + " is not an operator of ATen");
     if (is_one_of(name, {"aten::set_", "aten::resize_", "aten::resize_as_"}))
@@ -217,7 +215,7 @@ struct od_recorder {
       const auto& argument = schema.arguments()[i];
       if (i > 0) text += ',';
       append_value(text, arguments[i], argument.real_type(), full);
-      bool written = is_written(argument) || overdrive::writes_unsaid(name, i);
+      bool written = overdrive::is_written(argument) || overdrive::writes_unsaid(name, i);
       each_tensor(arguments[i], [&](const at::Tensor& tensor) {
         if (!has_storage(tensor)) return;
         auto& storage = storage_of(tensor);
@@ -299,6 +297,7 @@ struct od_recorder {
   overdrive::Owned owned;
   void (*on_operator)(void*);
   void (*on_refusal)(void*, const char*);
+  const uint64_t sets = overdrive::generator_sets();
 };
 
 namespace {

@@ -40,3 +40,10 @@ int32_t od_tensor_values(const at::Tensor* tensor) noexcept;
 // Whether two tensors are parts of one memory; those without memory share none.
 int32_t od_tensors_share_memory(const at::Tensor* one, const at::Tensor* other) noexcept;
 }
+
+namespace overdrive {
+
+// How often the process has set the state of a generator (context.cpp).
+uint64_t generator_sets() noexcept;
+
+}  // namespace overdrive

@@ -38,6 +38,10 @@ inline bool makes_host_data() {
   return found;
 }
 
+inline bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
 // Writes to an argument without saying so in its schema: running means and variances.
 inline bool writes_unsaid(const std::string& name, size_t place) {
   return (place == 3 || place == 4) &&

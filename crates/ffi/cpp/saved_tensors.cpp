@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -51,6 +52,7 @@ class Packed final : public SavedVariableHooks {
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
+    if (hooks_ == nullptr) return keep(tensor);
     od_error error{nullptr, nullptr};
     void* panic = nullptr;
     od_status status = hooks_->calls.pack(hooks_->owner.get(), &tensor, &packed_, &panic, &error);
@@ -120,7 +122,12 @@ std::unique_ptr<SavedVariableHooks> hooks_of_this_thread() {
 }  // namespace overdrive
 
 struct od_saved_tensor {
-  explicit od_saved_tensor(const at::Tensor& tensor) : variable(tensor, /*is_output=*/false) {}
+  explicit od_saved_tensor(const at::Tensor& tensor) : variable(tensor, /*is_output=*/false) {
+    // libtorch would keep the tensor itself, and with it the history that it gets when it is changed in place, which may
+    // keep this one.
+    if (pushed.empty() && tensor.defined() && !tensor.is_leaf())
+      variable.register_hooks(std::make_unique<Packed>(nullptr));
+  }
   SavedVariable variable;
 };
 
@@ -153,6 +160,15 @@ od_status od_saved_tensor_unpack(const od_saved_tensor* saved, at::Tensor** out,
 void od_saved_tensor_free(od_saved_tensor* saved) noexcept { delete saved; }
 
 int64_t od_backward_pass() noexcept { return torch::autograd::get_current_graph_task_id(); }
+
+od_status od_keep_for_pass(void* owner, void (*drop)(void*), od_error* err) noexcept {
+  Owned owned(owner, drop);
+  return overdrive::guarded(err, [&] {
+    auto kept = std::make_shared<Owned>(std::move(owned));
+    // The engine drops what it calls at the end of a pass with the pass, whether it has called it or not.
+    if (overdrive::within_pass()) torch::autograd::Engine::get_default_engine().queue_callback([kept] {});
+  });
+}
 
 od_status od_tensor_data(const at::Tensor* tensor, at::Tensor** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] { *out = new at::Tensor(tensor->tensor_data()); });

@@ -30,6 +30,8 @@ void od_saved_tensor_free(od_saved_tensor* saved) noexcept;
 
 // The number of the backward pass that runs on this thread; -1 outside of one.
 int64_t od_backward_pass(void) noexcept;
+// Drops `owner` when that pass is over, or has failed; outside of one at once.
+od_status od_keep_for_pass(void* owner, void (*drop)(void*), od_error* err) noexcept;
 // Another tensor of the same memory and version, without a history.
 od_status od_tensor_data(const at::Tensor* tensor, at::Tensor** out, od_error* err) noexcept;
 // Whether it is a leaf that requires a gradient, or a view of one.

@@ -68,10 +68,10 @@ pub(crate) extern "C" fn drop_box<T>(pointer: *mut c_void) {
 
 /// The kind of an error that libtorch may have caused.
 fn status(error: &BoxError) -> raw::Status {
-    let kind = match (error.downcast_ref::<Error>(), error.downcast_ref::<tch::TchError>()) {
-        (Some(error), _) => error.kind(),
-        (_, Some(tch::TchError::Torch(text))) => Error::from(tch::TchError::Torch(text.clone())).kind(),
-        _ => ErrorKind::Other,
+    let kind = match error.downcast_ref::<Error>() {
+        Some(error) => error.kind(),
+        // It may hold one of libtorch's, which is known by its wording.
+        None => Error::from(tch::TchError::Torch(error.to_string())).kind(),
     };
     match kind {
         ErrorKind::OutOfMemory => raw::OUT_OF_MEMORY,

@@ -16,9 +16,10 @@ pub struct HostMemoryStats {
     pub refused: u64,
 }
 
-/// Begins to count what libtorch allocates on the host, in the whole process, and allows at most `limit` bytes; more is an
-/// error of the kind [`OutOfMemory`](crate::ErrorKind::OutOfMemory). `usize::MAX` is no limit. May be called again to
-/// change the limit; what was allocated before the first call is not counted.
+/// Begins to count what libtorch allocates for tensors on the host, in the whole process, and allows at most `limit` bytes;
+/// more is an error of the kind [`OutOfMemory`](crate::ErrorKind::OutOfMemory). `usize::MAX` is no limit. May be called
+/// again to change the limit. Not counted are what was allocated before the first call, pinned memory, memory that a
+/// tensor borrows, and what [`cache_host_memory`](crate::cache_host_memory) keeps.
 ///
 /// Each allocation then takes a lock, some 0.1 us.
 ///

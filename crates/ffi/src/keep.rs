@@ -152,4 +152,17 @@ mod tests {
         let _ = x.mm(&x);
         assert_eq!(keepers.each_ref().map(Keeper::bytes), [0, 64]);
     }
+
+    #[test]
+    fn a_run_that_is_never_ended_outlives_its_keeper() {
+        std::thread::spawn(|| {
+            let keeper = Keeper::new(Box::new(|_, _| true)).unwrap();
+            std::mem::forget(keeper.keep().unwrap());
+            drop(keeper);
+            let x = Tensor::rand([4, 4], (Kind::Float, Device::Cpu));
+            assert_eq!(x.mm(&x).size(), [4, 4]);
+        })
+        .join()
+        .unwrap();
+    }
 }

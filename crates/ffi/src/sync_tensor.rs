@@ -8,8 +8,9 @@ use tch::Tensor;
 #[derive(Debug)]
 pub struct SyncTensor(pub Tensor);
 
-// SAFETY: tch makes tensors `Send`, and `shallow_clone` makes two handles of one tensor, so threads can use one tensor at
-// the same time anyway: libtorch counts its references atomically, and what `&Tensor` gives reads.
+// SAFETY: this allows nothing new. tch makes tensors `Send`, and `shallow_clone` makes two handles of one tensor, so
+// threads can use one tensor at the same time anyway. libtorch counts references atomically; what writes must not run
+// beside what reads the same tensor, as for any two handles.
 unsafe impl Sync for SyncTensor {}
 
 impl Deref for SyncTensor {

@@ -1,17 +1,11 @@
-//! The cache of host memory and its count, in a separate test process because it affects the whole process.
+//! The cache of host memory, in a separate test process because it affects the whole process.
 
-use std::sync::{Mutex, PoisonError};
-
-use overdrive_ffi::{Error, ErrorKind, cache_host_memory, cached_host_memory, host_memory};
+use overdrive_ffi::{cache_host_memory, cached_host_memory};
 use tch::{Device, Kind, Tensor};
-
-/// Both tests allocate.
-static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn freed_memory_is_kept_up_to_the_limit_and_taken_again() {
     const MIB: usize = 1 << 20;
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let tensor = |bytes: usize| Tensor::ones([bytes as i64], (Kind::Uint8, Device::Cpu));
     let before = tensor(4 * MIB);
     // oneDNN frees memory with the allocator that is current when a tensor is dropped.
@@ -38,34 +32,4 @@ fn freed_memory_is_kept_up_to_the_limit_and_taken_again() {
     assert_eq!(cached_host_memory().unwrap(), 0);
     drop(tensor(8 * MIB));
     assert_eq!(cached_host_memory().unwrap(), 0);
-}
-
-#[test]
-fn what_tensors_have_is_counted_and_limited() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let tensor = |bytes: usize| Tensor::f_ones([bytes as i64], (Kind::Uint8, Device::Cpu));
-    let before = tensor(1 << 20).unwrap();
-    host_memory::count(usize::MAX).unwrap();
-    let start = host_memory::stats().unwrap();
-    let now = || host_memory::stats().unwrap().allocated - start.allocated;
-    let (small, large) = (tensor(1000).unwrap(), tensor(1 << 20).unwrap());
-    assert_eq!(now(), (1 << 20) + 1000);
-    // Views have no memory of their own, and empty tensors none at all.
-    let _view = (large.narrow(0, 0, 10), tensor(0).unwrap());
-    drop((before, small));
-    assert_eq!(now(), 1 << 20, "what was there before is not counted");
-    assert_eq!(host_memory::stats().unwrap().peak, start.allocated + (1 << 20) + 1000);
-    host_memory::reset_peak().unwrap();
-    assert_eq!(host_memory::stats().unwrap().peak, start.allocated + (1 << 20));
-    std::thread::spawn(move || drop(large)).join().unwrap();
-
-    host_memory::count((start.allocated + (3 << 20)) as usize).unwrap();
-    let held = tensor(2 << 20).unwrap();
-    let error = Error::from(tensor(2 << 20).unwrap_err());
-    assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
-    assert!(error.to_string().contains("Tried to allocate 2097152 bytes"), "{error}");
-    drop(held);
-    assert!(tensor(2 << 20).is_ok());
-    assert_eq!(host_memory::stats().unwrap().refused, start.refused + 1);
-    host_memory::count(usize::MAX).unwrap();
 }

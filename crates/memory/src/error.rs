@@ -23,7 +23,7 @@ pub enum MemoryError {
         /// What was different.
         difference: String,
     },
-    /// A backward pass within the function needs the function again, on a thread of the GPU's.
+    /// A backward pass within the function needs the function again on another thread, such as one of a GPU's.
     #[error(
         "{scope}: a backward pass within the function cannot run it again on another thread: use the CPU, or checkpoint a part without a backward pass"
     )]
@@ -32,7 +32,9 @@ pub enum MemoryError {
         scope: String,
     },
     /// Layers cannot be parted like this.
-    #[error("{layers} layers cannot be parted into {segments} segments: use 1 to {layers}")]
+    #[error(
+        "{layers} layers cannot be parted into {segments} segments: use at least one layer, and 1 to {layers} segments"
+    )]
     Segments {
         /// What was asked for.
         segments: usize,

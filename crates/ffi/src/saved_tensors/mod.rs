@@ -52,7 +52,7 @@ impl HooksGuard {
     /// Sets hooks.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// When the process has Python's autograd engine, or memory runs out.
     pub fn new(hooks: Arc<dyn Hooks>) -> Result<Self, Error> {
         let hooks = raw::SavedHooks {
             owner: Box::into_raw(Box::new(hooks)).cast(),
@@ -218,6 +218,16 @@ pub fn is_parameter(tensor: &Tensor) -> bool {
 pub fn backward_pass() -> Option<i64> {
     // SAFETY: no pointers.
     Some(unsafe { raw::od_backward_pass() }).filter(|&number| number >= 0)
+}
+
+/// Drops a value when the backward pass that runs on this thread is over, or has failed; outside of one at once.
+///
+/// # Errors
+/// When memory runs out.
+pub fn keep_for_pass<T: Send + 'static>(value: T) -> Result<(), Error> {
+    let owner = Box::into_raw(Box::new(value)).cast::<c_void>();
+    // SAFETY: the C++ side drops `owner`, once, also on failure.
+    check(|err| unsafe { raw::od_keep_for_pass(owner, callback::drop_box::<T>, err) })
 }
 
 /// Another tensor of the same memory, without a history. If one is changed in place, both have the new version.

@@ -1,6 +1,7 @@
 //! What a function finds set when it runs: autocast, and the generators of random numbers.
 
 use overdrive_ffi::{Error as TorchError, SyncTensor, autocast, rng};
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use tch::{Device, Tensor};
 
 /// The state of a moment.
@@ -47,10 +48,13 @@ impl Context {
 
     /// Sets all as it was, until the result is dropped.
     pub(super) fn enter(&self) -> Result<Entered, TorchError> {
+        /// Threads share the generators: each would draw from states that another one has set.
+        static ALONE: ReentrantMutex<()> = ReentrantMutex::new(());
+        let alone = (!self.generators.0.is_empty()).then(|| ALONE.lock());
         let before = Generators::now(self.generators.0.iter().map(|(device, _)| *device))?;
         let enter = |(device, state): &(Device, autocast::State)| autocast::Region::enter(*device, *state);
         let regions = self.autocast.iter().map(enter).collect::<Result<_, _>>()?;
-        let entered = Entered { before, _regions: regions };
+        let entered = Entered { before, _regions: regions, _alone: alone };
         self.generators.set()?;
         Ok(entered)
     }
@@ -60,6 +64,7 @@ impl Context {
 pub(super) struct Entered {
     before: Generators,
     _regions: Vec<autocast::Region>,
+    _alone: Option<ReentrantMutexGuard<'static, ()>>,
 }
 
 impl Drop for Entered {

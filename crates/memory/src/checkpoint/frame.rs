@@ -1,12 +1,16 @@
 //! One call of a checkpointed function: what it would have saved, by number.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::ThreadId;
 
+use overdrive_core::is_recomputing;
 use overdrive_ffi::Error as TorchError;
 use overdrive_ffi::autograd::BoxError;
 use overdrive_ffi::keep::Keeper;
-use overdrive_ffi::saved_tensors::{Hooks, Packed, SavedTensor, backward_pass, version, without_history};
+use overdrive_ffi::saved_tensors::{
+    Hooks, Packed, SavedTensor, backward_pass, keep_for_pass, version, without_history,
+};
 use tch::{Device, Kind, Tensor};
 
 use super::context::Context;
@@ -28,6 +32,10 @@ pub(super) struct Frame {
     inputs: Vec<SavedTensor>,
     slots: Mutex<Vec<Slot>>,
     is_forward_done: AtomicBool,
+    /// Of the first run.
+    thread: ThreadId,
+    /// Whether the first run is within another function's second run.
+    is_made_again: bool,
 }
 
 /// A tensor that the function has saved, without its values.
@@ -36,7 +44,14 @@ struct Slot {
     /// Whether the graph still needs it.
     is_alive: bool,
     /// What backward passes have computed again and not used yet.
-    again: Vec<(Pass, Tensor)>,
+    again: Vec<SavedAgain>,
+}
+
+/// A tensor as it was saved again, for one pass.
+struct SavedAgain {
+    pass: Pass,
+    tensor: Tensor,
+    version: i64,
 }
 
 /// What is compared when the function runs again.
@@ -83,6 +98,8 @@ impl Frame {
             inputs: inputs.iter().map(SavedTensor::new).collect::<Result<_, _>>()?,
             slots: Mutex::default(),
             is_forward_done: AtomicBool::new(false),
+            thread: std::thread::current().id(),
+            is_made_again: is_recomputing(),
         })
     }
 
@@ -123,7 +140,7 @@ impl Frame {
             return Ok(Some(format!("saved tensor {number} was {}, and then {found}", slot.about)));
         }
         if slot.is_alive {
-            slot.again.push((pass, without_history(tensor)?));
+            slot.again.push(SavedAgain { pass, tensor: without_history(tensor)?, version: found.version });
         }
         Ok(None)
     }
@@ -133,18 +150,22 @@ impl Frame {
     }
 
     /// The tensor with this number, if this pass has computed it again. It is handed out once.
-    fn take(&self, number: usize, pass: Pass) -> Option<Tensor> {
+    fn take(&self, number: usize, pass: Pass) -> Result<Option<Tensor>, BoxError> {
         let mut slots = self.slots();
-        let again = &mut slots.get_mut(number)?.again;
-        let place = again.iter().position(|(by, _)| *by == pass)?;
-        Some(again.swap_remove(place).1)
+        let Some(slot) = slots.get_mut(number) else { return Ok(None) };
+        let Some(place) = slot.again.iter().position(|it| it.pass == pass) else { return Ok(None) };
+        let SavedAgain { tensor, version: saved, .. } = slot.again.swap_remove(place);
+        match version(&tensor) {
+            now if now == saved => Ok(Some(tensor)),
+            _ => Err(self.changed(format!("saved tensor {number} was changed in place afterwards"))),
+        }
     }
 
-    /// Frees what a look outside of a backward pass has computed.
-    fn forget(&self, pass: Pass) {
-        if pass.0 < 0 {
-            self.slots().iter_mut().for_each(|slot| slot.again.retain(|(by, _)| *by != pass));
-        }
+    /// Whether this thread may run the function again. While it runs, another thread would wait for it forever: the
+    /// thread that runs it waits for the backward pass.
+    pub(super) fn may_run(&self) -> bool {
+        let is_running = !self.is_forward_done() || self.is_made_again;
+        !is_running || self.thread == std::thread::current().id()
     }
 }
 
@@ -178,13 +199,28 @@ struct Number {
 impl Packed for Number {
     fn unpack(&self) -> Result<Tensor, BoxError> {
         let (frame, pass) = (&self.frame, Pass::now());
-        if let Some(tensor) = frame.take(self.number, pass) {
+        if let Some(tensor) = frame.take(self.number, pass)? {
             return Ok(tensor);
         }
+        let unused = Unused { frame: Arc::downgrade(frame), pass };
         frame.recompute(pass)?;
-        let tensor = frame.take(self.number, pass);
-        frame.forget(pass);
+        let tensor = frame.take(self.number, pass)?;
+        keep_for_pass(unused)?;
         tensor.ok_or_else(|| frame.changed(format!("it did not save tensor {} again", self.number)))
+    }
+}
+
+/// Frees what a pass has computed again and not used.
+struct Unused {
+    frame: Weak<Frame>,
+    pass: Pass,
+}
+
+impl Drop for Unused {
+    fn drop(&mut self) {
+        if let Some(frame) = self.frame.upgrade() {
+            frame.slots().iter_mut().for_each(|slot| slot.again.retain(|it| it.pass != self.pass));
+        }
     }
 }
 

@@ -26,8 +26,9 @@ pub use sequential::checkpoint_sequential;
 /// them then, one such function after the other.
 ///
 /// The function owns what it uses: parameters as `shallow_clone`s or in an `Arc`ed module. It has to compute the same
-/// when it runs again; random numbers and autocast are set as they were. What it does besides that, such as counting,
-/// happens twice; it is not run to its end the second time. It may call `checkpoint` itself, and backward passes.
+/// when it runs again; autocast and the random numbers of the CPU and of the inputs' devices are set as they were, and no
+/// other thread may draw such numbers meanwhile. What it does besides that, such as counting, happens twice; it is not
+/// run to its end the second time. It may call `checkpoint` itself and, for tensors of the CPU, run backward passes.
 ///
 /// `inputs` are the tensors that gradients flow to; others may be captured. None may be changed in place before the
 /// backward pass, as for any operator.

@@ -12,10 +12,14 @@ use overdrive_ffi::saved_tensors::{Hooks, HooksGuard, Packed};
 use tch::Tensor;
 
 use super::frame::{Frame, Pass};
+use crate::error::MemoryError;
 
 impl Frame {
     /// Runs the function again, and keeps what it saves for this backward pass.
     pub(super) fn recompute(self: &Arc<Self>, pass: Pass) -> Result<(), BoxError> {
+        if !self.may_run() {
+            return Err(MemoryError::OtherThread { scope: self.scope.clone() }.into());
+        }
         let inputs = self.inputs()?;
         let (saved, is_over, changed) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::default());
         let again = Arc::new(Again { frame: Arc::clone(self), pass, saved, is_over, changed });

@@ -6,8 +6,8 @@ use tch::Tensor;
 use super::checkpoint;
 use crate::error::MemoryError;
 
-/// Runs layers one after the other, in `segments` groups of which all but the last are checkpointed. The last one, with
-/// what is left over, is needed first in the backward pass.
+/// Runs layers one after the other, in `segments` groups of which all but the last are checkpointed. The backward pass
+/// begins with the last one, so what it saves is needed at once; it has the layers that are left over too.
 ///
 /// A layer owns its module:
 /// ```

@@ -1,5 +1,6 @@
 //! Functions that run again in the backward pass, and hooks of saved tensors.
 
+mod life;
 mod saved;
 mod selective;
 
@@ -379,6 +380,9 @@ fn layers_are_checkpointed_in_segments() {
     assert_eq!(calls.get(), 7);
     for segments in [0, 6] {
         let error = checkpoint_sequential(layers(), segments, &x).unwrap_err().to_string();
-        assert_eq!(error, format!("5 layers cannot be parted into {segments} segments: use 1 to 5"));
+        assert_eq!(
+            error,
+            format!("5 layers cannot be parted into {segments} segments: use at least one layer, and 1 to 5 segments")
+        );
     }
 }

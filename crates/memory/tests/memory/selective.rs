@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use overdrive_ffi::autograd::{GradOptions, grad};
 use overdrive_memory::{ActivationCheckpoint, Policy, checkpoint};
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
 
-use crate::{alone, grads, leaf};
+use crate::{FLOAT, alone, grads, leaf};
 
 /// Keeps the results of one operator.
 fn only(operator: &'static str) -> Policy {
@@ -77,4 +77,70 @@ fn kept_results_work_with_nesting_and_second_derivatives() {
         grads(&first[0].square().sum(Kind::Float), &[&x, &weight])
     };
     assert_eq!(second(y), second(x.mm(&weight).sin().mm(&weight).sin().exp()));
+}
+
+fn anything() -> Policy {
+    Policy::Operators(Arc::new(|_, _| true))
+}
+
+/// Gradients of a function under a policy, and without a checkpoint, by the same random numbers.
+fn both(policy: Policy, x: &Tensor, run: fn(&Tensor) -> Result<Tensor, TchError>) -> [Vec<Tensor>; 2] {
+    tch::manual_seed(5);
+    let expected = grads(&run(x).unwrap().sum(Kind::Float), &[x]);
+    tch::manual_seed(5);
+    let y = ActivationCheckpoint::default().keep(policy).run(move |[x]| run(x), [x]).unwrap();
+    [grads(&y.sum(Kind::Float), &[x]), expected]
+}
+
+/// Such an operator has no argument that tells the generator.
+#[test]
+fn a_kept_draw_without_a_tensor_leaves_the_generator_as_it_did() {
+    let _alone = alone();
+    let [found, expected] = both(only("aten::rand"), &leaf(&[4, 4]), |x| {
+        let one = Tensor::f_rand([4, 4], FLOAT)?;
+        x.f_mul(&one)?.f_mul(&x.f_rand_like()?)?.f_exp()
+    });
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn operators_that_return_lists_run_again() {
+    let _alone = alone();
+    let [found, expected] = both(anything(), &leaf(&[4, 4]), |x| {
+        let parts = x.f_sin()?.f_unsafe_chunk(2, 0)?;
+        parts[0].f_mul(&parts[1])?.f_exp()
+    });
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn an_operator_gets_no_result_of_another() {
+    let _alone = alone();
+    let (x, calls) = (leaf(&[4, 4]), crate::Calls::default());
+    let run = move |[x]: &[Tensor; 1]| {
+        calls.count();
+        if calls.get() > 1 {
+            drop(x.f_detach()?.f_cos()?);
+        }
+        x.f_sin()?.f_tan()?.f_exp()
+    };
+    let options = ActivationCheckpoint::default().keep(anything());
+    let error = options.run(run, [&x]).unwrap().sum(Kind::Float).f_backward().unwrap_err().to_string();
+    assert!(error.contains("aten::cos runs where the first time aten::sin did"), "{error}");
+}
+
+#[test]
+fn a_result_that_was_changed_in_place_after_the_function_is_computed_again() {
+    let _alone = alone();
+    let (x, weight) = (leaf(&[4, 4]), leaf(&[4, 4]));
+    let run = |x: &Tensor, weight: &Tensor| {
+        let product = x.f_mm(weight)?;
+        Ok::<_, TchError>((product.f_exp()?, product))
+    };
+    let expected = grads(&run(&x, &weight).unwrap().0.sum(Kind::Float), &[&x, &weight]);
+    let own = weight.shallow_clone();
+    let options = ActivationCheckpoint::default().keep(Policy::Products);
+    let (y, mut product) = options.run(move |[x]| run(x, &own), [&x]).unwrap();
+    let _ = product.f_relu_().unwrap();
+    assert_eq!(grads(&y.sum(Kind::Float), &[&x, &weight]), expected);
 }

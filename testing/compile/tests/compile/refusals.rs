@@ -1,6 +1,7 @@
 //! What cannot be compiled: named with the operator and the caller's line, while the step still runs.
 
 use overdrive::core::Optimizer;
+use overdrive::memory::checkpoint;
 use overdrive::nn::{self as nn, sequential};
 use overdrive::optim::AdamW;
 use overdrive_compile as compile;
@@ -45,6 +46,16 @@ fn a_shape_that_depends_on_values() {
         Ok(y.masked_select(&y.gt(-1e9)).mean(Kind::Float))
     });
     is_named(&error, "aten::masked_select");
+}
+
+/// Compiled code would draw other numbers when it computes the function again.
+#[test]
+fn a_checkpointed_function_that_draws() {
+    let error = why(|model, batch| {
+        let y = checkpoint(|[y]| y.f_dropout(0.5, true)?.f_sin(), [&model.forward(&batch[0])?])?;
+        Ok(y.mean(Kind::Float))
+    });
+    assert!(error.to_string().contains("draws after the state of a generator was set"), "{error}");
 }
 
 /// libtorch's own operators refuse probabilities beyond 1, classes and places out of range.
