@@ -27,9 +27,8 @@ echo \"$(basename \"$0\") FAKECUDA=$FAKECUDA $*\"
 
 /// Why the tests are skipped.
 fn lacks() -> Option<&'static str> {
-    let starts = |program, argument| {
-        Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success())
-    };
+    let starts =
+        |program, argument| Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success());
     match (starts("python3", "--version"), starts("timeout", "--version")) {
         (false, _) => Some("no python3"),
         (_, false) => Some("no timeout"),
