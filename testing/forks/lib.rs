@@ -10,12 +10,12 @@ mod server;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use serde_json::json;
 use tempfile::{NamedTempFile, TempPath};
 
@@ -24,7 +24,7 @@ pub use server::serve_if_told;
 /// Between two looks at a process that was killed.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A process under way. It is killed when this is dropped.
+/// A process under way. It is killed when this is dropped, and when the program or the thread that has started it ends.
 pub struct Process {
     kind: Kind,
     status: Option<ExitStatus>,
@@ -45,6 +45,9 @@ impl Process {
     pub fn start(mut command: Command) -> io::Result<Self> {
         let [output, errors] = [NamedTempFile::new()?, NamedTempFile::new()?];
         let append = |file: &NamedTempFile| File::options().append(true).open(file.path());
+        let own = getpid();
+        // SAFETY: between fork and exec it makes two system calls, and allocates nothing.
+        unsafe { command.pre_exec(move || server::end_with(own)) };
         let child = command.stdin(Stdio::null()).stdout(append(&output)?).stderr(append(&errors)?).spawn()?;
         Ok(Self::of(Kind::Started(child), output, errors))
     }

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{ChildStdin, ChildStdout, Command, ExitCode, Stdio, Termination};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, getppid, set_parent_process_death_signal, waitpid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use serde_json::{Value, json};
 
@@ -68,7 +68,7 @@ enum End {
 }
 
 fn serve() -> io::Result<End> {
-    let threads = fs::read_dir("/proc/self/task")?.count();
+    let (own, threads) = (getpid(), fs::read_dir("/proc/self/task")?.count());
     for line in io::stdin().lines() {
         let request: Value = serde_json::from_str(&line?)?;
         let reply = match request["pid"].as_i64() {
@@ -76,7 +76,7 @@ fn serve() -> io::Result<End> {
             None if threads > 1 => Err(format!("{threads} threads run before `main`, and a fork would lack them")),
             // SAFETY: this process has one thread, which goes on in the forked one.
             None => match unsafe { libc::fork() } {
-                0 => return become_one(&request).map(|()| End::InForked),
+                0 => return end_with(own).and_then(|()| become_one(&request)).map(|()| End::InForked),
                 -1 => Err(io::Error::last_os_error().to_string()),
                 pid => Ok(json!(pid)),
             },
@@ -86,6 +86,13 @@ fn serve() -> io::Result<End> {
         output.flush()?;
     }
     Ok(End::OfRequests)
+}
+
+/// Lets this process, which was just made, be killed when its parent ends: a test program that is killed itself drops
+/// nothing. Allocates nothing.
+pub(crate) fn end_with(parent: Pid) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
 }
 
 /// The status of a process that has ended, as `waitpid` tells it.

@@ -30,7 +30,7 @@ def read_json(path):
 
 
 def verdict(code):
-    return {0: "passed", -1: "not run", 124: "timed out", 137: "timed out"}.get(code, "failed")
+    return {0: "passed", -1: "not run", 124: "timed out", 137: "timed out", 143: "interrupted"}.get(code, "failed")
 
 
 def stages(work):
@@ -43,7 +43,10 @@ def stages(work):
 
 
 def machine():
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    try:
+        devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    except Exception as error:  # The device was lost in a stage: the results so far still count.
+        devices = [f"not known: {error}"]
     return {"system": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count(), "gpus": devices}
 
 

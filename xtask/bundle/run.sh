@@ -50,27 +50,48 @@ esac
   fail "\`$python\` has a CPU build of torch ($version); these programs need a CUDA build, even without a GPU"
 export OVERDRIVE_PYTHON=$python
 export PYTHONDONTWRITEBYTECODE=1
+# Nothing here is to run on a fake GPU, also where the bundle was made.
+export FAKECUDA=0
 export LD_LIBRARY_PATH=$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 mkdir -p "$out" || fail "cannot make $out"
+{ : >"$out/.part" && rm "$out/.part"; } 2>/dev/null || fail "cannot write to $out"
 work=$(mktemp -d) || fail "cannot make a temporary folder"
 trap 'rm -rf "$work"' EXIT
+mkfifo "$work/pipe" || fail "cannot make a pipe in $work"
 deadline=$(($(date +%s) + minutes * 60))
 
-# stage NAME MOST_SECONDS COMMAND..: runs COMMAND within its own limit and the rest of the total time.
+# Ends the stage that runs, and no other one begins.
+stopped=
+running=
+trap 'stopped=1; [ -z "$running" ] || kill "$running" 2>/dev/null' INT TERM HUP
+
+# stage NAME MOST_SECONDS COMMAND..: runs COMMAND within its own limit and the rest of the total time. It runs in the
+# background, because bash runs no trap while it waits for a command in the foreground.
 stage() {
-  local name=$1 limit=$2 begun left code
+  local name=$1 limit=$2 begun left code log
   shift 2
   begun=$(date +%s)
   left=$((deadline - begun))
   [ "$left" -lt "$limit" ] && limit=$left
   printf '\n== %s\n' "$name"
-  if [ "$limit" -lt 1 ]; then
+  if [ -n "$stopped" ]; then
+    echo "not run: interrupted" | tee "$work/$name.log"
+    code=-1
+  elif [ "$limit" -lt 1 ]; then
     echo "not run: the time limit of $minutes minutes is over" | tee "$work/$name.log"
     code=-1
   else
-    timeout -k 10 "$limit" "$@" 2>&1 </dev/null | tee "$work/$name.log"
-    code=${PIPESTATUS[0]}
+    tee "$work/$name.log" <"$work/pipe" &
+    log=$!
+    timeout -k 10 "$limit" "$@" >"$work/pipe" 2>&1 </dev/null &
+    running=$!
+    wait "$running"
+    code=$?
+    # A signal ends this wait, and not yet the command.
+    [ -z "$stopped" ] || { wait "$running"; code=143; }
+    running=
+    wait "$log"
   fi
   printf '%s\t%s\t%s\n' "$name" "$code" "$(($(date +%s) - begun))" >>"$work/stages.tsv"
   return "$((code != 0))"

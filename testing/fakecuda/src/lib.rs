@@ -7,9 +7,9 @@
 //! A fake device is called fake in its name, and no time that is measured on it is a GPU's.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_void};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::{env, fmt, io};
 
@@ -47,28 +47,39 @@ impl fmt::Display for Runs {
     }
 }
 
+/// Whether there are no stand-ins, or they are switched off.
+pub fn is_off() -> bool {
+    LIBRARIES.is_empty() || env::var("FAKECUDA").is_ok_and(|value| value == "0")
+}
+
 /// Whether a driver of NVIDIA's is loaded.
 fn has_gpu() -> bool {
     Path::new("/dev/nvidiactl").exists()
 }
 
-/// The libraries to preload, in one text as `LD_PRELOAD` takes it.
-fn preloads() -> String {
-    let files = std::fs::read_dir(LIBRARIES).into_iter().flatten().flatten().map(|file| file.path());
-    let is_stand_in = |path: &PathBuf| path.file_name().is_none_or(|name| name != OPERATORS);
-    let mut paths: Vec<String> = files.filter(is_stand_in).map(|path| path.to_string_lossy().into_owned()).collect();
-    paths.sort();
-    paths.join(":")
+/// The libraries to preload, in one text as `LD_PRELOAD` takes it: names alone, because the folder may have a space in its
+/// path.
+fn preloads(libraries: &Path) -> String {
+    let files = std::fs::read_dir(libraries).into_iter().flatten().flatten().map(|file| file.file_name());
+    let mut names: Vec<String> = files.map(|name| name.to_string_lossy().into_owned()).collect();
+    names.retain(|name| name != OPERATORS);
+    names.sort();
+    names.join(":")
 }
 
 /// What a program needs in its environment to run on the stand-ins, with so many devices.
 pub fn environment(devices: usize) -> Vec<(&'static str, String)> {
+    environment_in(Path::new(LIBRARIES), devices)
+}
+
+fn environment_in(libraries: &Path, devices: usize) -> Vec<(&'static str, String)> {
     let rest = env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    let folder = libraries.to_string_lossy();
     vec![
-        ("LD_PRELOAD", preloads()),
-        ("LD_LIBRARY_PATH", if rest.is_empty() { LIBRARIES.to_owned() } else { format!("{LIBRARIES}:{rest}") }),
+        ("LD_PRELOAD", preloads(libraries)),
+        ("LD_LIBRARY_PATH", if rest.is_empty() { folder.into_owned() } else { format!("{folder}:{rest}") }),
         ("FAKECUDA_DEVICES", devices.to_string()),
-        ("FAKECUDA_OPERATORS", Path::new(LIBRARIES).join(OPERATORS).to_string_lossy().into_owned()),
+        ("FAKECUDA_OPERATORS", libraries.join(OPERATORS).to_string_lossy().into_owned()),
         (STARTED, "1".to_owned()),
     ]
 }
@@ -80,20 +91,17 @@ pub fn environment(devices: usize) -> Vec<(&'static str, String)> {
 /// # Errors
 /// When the stand-ins are there and cannot be used: tests must fail then, not be skipped.
 pub fn start(devices: usize) -> io::Result<Runs> {
-    let is_off = LIBRARIES.is_empty() || env::var("FAKECUDA").is_ok_and(|value| value == "0");
-    let runs = runs(is_off, env::var_os(STARTED).is_some(), has_gpu(), Path::new(LIBRARIES).is_dir());
+    let runs = runs(is_off(), env::var_os(STARTED).is_some(), has_gpu(), Path::new(LIBRARIES).is_dir());
     if runs == Runs::OnFake {
         start_fake(devices)?;
     }
     Ok(runs)
 }
 
-/// What tests run on. A program that was started on the stand-ins has to find them.
+/// What tests run on. A program that was started on the stand-ins has to find them. Those that are off, or not there, do
+/// not hide a GPU.
 fn runs(is_off: bool, is_started: bool, has_gpu: bool, has_stand_ins: bool) -> Runs {
-    if is_off {
-        return Runs::OnNothing;
-    }
-    match (is_started, has_gpu, has_stand_ins) {
+    match (is_started && !is_off, has_gpu, has_stand_ins && !is_off) {
         (true, _, _) | (false, false, true) => Runs::OnFake,
         (false, true, _) => Runs::OnGpu,
         (false, false, false) => Runs::OnNothing,
@@ -114,8 +122,19 @@ pub fn start_fake(devices: usize) -> io::Result<()> {
     if env::var_os(STARTED).is_some() {
         return Err(io::Error::other("the stand-ins for NVIDIA's libraries were not loaded (LD_PRELOAD)"));
     }
+    let mut program = Command::new(env::current_exe()?);
+    for (name, _) in env::vars_os().filter(|(name, _)| is_of_a_gpu(name)) {
+        program.env_remove(name);
+    }
     // `exec` returns only if it fails.
-    Err(Command::new(env::current_exe()?).args(env::args_os().skip(1)).envs(environment(devices)).exec())
+    Err(program.args(env::args_os().skip(1)).envs(environment(devices)).exec())
+}
+
+/// Whether a variable steers CUDA, NCCL or what libtorch does with them (`CUDA_VISIBLE_DEVICES`,
+/// `PYTORCH_CUDA_ALLOC_CONF`): what is set for a GPU is not for stand-ins, where counts are the same for everybody.
+fn is_of_a_gpu(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    ["CUDA_", "CUBLAS", "NCCL_", "TORCH_", "PYTORCH_"].iter().any(|beginning| name.starts_with(beginning))
 }
 
 /// Whether this program fails, as it should, where it is started on stand-ins that are not loaded. Without this, tests
@@ -288,11 +307,28 @@ mod tests {
         assert_eq!(runs(false, false, false, false), Runs::OnNothing);
     }
 
+    #[cfg(has_stand_ins)]
+    #[test]
+    fn stand_ins_in_a_folder_with_a_space_are_preloaded() {
+        let folder = env::temp_dir().join(format!("stand-ins of {}", std::process::id()));
+        std::os::unix::fs::symlink(LIBRARIES, &folder).unwrap();
+        let maps = Command::new("cat").arg("/proc/self/maps").envs(environment_in(&folder, 1)).output();
+        std::fs::remove_file(folder).unwrap();
+        let [maps, errors] =
+            maps.map(|it| [it.stdout, it.stderr].map(|it| String::from_utf8_lossy(&it).into_owned())).unwrap();
+        assert!(maps.contains("/libcudart.so.13") && errors.is_empty(), "{errors}");
+    }
+
     #[test]
     fn a_gpu_comes_before_the_stand_ins_unless_they_were_asked_for() {
         assert_eq!(runs(false, false, true, true), Runs::OnGpu);
         assert_eq!(runs(false, false, false, true), Runs::OnFake);
         assert_eq!([true, false].map(|is_there| runs(false, true, true, is_there)), [Runs::OnFake; 2]);
-        assert_eq!(runs(true, false, true, true), Runs::OnNothing);
+    }
+
+    #[test]
+    fn stand_ins_that_are_off_do_not_hide_a_gpu() {
+        assert_eq!([true, false].map(|is_there| runs(true, false, true, is_there)), [Runs::OnGpu; 2]);
+        assert_eq!([true, false].map(|is_there| runs(true, false, false, is_there)), [Runs::OnNothing; 2]);
     }
 }

@@ -58,8 +58,10 @@ fn main() -> Result<ExitCode> {
     if let Some(result) = compiled::main_if_told() {
         return result.map(|()| ExitCode::SUCCESS);
     }
-    ensure!(runs == Runs::OnNothing || Cuda::is_available(), "on {runs}, but libtorch finds none");
-    println!("on {runs} {}", overdrive_fakecuda::LEFT_OUT);
+    let left_out = overdrive_fakecuda::LEFT_OUT;
+    let may_lack_cuda = runs == Runs::OnNothing || !left_out.is_empty();
+    ensure!(may_lack_cuda || Cuda::is_available(), "on {runs}, but libtorch finds none");
+    println!("on {runs}{}{left_out}", if left_out.is_empty() { "" } else { "; no stand-ins: " });
     let mut arguments = Arguments::from_args();
     // A real device is shared by all.
     arguments.test_threads = Some(if Fake::get().is_some() { 2 } else { 1 });
@@ -112,6 +114,7 @@ fn main() -> Result<ExitCode> {
         reports::a_race_is_told_once,
         reports::a_failure_that_nothing_meets_fails_its_test,
         reports::what_a_test_sets_ends_with_it,
+        reports::variables_of_a_gpu_do_not_reach_the_stand_ins,
         ranks::failures::an_absent_rank_is_a_rendezvous_error,
         ranks::failures::a_dead_rank_is_lost,
         ranks::failures::a_rank_that_has_lost_another_ends,

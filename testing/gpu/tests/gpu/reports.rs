@@ -1,5 +1,7 @@
 //! What the fake device tells of a test: once, and where in the program it was.
 
+use std::process::Command;
+
 use anyhow::{Result, bail, ensure};
 use overdrive::ffi::{CopyStream, empty_pinned};
 use overdrive::prelude::*;
@@ -83,5 +85,18 @@ pub fn what_a_test_sets_ends_with_it() -> Result<()> {
     let _ = (buffer.fill_(1.0), copy.zero_(), Tensor::zeros([1 << 24], FLOAT).double_value(&[0]));
     let (notes, waits, issued) = (fake.notes(), fake.waits(), fake.issued());
     ensure!(notes.is_empty() && waits.is_empty() && issued.is_empty(), "{notes:?}, {waits}, {issued:?}");
+    Ok(())
+}
+
+/// Ranks of a shell that lets programs see one GPU, and allocate as only a real one can.
+pub fn variables_of_a_gpu_do_not_reach_the_stand_ins() -> Result<()> {
+    fake()?;
+    let test = "ranks::without_a_launcher_each_rank_uses_its_own_device";
+    let mut program = Command::new(std::env::current_exe()?);
+    program.env_remove("LD_PRELOAD").env_remove("FAKECUDA_STARTED");
+    program.env("CUDA_VISIBLE_DEVICES", "1").env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
+    let output = program.args(["--exact", test]).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success() && text.contains("1 passed"), "{text}");
     Ok(())
 }
