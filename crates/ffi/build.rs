@@ -5,7 +5,7 @@ mod cuda_headers;
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 19] = [
+const SOURCES: [&str; 20] = [
     "error",
     "dispatch",
     "tensor_list",
@@ -19,6 +19,7 @@ const SOURCES: [&str; 19] = [
     "grad_hook",
     "function",
     "saved_tensors",
+    "leaves",
     "adamw8bit",
     "profiler",
     "profiler_events",

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::ThreadId;
 
 use overdrive_core::is_recomputing;
-use overdrive_ffi::Error as TorchError;
 use overdrive_ffi::autograd::BoxError;
 use overdrive_ffi::keep::Keeper;
 use overdrive_ffi::saved_tensors::{
     Hooks, Packed, SavedTensor, backward_pass, keep_for_pass, version, without_history,
 };
+use overdrive_ffi::{Error as TorchError, Leaves};
 use tch::{Device, Kind, Tensor};
 
 use super::context::Context;
@@ -29,6 +29,8 @@ pub(super) struct Frame {
     /// The results that are kept.
     pub(super) keeper: Option<Keeper>,
     check: DeterminismCheck,
+    /// What it uses, also where no operator saves it.
+    leaves: Leaves,
     inputs: Vec<SavedTensor>,
     slots: Mutex<Vec<Slot>>,
     is_forward_done: AtomicBool,
@@ -95,6 +97,7 @@ impl Frame {
             early_stop: options.early_stop,
             keeper: options.policy.keeper()?,
             check: options.determinism_check,
+            leaves: Leaves::begin()?,
             inputs: inputs.iter().map(SavedTensor::new).collect::<Result<_, _>>()?,
             slots: Mutex::default(),
             is_forward_done: AtomicBool::new(false),
@@ -115,6 +118,18 @@ impl Frame {
 
     pub(super) fn is_forward_done(&self) -> bool {
         self.is_forward_done.load(Ordering::SeqCst)
+    }
+
+    /// What a second run would compute otherwise, if there is something.
+    pub(super) fn changed_leaf(&self) -> Result<Option<String>, TorchError> {
+        if self.check == DeterminismCheck::None {
+            return Ok(None);
+        }
+        let leaf = self.leaves.changed()?;
+        Ok(leaf.map(|leaf| {
+            let (kind, shape) = (leaf.kind(), leaf.size());
+            format!("a {kind:?} leaf of shape {shape:?} that it uses was changed in place since it ran")
+        }))
     }
 
     /// The inputs as they were.
@@ -176,6 +191,15 @@ impl std::fmt::Display for About {
     }
 }
 
+/// The first run, until it ends in whatever way. The frame holds its own graph meanwhile.
+pub(super) struct FirstRun<'f>(pub(super) &'f Frame);
+
+impl Drop for FirstRun<'_> {
+    fn drop(&mut self) {
+        self.0.leaves.finish();
+    }
+}
+
 /// The hooks of the first run.
 pub(super) struct Forward(pub(super) Arc<Frame>);
 
@@ -184,6 +208,7 @@ impl Hooks for Forward {
         if let Some(keeper) = &self.0.keeper {
             keeper.need();
         }
+        self.0.leaves.see(tensor)?;
         let mut slots = self.0.slots();
         slots.push(Slot { about: About::of(tensor), is_alive: true, again: Vec::new() });
         Ok(Some(Box::new(Number { frame: Arc::clone(&self.0), number: slots.len() - 1 })))

@@ -18,7 +18,7 @@ use tch::Tensor;
 use crate::error::MemoryError;
 use context::Context;
 pub(crate) use context::Generators;
-use frame::{Forward, Frame};
+use frame::{FirstRun, Forward, Frame};
 pub use policy::{Keeps, Policy};
 pub use sequential::checkpoint_sequential;
 
@@ -145,6 +145,7 @@ impl ActivationCheckpoint {
         };
         let frame = Arc::new(Frame::new(scope(), &self, context, &own, again)?);
         let result = {
+            let _run = FirstRun(&frame);
             let _hooks = HooksGuard::new(Arc::new(Forward(Arc::clone(&frame))))?;
             let _kept = frame.keeper.as_ref().map(Keeper::keep).transpose()?;
             function.lock()(&own).map_err(failed)

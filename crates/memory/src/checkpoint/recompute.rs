@@ -20,6 +20,9 @@ impl Frame {
         if !self.may_run() {
             return Err(MemoryError::OtherThread { scope: self.scope.clone() }.into());
         }
+        if let Some(difference) = self.changed_leaf()? {
+            return Err(self.changed(difference));
+        }
         let inputs = self.inputs()?;
         let (saved, is_over, changed) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::default());
         let again = Arc::new(Again { frame: Arc::clone(self), pass, saved, is_over, changed });

@@ -1,5 +1,6 @@
 //! Functions that run again in the backward pass, and hooks of saved tensors.
 
+mod changes;
 mod life;
 mod saved;
 mod selective;
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use overdrive_ffi::autocast::{Region, State};
 use overdrive_ffi::autograd::{GradOptions, backward, grad};
-use overdrive_memory::{ActivationCheckpoint, DeterminismCheck, MemoryError, checkpoint, checkpoint_sequential};
+use overdrive_memory::{ActivationCheckpoint, MemoryError, checkpoint, checkpoint_sequential};
 use tch::{Device, Kind, TchError, Tensor};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -242,83 +243,6 @@ fn without_gradients_it_just_runs() {
     let y = tch::no_grad(|| checkpoint(run, [&x])).unwrap();
     assert!(!y.requires_grad());
     assert_eq!(calls.get(), 1);
-}
-
-/// The error of a backward pass over what a function returns, which is told how often it was called.
-fn error_of(function: impl Fn(&Tensor, usize) -> Result<Tensor, TchError> + Send + 'static) -> String {
-    let (x, calls) = (leaf(&[4, 4]), Calls::default());
-    let run = move |[x]: &[Tensor; 1]| {
-        calls.count();
-        function(x, calls.get())
-    };
-    let y = ActivationCheckpoint::default().name("block 3").run(run, [&x]).unwrap();
-    y.sum(Kind::Float).f_backward().unwrap_err().to_string()
-}
-
-#[test]
-fn a_function_that_changes_is_an_error_that_names_it() {
-    let _alone = alone();
-    let other_shape = error_of(|x, call| x.f_narrow(0, 0, 5 - call as i64)?.f_sin());
-    assert!(other_shape.contains("block 3: saved tensor 0 was Float [4, 4]"), "{other_shape}");
-    let other_kind = error_of(|x, call| x.f_to_kind(if call == 1 { Kind::Float } else { Kind::Double })?.f_sin());
-    assert!(other_kind.contains("and then Double [4, 4]"), "{other_kind}");
-    let fewer = error_of(|x, call| if call == 1 { x.f_sin()?.f_sin() } else { x.f_sin() });
-    assert!(fewer.contains("block 3: it saved 2 tensors, and then 1"), "{fewer}");
-    let failing = error_of(|x, call| if call == 1 { x.f_sin() } else { x.f_view([7]) });
-    assert!(failing.contains("block 3: ") && failing.contains("shape '[7]' is invalid"), "{failing}");
-    let panicking = error_of(|x, call| if call == 1 { x.f_sin() } else { panic!("out of ideas") });
-    assert!(panicking.contains("out of ideas"), "{panicking}");
-}
-
-#[test]
-fn more_tensors_than_before_are_an_error_without_an_early_stop() {
-    let _alone = alone();
-    let (x, calls) = (leaf(&[4]), Calls::default());
-    let run = move |[x]: &[Tensor; 1]| {
-        calls.count();
-        if calls.get() == 1 { x.f_sin() } else { x.f_sin()?.f_sin() }
-    };
-    let y = ActivationCheckpoint::default().early_stop(false).run(run, [&x]).unwrap();
-    let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
-    assert!(error.contains("it saved 1 tensors, and then more") && error.contains("main.rs"), "{error}");
-}
-
-/// As without a checkpoint, where libtorch finds it.
-#[test]
-fn tensors_that_were_changed_in_place_are_errors() {
-    let _alone = alone();
-    let (x, weight) = (leaf(&[4, 4]), leaf(&[4, 4]));
-    let own = weight.shallow_clone();
-    let loss = checkpoint(move |[x]| x.f_matmul(&own)?.f_sin(), [&x]).unwrap().sum(Kind::Float);
-    let _ = tch::no_grad(|| weight.shallow_clone().f_add_(&Tensor::from(1f32)));
-    let error = loss.f_backward().unwrap_err().to_string();
-    assert!(error.contains("changed in place"), "{error}");
-
-    let mut input = x.sin();
-    let y = checkpoint(|[x]| x.f_sin()?.f_sin(), [&input]).unwrap();
-    let _ = input.f_mul_(&Tensor::from(2f32));
-    let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
-    assert!(error.contains("modified by an inplace operation"), "{error}");
-
-    // A count that a function keeps in a tensor is another one when it runs again.
-    let count = Tensor::zeros([], FLOAT);
-    let own = count.shallow_clone();
-    let run = move |[x]: &[Tensor; 1]| x.f_mul(&own.shallow_clone().f_add_(&Tensor::ones([], FLOAT))?);
-    let y = checkpoint(run, [&x]).unwrap();
-    let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
-    assert!(error.contains("2 times changed in place"), "{error}");
-}
-
-#[test]
-fn the_check_can_be_left_out() {
-    let _alone = alone();
-    let (x, calls) = (leaf(&[4, 4]), Calls::default());
-    let run = move |[x]: &[Tensor; 1]| {
-        calls.count();
-        Ok::<_, TchError>((x * if calls.get() == 1 { 2.0 } else { 3.0 }).sin())
-    };
-    let y = ActivationCheckpoint::default().determinism_check(DeterminismCheck::None).run(run, [&x]).unwrap();
-    assert_eq!(grads(&y.sum(Kind::Float), &[&x])[0], (&x * 3.0).cos() * 2.0);
 }
 
 #[test]
