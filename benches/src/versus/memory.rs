@@ -23,13 +23,24 @@ const WIDTH: i64 = 256;
 const LENGTH: i64 = 128;
 const BATCH: i64 = 8;
 
-/// A way to run the blocks, and what its memory and time may be, as shares of the plain run's.
+/// A way to run the blocks.
 struct Way {
     name: &'static str,
     text: &'static str,
-    policy: Option<Policy>,
+    checkpoint: Option<Checkpoint>,
+}
+
+/// How blocks are checkpointed, and what that may take in memory and time, as shares of the plain run.
+struct Checkpoint {
+    policy: Policy,
     memory: f64,
     time: f64,
+}
+
+impl Way {
+    fn policy(&self) -> Option<&Policy> {
+        self.checkpoint.as_ref().map(|checkpoint| &checkpoint.policy)
+    }
 }
 
 struct Model {
@@ -77,20 +88,16 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     let source = include_str!("../../peers/memory.py");
     let program = Program::start(&options.python, source, &sizes, "a Python with torch 2.11.0 is needed");
     let ways = [
-        Way { name: "plain", text: "plain", policy: None, memory: 1.0, time: 1.0 },
+        Way { name: "plain", text: "plain", checkpoint: None },
         Way {
             name: "checkpoint",
             text: "each block checkpointed",
-            policy: Some(Policy::Nothing),
-            memory: 0.25,
-            time: 1.33,
+            checkpoint: Some(Checkpoint { policy: Policy::Nothing, memory: 0.25, time: 1.33 }),
         },
         Way {
             name: "selective",
             text: "each block checkpointed, products kept",
-            policy: Some(Policy::Products),
-            memory: 0.55,
-            time: 1.2,
+            checkpoint: Some(Checkpoint { policy: Policy::Products, memory: 0.55, time: 1.2 }),
         },
     ];
     let mut findings = Findings::default();
@@ -100,7 +107,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
             let model = &model;
             turns.ours(way.name, move || {
                 let mut model = model.borrow_mut();
-                if what == "bytes" { model.bytes(way.policy.as_ref()) } else { model.time(way.policy.as_ref()) }
+                if what == "bytes" { model.bytes(way.policy()) } else { model.time(way.policy()) }
             });
             let request = format!("{}-{what}", way.name);
             turns.peer(&peer(way.name), &program, move |peer| peer.measure(&request, 1));
@@ -110,11 +117,11 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
             let what = if what == "bytes" { "peak memory of tensors" } else { "time" };
             let text = format!("{what} of forward and backward, transformer of {BLOCKS} layers, {}", way.text);
             let case = Case { text: &text, unit, ratio: Ratio::ShareOfCost };
-            if way.policy.is_some() {
-                let most = if unit == "B" { way.memory } else { way.time };
+            if let Some(goals) = &way.checkpoint {
+                let most = if unit == "B" { goals.memory } else { goals.time };
                 turns.compare(&mut findings, case, (way.name, "plain"), Some(Target::AtMost(most)))?;
             }
-            let target = way.policy.is_some().then_some(Target::AtMost(1.0));
+            let target = way.checkpoint.is_some().then_some(Target::AtMost(1.0));
             turns.compare(&mut findings, case, (way.name, &peer(way.name)), target)?;
         }
     }

@@ -3,32 +3,13 @@
 use std::ptr::{self, NonNull};
 
 use tch::Tensor;
-use torch_sys::C_tensor;
 
 use crate::error::{Error, check};
-use crate::raw;
-
-/// The declarations of `cpp/leaves.h`.
-mod raw_leaves {
-    use super::{C_tensor, raw};
-
-    #[repr(C)]
-    pub struct Leaves {
-        _opaque: [u8; 0],
-    }
-
-    unsafe extern "C" {
-        pub fn od_leaves_new(out: *mut *mut Leaves, err: *mut raw::Error) -> raw::Status;
-        pub fn od_leaves_see(leaves: *mut Leaves, tensor: *const C_tensor, err: *mut raw::Error) -> raw::Status;
-        pub fn od_leaves_finish(leaves: *mut Leaves);
-        pub fn od_leaves_changed(leaves: *const Leaves, out: *mut *mut C_tensor, err: *mut raw::Error) -> raw::Status;
-        pub fn od_leaves_free(leaves: *mut Leaves);
-    }
-}
+use crate::raw_leaves as raw;
 
 /// Leaves that require gradients, and how often each was changed in place when a part of the forward pass used it. Also
 /// those that no operator saves, such as biases.
-pub struct Leaves(NonNull<raw_leaves::Leaves>);
+pub struct Leaves(NonNull<raw::Leaves>);
 
 // SAFETY: the C++ side locks all access.
 unsafe impl Send for Leaves {}
@@ -43,7 +24,7 @@ impl Leaves {
     pub fn begin() -> Result<Self, Error> {
         let mut out = ptr::null_mut();
         // SAFETY: `out` receives an owner.
-        check(|err| unsafe { raw_leaves::od_leaves_new(&mut out, err) })?;
+        check(|err| unsafe { raw::od_leaves_new(&mut out, err) })?;
         NonNull::new(out).map(Self).ok_or_else(|| Error::refused("no leaves were noted"))
     }
 
@@ -53,13 +34,13 @@ impl Leaves {
     /// When memory runs out.
     pub fn see(&self, tensor: &Tensor) -> Result<(), Error> {
         // SAFETY: both are live.
-        check(|err| unsafe { raw_leaves::od_leaves_see(self.0.as_ptr(), tensor.as_ptr(), err) })
+        check(|err| unsafe { raw::od_leaves_see(self.0.as_ptr(), tensor.as_ptr(), err) })
     }
 
     /// Says that the part is over. Until then this keeps its graph.
     pub fn finish(&self) {
         // SAFETY: it is live.
-        unsafe { raw_leaves::od_leaves_finish(self.0.as_ptr()) }
+        unsafe { raw::od_leaves_finish(self.0.as_ptr()) }
     }
 
     /// A leaf that was changed in place since it was used.
@@ -69,7 +50,7 @@ impl Leaves {
     pub fn changed(&self) -> Result<Option<Tensor>, Error> {
         let mut out = ptr::null_mut();
         // SAFETY: it is live, and `out` receives an owner or null.
-        check(|err| unsafe { raw_leaves::od_leaves_changed(self.0.as_ptr(), &mut out, err) })?;
+        check(|err| unsafe { raw::od_leaves_changed(self.0.as_ptr(), &mut out, err) })?;
         // SAFETY: as above.
         Ok((!out.is_null()).then(|| unsafe { Tensor::from_ptr(out) }))
     }
@@ -78,7 +59,7 @@ impl Leaves {
 impl Drop for Leaves {
     fn drop(&mut self) {
         // SAFETY: it is live, and never used again.
-        unsafe { raw_leaves::od_leaves_free(self.0.as_ptr()) }
+        unsafe { raw::od_leaves_free(self.0.as_ptr()) }
     }
 }
 

@@ -49,6 +49,7 @@ mod raw;
 #[cfg(feature = "distributed")]
 mod raw_c10d;
 mod raw_keep;
+mod raw_leaves;
 mod raw_profiler;
 mod raw_record;
 mod raw_saved_tensors;

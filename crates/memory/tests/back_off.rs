@@ -13,7 +13,9 @@ const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 const NONE: u64 = u64::MAX >> 1;
 
 /// Ends the limit, also where a test panics.
-struct Limit(#[allow(dead_code)] MutexGuard<'static, ()>);
+struct Limit {
+    _alone: MutexGuard<'static, ()>,
+}
 
 impl Limit {
     /// Tensors may have so many bytes more.
@@ -22,7 +24,7 @@ impl Limit {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         host_memory::count(usize::MAX).unwrap();
         Self::set(more);
-        Self(alone)
+        Self { _alone: alone }
     }
 
     fn set(more: u64) {

@@ -68,7 +68,7 @@ forwards!(
 
 /// Modules that compute one after the other. Their names are their places: `0.weight`, `1.weight`, ..
 ///
-/// [`sequential!`](crate::sequential) makes one of a list of modules.
+/// [`sequential!`](crate::sequential) makes one of a list of modules. A module in several places is an `Arc`.
 ///
 /// # Source
 /// `torch.nn.Sequential`

@@ -61,8 +61,8 @@ impl AutoMicroBatch {
 }
 
 impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
-    /// For data-parallel training: all ranks use parts of one size, and gradients are averaged when every rank has its
-    /// own, not during the backward pass.
+    /// For data-parallel training: where one rank runs out of memory, all begin again with smaller parts. Gradients are
+    /// averaged when every rank has its own, not during the backward pass.
     pub fn with_ranks<T: GradientSync, R: RankGroup>(self, sync: T, ranks: R) -> AutoMicroBatch<T, R> {
         AutoMicroBatch { size: self.size, sync, ranks, growth: self.growth }
     }
@@ -98,7 +98,15 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
         batch: &[Tensor],
         mut loss: impl FnMut(&[Tensor]) -> Result<Tensor, E>,
     ) -> Result<Tensor, MemoryError> {
-        let samples = samples_of(batch)?;
+        let samples = match samples_of(batch) {
+            Ok(samples) => samples,
+            Err(error) => {
+                // The other ranks would wait for this one.
+                self.ranks.max(FAILED)?;
+                opt.zero_grad()?;
+                return Err(error);
+            }
+        };
         self.grow(samples);
         loop {
             let generators = Generators::of(batch)?;

@@ -55,7 +55,7 @@ fn or_out_of_memory<T, E: Into<BoxError>>(run: impl FnOnce() -> Result<T, E>) ->
         Ok(Ok(result)) => return Tried::Fits(result),
         Ok(Err(error)) => error.into(),
         Err(panic) => match text_of(&*panic) {
-            Some(text) if is_text_of_out_of_memory(text) => text.to_owned().into(),
+            Some(text) if says_out_of_memory(text) => text.to_owned().into(),
             _ => resume_unwind(panic),
         },
     };
@@ -71,7 +71,7 @@ fn is_out_of_memory(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
         let kind = error.downcast_ref::<TorchError>().map(TorchError::kind);
-        if kind == Some(TorchErrorKind::OutOfMemory) || is_text_of_out_of_memory(&error.to_string()) {
+        if kind == Some(TorchErrorKind::OutOfMemory) || says_out_of_memory(&error.to_string()) {
             return true;
         }
         next = error.source();
@@ -79,9 +79,9 @@ fn is_out_of_memory(error: &(dyn StdError + 'static)) -> bool {
     false
 }
 
-/// tch keeps only the text of a failure.
-fn is_text_of_out_of_memory(text: &str) -> bool {
-    ["CUDA out of memory", "CPU out of memory", "DefaultCPUAllocator: "].iter().any(|part| text.contains(part))
+/// tch keeps only the text of a failure, and panics with it.
+fn says_out_of_memory(text: &str) -> bool {
+    TorchError::from(tch::TchError::Torch(text.to_owned())).kind() == TorchErrorKind::OutOfMemory
 }
 
 fn text_of(panic: &(dyn Any + Send)) -> Option<&str> {

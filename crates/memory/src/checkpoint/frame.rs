@@ -71,7 +71,7 @@ impl About {
     }
 }
 
-/// A backward pass, or one look at a saved tensor outside of any.
+/// A backward pass. A saved tensor that is asked for outside of one counts as a pass of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pass(i64);
 

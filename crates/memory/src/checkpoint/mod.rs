@@ -22,8 +22,8 @@ use frame::{FirstRun, Forward, Frame};
 pub use policy::{Keeps, Policy};
 pub use sequential::checkpoint_sequential;
 
-/// Runs a function without keeping the tensors that its backward pass needs. The backward pass runs it again and keeps
-/// them then, one such function after the other.
+/// Runs a function without keeping the tensors that its backward pass needs. When the backward pass reaches the function,
+/// it runs again, and what it saves then is kept until the gradients are computed.
 ///
 /// The function owns what it uses: parameters as `shallow_clone`s or in an `Arc`ed module. It has to compute the same
 /// when it runs again; autocast and the random numbers of the CPU and of the inputs' devices are set as they were, and no
@@ -52,10 +52,11 @@ pub fn checkpoint<const N: usize, T, E: Into<BoxError>>(
 /// What is compared when a function runs again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeterminismCheck {
-    /// Shapes, dtypes, devices, and how often tensors were changed in place.
+    /// Shapes, dtypes and devices of what is saved, how often it was changed in place, and whether a leaf that requires a
+    /// gradient was changed since the first run.
     #[default]
     Default,
-    /// Only the number of saved tensors.
+    /// Whether as many tensors are saved; with an early stop, whether not fewer are.
     None,
 }
 
@@ -84,8 +85,8 @@ impl ActivationCheckpoint {
         self
     }
 
-    /// Whether the function draws the same random numbers when it runs again; default true. For the CPU and the devices
-    /// of the inputs.
+    /// Whether the function draws the same random numbers when it runs again; default true. The generators are those of
+    /// the CPU and of the devices that the inputs are on.
     pub fn preserve_rng_state(mut self, preserve: bool) -> Self {
         self.preserve_rng_state = preserve;
         self

@@ -15,8 +15,8 @@ pub enum Policy {
     /// None.
     #[default]
     Nothing,
-    /// Those of products of matrices, convolutions and attention, which take most of the time. One that is not needed to
-    /// compute the saved tensors again is not kept.
+    /// Those of products of matrices, convolutions and attention, which take most of the time. A result that comes
+    /// after the last saved tensor is not kept: the second run ends before it.
     Products,
     /// Those of the operators that this says yes to, called with a name and an overload: `aten::add`, `Tensor`. Operators
     /// that write to their arguments, or return views or lists, are never kept.

@@ -112,7 +112,13 @@ pub fn smaller(meeting: &Meeting) -> Result<()> {
     ensure!(micro.size() == 16, "{}", micro.size());
     ensure!(weight.allclose(&expected.weight, 1e-5, 1e-6, false), "{weight:?} instead of {:?}", expected.weight);
 
-    // A rank that fails otherwise ends both.
+    // A rank that has no batch, or fails otherwise, ends both.
+    let unequal = [own.shallow_clone(), own.narrow(0, 0, 1)];
+    let bad = if group.rank() == 1 { &unequal[..] } else { &unequal[..1] };
+    match (group.rank(), micro.backward(&mut opt, bad, |part| wide(&part[0], weight))) {
+        (0, Err(MemoryError::OtherRank)) | (1, Err(MemoryError::Batch { .. })) => {}
+        (rank, other) => anyhow::bail!("rank {rank}: {other:?}"),
+    }
     let result = micro.backward(&mut opt, &[own], |part| {
         ensure!(group.rank() == 0, "no more data");
         Ok(wide(&part[0], weight)?)
