@@ -5,8 +5,9 @@ mod cuda_headers;
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 20] = [
+const SOURCES: [&str; 21] = [
     "error",
+    "allocations",
     "dispatch",
     "tensor_list",
     "autocast",

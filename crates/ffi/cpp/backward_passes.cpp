@@ -12,6 +12,8 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "allocations.h"
+
 namespace {
 
 using Changes = std::vector<std::function<void()>>;
@@ -58,10 +60,16 @@ struct CountingEngine final : Engine {
                         bool accumulate_grad, const edge_list& outputs) override {
     TORCH_CHECK(forbidden == 0, "a communication hook cannot run a backward pass: its reducer is in the middle of one");
     struct Pass {
-      Pass() { passes().begin(); }
+      Pass() {
+        passes().begin();
+        overdrive::report(OD_BACKWARD_BEGINS, nullptr, 0, -1);
+      }
       Pass(const Pass&) = delete;
       Pass& operator=(const Pass&) = delete;
-      ~Pass() { passes().end(); }
+      ~Pass() {
+        overdrive::report(OD_BACKWARD_ENDS, nullptr, 0, -1);
+        passes().end();
+      }
     } pass;
     return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }

@@ -1,8 +1,17 @@
 // Functions that need CUDA's headers.
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include <ATen/Functions.h>
 #include <ATen/cuda/CUDAContext.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/cuda/memory_snapshot.h>
 
+#include "allocations.h"
 #include "guarded.h"
 
 namespace {
@@ -20,7 +29,23 @@ c10::DeviceIndex initialised(int32_t device) {
   return index;
 }
 
+void report_entry(const c10::CachingDeviceAllocator::TraceEntry& entry) {
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  bool is_new = entry.action_ == Entry::ALLOC;
+  if (!is_new && entry.action_ != Entry::FREE_COMPLETED) return;
+  overdrive::report(is_new ? OD_ALLOCATED : OD_FREED, reinterpret_cast<const void*>(entry.addr_), entry.size_,
+                    entry.device_);
+}
+
 }  // namespace
+
+void overdrive::watch_device_memory() {
+  static std::once_flag attached;
+  if (at::cuda::device_count() == 0) return;
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  // It cannot be detached.
+  std::call_once(attached, [] { c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(&report_entry); });
+}
 
 int32_t od_cuda_compiled(void) noexcept { return 1; }
 
@@ -52,6 +77,33 @@ od_status od_cuda_reset_peak_memory_stats(int32_t device, od_error* err) noexcep
 
 od_status od_cuda_empty_cache(od_error* err) noexcept {
   return overdrive::guarded(err, [&] { c10::cuda::CUDACachingAllocator::emptyCache(); });
+}
+
+od_status od_cuda_set_memory_fraction(int32_t device, double fraction, od_error* err) noexcept {
+  return overdrive::guarded(
+      err, [&] { c10::cuda::CUDACachingAllocator::setMemoryFraction(fraction, initialised(device)); });
+}
+
+od_status od_cuda_record_memory_history(int32_t enabled, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    initialised(0);
+    auto state = enabled != 0 ? std::optional<std::string>("all") : std::nullopt;
+    torch::cuda::_record_memory_history(state, state, "cpp");
+  });
+}
+
+od_status od_cuda_memory_snapshot(at::Tensor** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    initialised(0);
+    auto snapshot = torch::cuda::_memory_snapshot_pickled();
+    auto bytes = at::empty({static_cast<int64_t>(snapshot.size())}, at::kByte);
+    std::memcpy(bytes.mutable_data_ptr(), snapshot.data(), snapshot.size());
+    *out = new at::Tensor(std::move(bytes));
+  });
+}
+
+od_status od_cuda_set_allocator_settings(const char* settings, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { c10::CachingAllocator::setAllocatorSettings(settings); });
 }
 
 od_status od_cuda_set_sync_debug_mode(int32_t mode, int32_t* previous, od_error* err) noexcept {

@@ -13,6 +13,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
+#include "allocations.h"
 #include "guarded.h"
 #include "huge_pages.h"
 
@@ -34,7 +35,8 @@ class HostAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(size_t bytes) override {
     bool counts = counts_.load();
-    if (bytes < kSmallest && !counts) return before_->allocate(bytes);
+    bool is_watched = overdrive::is_watched();
+    if (bytes < kSmallest && !counts && !is_watched) return before_->allocate(bytes);
     // An empty tensor has no block.
     if (bytes == 0) return {nullptr, nullptr, &give_back, c10::Device(c10::kCPU)};
     size_t counted = counts ? bytes : 0;
@@ -47,6 +49,7 @@ class HostAllocator final : public c10::Allocator {
       stats_.allocated -= counted;
       throw;
     }
+    if (is_watched) overdrive::report(OD_ALLOCATED, data, bytes, -1);
     return {data, data, &give_back, c10::Device(c10::kCPU)};
   }
 
@@ -163,6 +166,8 @@ class HostAllocator final : public c10::Allocator {
       lock.unlock();
       return before_->raw_deallocate(data);
     }
+    // While no other thread can be lent the block.
+    overdrive::report(OD_FREED, data, 0, -1);
     Free block{data, found->second.bytes};
     stats_.allocated -= found->second.counted;
     lent_.erase(found);
@@ -222,6 +227,8 @@ HostAllocator& allocator() {
 void HostAllocator::give_back(void* data) { allocator().take_back(data); }
 
 }  // namespace
+
+void overdrive::watch_host_memory() { allocator().install(); }
 
 od_status od_host_cache_limit(size_t bytes, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {

@@ -2,6 +2,7 @@
 #include "keep.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "guarded.h"
@@ -52,6 +54,13 @@ at::Tensor state_of(at::Generator generator) {
   return generator.get_state();
 }
 
+// A device's operators have only begun when they return.
+void wait_for_devices(const Stack& stack) {
+  for (const auto& value : stack)
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda())
+      at::detail::getCUDAHooks().deviceSynchronize(value.toTensor().device().index());
+}
+
 // New tensors of pure results: an operator that writes, or returns views or lists, has to run.
 bool can_be_kept(const c10::FunctionSchema& schema) {
   for (const auto& argument : schema.arguments())
@@ -70,11 +79,27 @@ IValue mapped(const IValue& value, Map&& map) {
 }  // namespace
 
 struct od_keeper {
-  od_keeper(Owned owned, int32_t (*keeps)(void*, const char*, const char*)) : owned(std::move(owned)), keeps(keeps) {}
+  using Keeps = int32_t (*)(void*, size_t, const char*, const char*);
+  using Ran = void (*)(void*, size_t, uint64_t, const void*, size_t);
 
-  bool is_kept(const OperatorHandle& op) {
+  od_keeper(Owned owned, Keeps keeps, Ran ran) : owned(std::move(owned)), keeps(keeps), ran(ran) {}
+
+  bool is_kept(const OperatorHandle& op, size_t call) {
     const auto& schema = op.schema();
-    return can_be_kept(schema) && keeps(owned.get(), schema.name().c_str(), schema.overload_name().c_str()) != 0;
+    return keeps(owned.get(), call, schema.name().c_str(), schema.overload_name().c_str()) != 0;
+  }
+
+  void measure(const OperatorHandle& op, const Stack& stack, size_t call, c10::function_ref<void()> run) {
+    wait_for_devices(stack);
+    auto begin = std::chrono::steady_clock::now();
+    run();
+    wait_for_devices(stack);
+    auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin);
+    for (auto at = stack.end() - static_cast<ptrdiff_t>(op.schema().returns().size()); at != stack.end(); ++at) {
+      if (!at->isTensor() || !at->toTensor().has_storage()) continue;
+      const auto& storage = at->toTensor().storage();
+      ran(owned.get(), call, static_cast<uint64_t>(nanoseconds.count()), storage.data(), storage.nbytes());
+    }
   }
 
   void keep(const OperatorHandle& op, const Stack& stack, std::optional<Drawn> drawn) {
@@ -96,7 +121,8 @@ struct od_keeper {
   std::vector<std::optional<Kept>> calls;
   std::shared_ptr<od_keeper> self;  // until od_keeper_free
   Owned owned;
-  int32_t (*keeps)(void*, const char*, const char*);
+  Keeps keeps;
+  Ran ran;  // null if nothing is measured
 };
 
 namespace {
@@ -104,7 +130,8 @@ namespace {
 struct Run {
   std::shared_ptr<od_keeper> keeper;  // a run that is never ended keeps it
   bool reuse;
-  size_t next;
+  size_t next;   // of the kept calls
+  size_t calls;  // of operators whose results can be kept
 };
 
 thread_local std::vector<Run> runs;
@@ -137,8 +164,13 @@ at::Generator generator_of(const OperatorHandle& op, const Stack& stack) {
 namespace overdrive {
 
 void run_or_reuse(const OperatorHandle& op, Stack& stack, c10::function_ref<void()> run) {
-  if (runs.empty() || !runs.back().keeper->is_kept(op)) return run();
+  if (runs.empty() || !can_be_kept(op.schema())) return run();
   auto& keeper = *runs.back().keeper;
+  size_t call = runs.back().calls++;
+  if (!keeper.is_kept(op, call)) {
+    if (keeper.ran == nullptr || runs.back().reuse) return run();
+    return keeper.measure(op, stack, call, run);
+  }
   if (runs.back().reuse) {
     size_t number = runs.back().next++;
     std::optional<Kept> kept;
@@ -164,11 +196,12 @@ void run_or_reuse(const OperatorHandle& op, Stack& stack, c10::function_ref<void
 
 }  // namespace overdrive
 
-od_status od_keeper_new(void* owner, int32_t (*keeps)(void* owner, const char* name, const char* overload),
-                        void (*drop)(void*), od_keeper** out, od_error* err) noexcept {
+od_status od_keeper_new(void* owner, int32_t (*keeps)(void*, size_t, const char*, const char*),
+                        void (*ran)(void*, size_t, uint64_t, const void*, size_t), void (*drop)(void*),
+                        od_keeper** out, od_error* err) noexcept {
   Owned owned(owner, drop);
   return overdrive::guarded(err, [&] {
-    auto made = std::make_shared<od_keeper>(std::move(owned), keeps);
+    auto made = std::make_shared<od_keeper>(std::move(owned), keeps, ran);
     made->self = made;
     *out = made.get();
   });
@@ -177,7 +210,7 @@ od_status od_keeper_new(void* owner, int32_t (*keeps)(void* owner, const char* n
 od_status od_keeper_begin(od_keeper* keeper, int32_t reuse, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     if (runs.empty()) was_included = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake);
-    runs.push_back({keeper->self, reuse != 0, 0});
+    runs.push_back({keeper->self, reuse != 0, 0, 0});
     c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, true);
   });
 }

@@ -1,5 +1,6 @@
 // Replaces cuda.cpp where libtorch has no CUDA or its headers were not found at build time: each call returns an error
 // that says so.
+#include "allocations.h"
 #include "guarded.h"
 
 namespace {
@@ -13,10 +14,16 @@ od_status absent(od_error* err) noexcept {
 
 }  // namespace
 
+void overdrive::watch_device_memory() {}
+
 int32_t od_cuda_compiled(void) noexcept { return 0; }
 od_status od_cuda_device_name(int32_t, char**, od_error* err) noexcept { return absent(err); }
 od_status od_cuda_device_capability(int32_t, int32_t*, int32_t*, od_error* err) noexcept { return absent(err); }
 od_status od_cuda_memory_stats(int32_t, od_memory_stats*, od_error* err) noexcept { return absent(err); }
 od_status od_cuda_reset_peak_memory_stats(int32_t, od_error* err) noexcept { return absent(err); }
 od_status od_cuda_empty_cache(od_error* err) noexcept { return absent(err); }
+od_status od_cuda_set_memory_fraction(int32_t, double, od_error* err) noexcept { return absent(err); }
+od_status od_cuda_record_memory_history(int32_t, od_error* err) noexcept { return absent(err); }
+od_status od_cuda_memory_snapshot(at::Tensor**, od_error* err) noexcept { return absent(err); }
+od_status od_cuda_set_allocator_settings(const char*, od_error* err) noexcept { return absent(err); }
 od_status od_cuda_set_sync_debug_mode(int32_t, int32_t*, od_error* err) noexcept { return absent(err); }

@@ -196,6 +196,11 @@ void od_string_free(char* string) noexcept;
 od_status od_cuda_memory_stats(int32_t device, od_memory_stats* out, od_error* err) noexcept;
 od_status od_cuda_reset_peak_memory_stats(int32_t device, od_error* err) noexcept;
 od_status od_cuda_empty_cache(od_error* err) noexcept;
+od_status od_cuda_set_memory_fraction(int32_t device, double fraction, od_error* err) noexcept;
+od_status od_cuda_record_memory_history(int32_t enabled, od_error* err) noexcept;
+// A pickle that PyTorch's memory visualiser reads, as bytes.
+od_status od_cuda_memory_snapshot(at::Tensor** out, od_error* err) noexcept;
+od_status od_cuda_set_allocator_settings(const char* settings, od_error* err) noexcept;
 od_status od_cuda_set_sync_debug_mode(int32_t mode, int32_t* previous, od_error* err) noexcept;
 
 // A separate stream of one device for copies, and an event in it after a batch's copies.

@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 use tch::Tensor;
 
-use crate::error::{Error, check};
+use crate::error::Error;
 use crate::host_buffer::HostBuffer;
-use crate::raw;
+use crate::memory::storage_of;
 
 /// How many blocks may be idle; beyond that, each call frees one.
 const IDLE: usize = 4;
@@ -61,9 +61,7 @@ impl Block {
     }
 
     fn state(&self) -> Result<State, Error> {
-        let mut storage = raw::Storage { owners: 0, data: ptr::null_mut(), bytes: 0 };
-        // SAFETY: the tensor and the out-parameter live through the call.
-        check(|err| unsafe { raw::od_storage_state(self.tensor.as_ptr(), &mut storage, err) })?;
+        let storage = storage_of(&self.tensor)?;
         let same = storage.data.expose_provenance() == self.address && storage.bytes == self.bytes;
         Ok(match (same, storage.owners) {
             (false, _) => State::Changed,

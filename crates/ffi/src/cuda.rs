@@ -1,7 +1,9 @@
 //! Functions that need a CUDA build of libtorch. Without one, every call returns an error that says so.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::ptr;
+
+use tch::Tensor;
 
 use crate::error::{Error, check};
 use crate::raw;
@@ -114,6 +116,62 @@ pub fn reset_peak_memory_stats(device: usize) -> Result<(), Error> {
 pub fn empty_cache() -> Result<(), Error> {
     // SAFETY: no pointers but the error slot.
     check(|err| unsafe { raw::od_cuda_empty_cache(err) })
+}
+
+/// Allows this process a share of the device's memory, from 0 to 1. More is an error of the kind
+/// [`OutOfMemory`](crate::ErrorKind::OutOfMemory).
+///
+/// # Errors
+/// Without CUDA, when there is no such device, or for another share.
+///
+/// # Source
+/// `torch.cuda.set_per_process_memory_fraction`
+pub fn set_memory_fraction(device: usize, fraction: f64) -> Result<(), Error> {
+    // SAFETY: no pointers but the error slot.
+    check(|err| unsafe { raw::od_cuda_set_memory_fraction(index(device), fraction, err) })
+}
+
+/// Changes the caching allocator's settings, in the form of the variable `PYTORCH_CUDA_ALLOC_CONF`:
+/// `expandable_segments:True,max_split_size_mb:512`. Memory that is allocated already stays as it is.
+///
+/// # Errors
+/// Without CUDA; for a setting that libtorch does not know.
+///
+/// # Source
+/// `torch.cuda.memory._set_allocator_settings`
+pub fn set_allocator_settings(settings: &str) -> Result<(), Error> {
+    let settings = CString::new(settings).map_err(|_| Error::refused("a setting cannot have a zero byte"))?;
+    // SAFETY: the text lives through the call.
+    check(|err| unsafe { raw::od_cuda_set_allocator_settings(settings.as_ptr(), err) })
+}
+
+/// Records from now on, or no longer, what the caching allocators do and which C++ functions asked for it, for
+/// [`memory_snapshot`].
+///
+/// # Errors
+/// Without CUDA.
+///
+/// # Source
+/// `torch.cuda.memory._record_memory_history`
+pub fn record_memory_history(enabled: bool) -> Result<(), Error> {
+    // SAFETY: no pointers but the error slot.
+    check(|err| unsafe { raw::od_cuda_record_memory_history(i32::from(enabled), err) })
+}
+
+/// The state of the caching allocators and what was recorded, as a pickle that <https://pytorch.org/memory_viz> reads.
+///
+/// # Errors
+/// Without CUDA.
+///
+/// # Source
+/// `torch.cuda.memory._dump_snapshot`
+pub fn memory_snapshot() -> Result<Vec<u8>, Error> {
+    let mut out = ptr::null_mut();
+    // SAFETY: `out` receives an owner.
+    check(|err| unsafe { raw::od_cuda_memory_snapshot(&mut out, err) })?;
+    // SAFETY: as above.
+    let bytes = unsafe { Tensor::from_ptr(out) };
+    Vec::<u8>::try_from(&bytes).map_err(Error::from)
 }
 
 /// While this guard lives, a libtorch call that makes the host wait for the device is an error, on every thread.

@@ -11,8 +11,52 @@ use crate::callback::drop_box;
 use crate::error::{Error, check};
 use crate::raw_keep as raw;
 
-/// Whether the result of an operator is kept, by its name (`aten::mm`) and overload (`default` is empty).
-pub type Keeps = Box<dyn Fn(&str, &str) -> bool + Send + Sync>;
+/// What is kept.
+pub trait Keeps: Send + Sync {
+    /// Whether a call's result is kept.
+    fn keeps(&self, call: Call<'_>) -> bool;
+
+    /// Whether [`ran`](Self::ran) wants to be told.
+    fn measures(&self) -> bool {
+        false
+    }
+
+    /// Told in the first run of each result of a call that is not kept. For times, operators of a CUDA device are waited
+    /// for.
+    fn ran(&self, _ran: Ran) {}
+}
+
+/// A call of an operator whose result can be kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'c> {
+    /// How many there were before in this run.
+    pub number: usize,
+    /// `aten::mm`
+    pub name: &'c str,
+    /// Empty for the default.
+    pub overload: &'c str,
+}
+
+/// One result of a call, and what the call took.
+#[derive(Clone, Copy, Debug)]
+pub struct Ran {
+    /// [`Call::number`]
+    pub call: usize,
+    /// How long the call took.
+    pub nanoseconds: u64,
+    /// Where the result's memory is, as in [`address_of`](crate::address_of).
+    pub address: usize,
+    /// How much it is.
+    pub bytes: usize,
+}
+
+impl<F: Fn(&str, &str) -> bool + Send + Sync> Keeps for F {
+    fn keeps(&self, call: Call<'_>) -> bool {
+        self(call.name, call.overload)
+    }
+}
+
+type Owner = Box<dyn Keeps>;
 
 /// Keeps results of the first run of a function for the next ones.
 ///
@@ -38,11 +82,13 @@ impl Keeper {
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn new(keeps: Keeps) -> Result<Self, Error> {
-        let owner = Box::into_raw(Box::new(keeps)).cast::<c_void>();
+    pub fn new(keeps: impl Keeps + 'static) -> Result<Self, Error> {
+        let ran: Option<extern "C" fn(_, _, _, _, _)> = if keeps.measures() { Some(on_result) } else { None };
+        let owner: Owner = Box::new(keeps);
+        let owner = Box::into_raw(Box::new(owner)).cast::<c_void>();
         let mut out = ptr::null_mut();
         // SAFETY: the C++ side drops `owner`, once, also on failure; `out` lives through the call.
-        check(|err| unsafe { raw::od_keeper_new(owner, on_operator, drop_box::<Keeps>, &mut out, err) })?;
+        check(|err| unsafe { raw::od_keeper_new(owner, on_operator, ran, drop_box::<Owner>, &mut out, err) })?;
         NonNull::new(out).map(Self).ok_or_else(|| Error::refused("no keeper was made"))
     }
 
@@ -107,12 +153,22 @@ impl std::fmt::Debug for Keeper {
     }
 }
 
-extern "C" fn on_operator(owner: *mut c_void, name: *const c_char, overload: *const c_char) -> i32 {
+extern "C" fn on_operator(owner: *mut c_void, number: usize, name: *const c_char, overload: *const c_char) -> i32 {
     // SAFETY: `owner` was made of such a box, and the strings are the caller's.
     let (keeps, name, overload) =
-        unsafe { (&*owner.cast::<Keeps>(), CStr::from_ptr(name).to_str(), CStr::from_ptr(overload).to_str()) };
-    let asked = AssertUnwindSafe(|| matches!((name, overload), (Ok(name), Ok(overload)) if keeps(name, overload)));
+        unsafe { (&*owner.cast::<Owner>(), CStr::from_ptr(name).to_str(), CStr::from_ptr(overload).to_str()) };
+    let (Ok(name), Ok(overload)) = (name, overload) else { return 0 };
+    let asked = AssertUnwindSafe(|| keeps.keeps(Call { number, name, overload }));
     i32::from(catch_unwind(asked).unwrap_or(false))
+}
+
+extern "C" fn on_result(owner: *mut c_void, call: usize, nanoseconds: u64, result: *const c_void, bytes: usize) {
+    // SAFETY: `owner` was made of such a box.
+    let keeps = unsafe { &*owner.cast::<Owner>() };
+    let ran = Ran { call, nanoseconds, address: result.addr(), bytes };
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| keeps.ran(ran))) {
+        std::mem::forget(panic);
+    }
 }
 
 #[cfg(test)]
@@ -124,7 +180,7 @@ mod tests {
     #[test]
     fn results_that_are_not_needed_or_changed_are_freed() {
         let x = Tensor::rand([4, 4], (Kind::Float, Device::Cpu));
-        let keeper = Keeper::new(Box::new(|name, _| name == "aten::mm")).unwrap();
+        let keeper = Keeper::new(|name: &str, _: &str| name == "aten::mm").unwrap();
         {
             let _run = keeper.keep().unwrap();
             let (needed, mut changed) = (x.mm(&x), x.mm(&x));
@@ -142,7 +198,7 @@ mod tests {
     #[test]
     fn runs_end_in_any_order_and_only_on_their_thread() {
         let x = Tensor::rand([4, 4], (Kind::Float, Device::Cpu));
-        let keepers = [0, 1].map(|_| Keeper::new(Box::new(|name, _| name == "aten::mm")).unwrap());
+        let keepers = [0, 1].map(|_| Keeper::new(|name: &str, _: &str| name == "aten::mm").unwrap());
         let [first, second] = [&keepers[0], &keepers[1]].map(|keeper| keeper.keep().unwrap());
         drop(first);
         let _ = x.mm(&x);
@@ -156,7 +212,7 @@ mod tests {
     #[test]
     fn a_run_that_is_never_ended_outlives_its_keeper() {
         std::thread::spawn(|| {
-            let keeper = Keeper::new(Box::new(|_, _| true)).unwrap();
+            let keeper = Keeper::new(|_: &str, _: &str| true).unwrap();
             std::mem::forget(keeper.keep().unwrap());
             drop(keeper);
             let x = Tensor::rand([4, 4], (Kind::Float, Device::Cpu));

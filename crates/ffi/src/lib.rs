@@ -18,12 +18,14 @@
 //! ```
 
 pub mod adamw8bit;
+pub mod allocations;
 pub mod autocast;
 pub mod autograd;
 mod buffer_pool;
 #[cfg(feature = "distributed")]
 pub mod c10d;
 mod callback;
+mod callers;
 #[cfg(feature = "distributed")]
 pub mod compress;
 pub mod context;
@@ -46,6 +48,7 @@ mod op_table;
 mod package;
 pub mod profiler;
 mod raw;
+mod raw_allocations;
 #[cfg(feature = "distributed")]
 mod raw_c10d;
 mod raw_keep;
@@ -69,7 +72,7 @@ pub use grad_hook::GradHook;
 pub use host_buffer::HostBuffer;
 pub use host_cache::{cache_host_memory, cached_host_memory};
 pub use leaves::Leaves;
-pub use memory::{empty_pinned, tensor_from_vec};
+pub use memory::{address_of, empty_pinned, tensor_from_vec};
 pub use op::{Arg, LazyOp, Op, Value};
 pub use package::{Form, LEAST_SIZE, Package, check_owner, is_lazy, share_memory};
 pub use rows::Rows;

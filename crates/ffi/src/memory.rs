@@ -33,6 +33,26 @@ pub fn empty_pinned(shape: &[i64], kind: Kind) -> Result<Tensor, Error> {
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
+/// Where a tensor's memory is, which other tensors may share: on the tensor's device, so that it may be no address of the
+/// host's.
+///
+/// # Errors
+/// For a tensor without memory of its own, such as a sparse one.
+pub fn address_of(tensor: &Tensor) -> Result<usize, Error> {
+    Ok(storage_of(tensor)?.data.addr())
+}
+
+/// The memory that a tensor is in, which other tensors may share.
+///
+/// # Errors
+/// For a tensor without memory of its own, such as a sparse one.
+pub(crate) fn storage_of(tensor: &Tensor) -> Result<raw::Storage, Error> {
+    let mut storage = raw::Storage { owners: 0, data: ptr::null_mut(), bytes: 0 };
+    // SAFETY: the tensor and the out-parameter live through the call.
+    check(|err| unsafe { raw::od_storage_state(tensor.as_ptr(), &mut storage, err) })?;
+    Ok(storage)
+}
+
 /// A tensor in the memory of a vector, without a copy.
 ///
 /// The vector's bytes are read as `kind`, in the machine's byte order; it may be longer than the tensor needs.

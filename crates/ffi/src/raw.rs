@@ -304,6 +304,10 @@ unsafe extern "C" {
     pub fn od_cuda_memory_stats(device: i32, out: *mut MemoryStats, err: *mut Error) -> Status;
     pub fn od_cuda_reset_peak_memory_stats(device: i32, err: *mut Error) -> Status;
     pub fn od_cuda_empty_cache(err: *mut Error) -> Status;
+    pub fn od_cuda_set_memory_fraction(device: i32, fraction: f64, err: *mut Error) -> Status;
+    pub fn od_cuda_record_memory_history(enabled: i32, err: *mut Error) -> Status;
+    pub fn od_cuda_memory_snapshot(out: *mut *mut C_tensor, err: *mut Error) -> Status;
+    pub fn od_cuda_set_allocator_settings(settings: *const c_char, err: *mut Error) -> Status;
     pub fn od_cuda_set_sync_debug_mode(mode: i32, previous: *mut i32, err: *mut Error) -> Status;
 
     pub fn od_copy_stream_new(device: i32, out: *mut *mut CopyStream, err: *mut Error) -> Status;

@@ -12,7 +12,8 @@ pub struct Keeper {
 unsafe extern "C" {
     pub fn od_keeper_new(
         owner: *mut c_void,
-        keeps: extern "C" fn(*mut c_void, *const c_char, *const c_char) -> i32,
+        keeps: extern "C" fn(*mut c_void, usize, *const c_char, *const c_char) -> i32,
+        ran: Option<extern "C" fn(*mut c_void, usize, u64, *const c_void, usize)>,
         drop: extern "C" fn(*mut c_void),
         out: *mut *mut Keeper,
         err: *mut Error,

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
 
+use crate::callers::caller_in;
 use crate::error::{Error, check};
 use crate::raw_record as raw;
 use crate::tensor_list::TensorList;
@@ -163,32 +164,6 @@ impl Record {
     pub fn caller(&self, operator: usize) -> Option<String> {
         caller_in(&self.callers.get(operator)?.to_string())
     }
-}
-
-/// Crates that stand between an operator and its caller.
-const BETWEEN: [&str; 7] = ["overdrive_", "tch::", "torch_sys::", "core::", "std::", "alloc::", "rust_"];
-
-/// The first caller in a printed backtrace: `12: function` lines, each followed by `at file:line:column` if known.
-fn caller_in(backtrace: &str) -> Option<String> {
-    let mut lines = backtrace.lines().map(str::trim).peekable();
-    while let Some(line) = lines.next() {
-        let Some((number, function)) = line.split_once(": ") else { continue };
-        let place = lines.peek().and_then(|next| next.strip_prefix("at "));
-        if number.parse::<usize>().is_err() || !function.contains("::") {
-            continue;
-        }
-        let path = function.trim_start_matches(['<', '&']);
-        let is_rust = place.is_none_or(|place| place.contains(".rs:"));
-        let is_cpp = function.contains('(') || ["at::", "c10::", "torch::"].iter().any(|name| path.starts_with(name));
-        if !is_rust || is_cpp || BETWEEN.iter().any(|name| path.starts_with(name)) {
-            continue;
-        }
-        return Some(match place {
-            Some(place) => place.rsplit_once(':').map_or(place, |(line, _column)| line).to_owned(),
-            None => function.to_owned(),
-        });
-    }
-    None
 }
 
 fn lock(notes: &Mutex<Notes>) -> MutexGuard<'_, Notes> {

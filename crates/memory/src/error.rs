@@ -2,8 +2,11 @@
 
 use overdrive_ffi::Error as TorchError;
 use overdrive_ffi::autograd::BoxError;
+use tch::Device;
 
-/// Why a part of the forward pass did not run, or could not be run again.
+use crate::account::Leak;
+
+/// Why something of this crate failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -56,7 +59,37 @@ pub enum MemoryError {
     /// This rank's part was computed, but another rank's was not.
     #[error("another rank has failed; its own error says why")]
     OtherRank,
-    /// A saved tensor could not be written or read.
+    /// A share that is none.
+    #[error("a budget of {share} is no share: use 0 (keep nothing) to 1 (as much as without checkpointing)")]
+    Budget {
+        /// What was given.
+        share: f64,
+    },
+    /// Batch sizes that show nothing.
+    #[error("batches of {sizes:?} show nothing: the first should be at least 1, and the second larger")]
+    Sizes {
+        /// What was given.
+        sizes: [i64; 2],
+    },
+    /// A step left memory behind.
+    #[error("a step left memory behind: {}", leaks.iter().map(Leak::to_string).collect::<Vec<_>>().join("; "))]
+    Leaked {
+        /// By the line that had it allocated, the largest first.
+        leaks: Vec<Leak>,
+    },
+    /// A device whose memory is not known.
+    #[error("the memory of {device:?} is not known here: use a CUDA device{}", match device {
+        Device::Cpu => ", and `host_memory::count(limit)` for the host",
+        _ => " or the host",
+    })]
+    Device {
+        /// What was given.
+        device: Device,
+    },
+    /// A state could not be read.
+    #[error(transparent)]
+    State(#[from] overdrive_core::StateError),
+    /// A saved tensor or a snapshot could not be written or read.
     #[error("{}: {source}", path.display())]
     Disk {
         /// The folder or file.

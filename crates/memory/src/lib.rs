@@ -23,12 +23,14 @@
 //! fit, and [`find_batch_size`] finds a batch that does.
 #![forbid(unsafe_code)]
 
+pub mod account;
 mod back_off;
 pub mod checkpoint;
 mod error;
 mod saved;
 
+pub use account::{Estimate, LeakCheck, MemoryRecorder, leak_check};
 pub use back_off::{AutoMicroBatch, find_batch_size};
-pub use checkpoint::{ActivationCheckpoint, DeterminismCheck, Policy, checkpoint, checkpoint_sequential};
+pub use checkpoint::{ActivationCheckpoint, Budget, DeterminismCheck, Policy, checkpoint, checkpoint_sequential};
 pub use error::MemoryError;
 pub use saved::{Compression, HooksGuard, SavedTensors, saved_tensors_hooks};

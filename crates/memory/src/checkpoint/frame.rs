@@ -13,6 +13,7 @@ use overdrive_ffi::saved_tensors::{
 use overdrive_ffi::{Error as TorchError, Leaves};
 use tch::{Device, Kind, Tensor};
 
+use super::budget::{Key, Measure};
 use super::context::Context;
 use super::{ActivationCheckpoint, DeterminismCheck};
 use crate::error::MemoryError;
@@ -28,6 +29,8 @@ pub(super) struct Frame {
     pub(super) early_stop: bool,
     /// The results that are kept.
     pub(super) keeper: Option<Keeper>,
+    /// What measures the first run.
+    measure: Option<Arc<Measure>>,
     check: DeterminismCheck,
     /// What it uses, also where no operator saves it.
     leaves: Leaves,
@@ -88,14 +91,20 @@ impl Frame {
         options: &ActivationCheckpoint,
         context: Context,
         inputs: &[Tensor],
+        key: impl FnOnce() -> Key,
         again: impl Fn(Vec<Tensor>) -> Result<(), BoxError> + Send + Sync + 'static,
     ) -> Result<Self, TorchError> {
+        let (keeper, measure) = options.policy.keeper(key)?;
+        if let Some(measure) = &measure {
+            measure.inputs(inputs)?;
+        }
         Ok(Self {
             scope,
             context,
             again: Box::new(again),
             early_stop: options.early_stop,
-            keeper: options.policy.keeper()?,
+            keeper,
+            measure,
             check: options.determinism_check,
             leaves: Leaves::begin()?,
             inputs: inputs.iter().map(SavedTensor::new).collect::<Result<_, _>>()?,
@@ -106,7 +115,10 @@ impl Frame {
         })
     }
 
-    pub(super) fn forward_is_done(&self) {
+    pub(super) fn forward_is_done(&self, is_ok: bool) {
+        if let Some(measure) = self.measure.as_ref().filter(|_| is_ok) {
+            measure.finish();
+        }
         if let Some(keeper) = &self.keeper {
             if !self.early_stop {
                 keeper.need();
@@ -207,6 +219,9 @@ impl Hooks for Forward {
     fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>, BoxError> {
         if let Some(keeper) = &self.0.keeper {
             keeper.need();
+        }
+        if let Some(measure) = &self.0.measure {
+            measure.saves(tensor)?;
         }
         self.0.leaves.see(tensor)?;
         let mut slots = self.0.slots();

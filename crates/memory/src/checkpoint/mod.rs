@@ -1,7 +1,9 @@
 //! Activation checkpointing: what a part of the forward pass saves is computed again in the backward pass.
 
+mod budget;
 mod context;
 mod frame;
+mod knapsack;
 mod policy;
 mod recompute;
 mod sequential;
@@ -16,6 +18,8 @@ use overdrive_ffi::saved_tensors::HooksGuard;
 use tch::Tensor;
 
 use crate::error::MemoryError;
+pub use budget::Budget;
+use budget::Key;
 use context::Context;
 pub(crate) use context::Generators;
 use frame::{FirstRun, Forward, Frame};
@@ -136,6 +140,7 @@ impl ActivationCheckpoint {
             return function(&own).map_err(failed);
         }
         let context = Context::now(&own, self.preserve_rng_state)?;
+        let key = Key::of(&function, &own);
         let function = Arc::new(parking_lot::ReentrantMutex::new(function));
         let again = {
             let function = Arc::clone(&function);
@@ -144,14 +149,14 @@ impl ActivationCheckpoint {
                 function.lock()(&inputs).map(drop).map_err(Into::into)
             }
         };
-        let frame = Arc::new(Frame::new(scope(), &self, context, &own, again)?);
+        let frame = Arc::new(Frame::new(scope(), &self, context, &own, || key, again)?);
         let result = {
             let _run = FirstRun(&frame);
             let _hooks = HooksGuard::new(Arc::new(Forward(Arc::clone(&frame))))?;
             let _kept = frame.keeper.as_ref().map(Keeper::keep).transpose()?;
             function.lock()(&own).map_err(failed)
         };
-        frame.forward_is_done();
+        frame.forward_is_done(result.is_ok());
         result
     }
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use overdrive_ffi::Error as TorchError;
 use overdrive_ffi::keep::Keeper;
 
+use super::budget::{Budget, ByPlan, Key, Measure, Measuring};
+
 /// Whether the result of an operator is kept, by its name and its overload.
 pub type Keeps = dyn Fn(&str, &str) -> bool + Send + Sync;
 
@@ -21,6 +23,8 @@ pub enum Policy {
     /// Those of the operators that this says yes to, called with a name and an overload: `aten::add`, `Tensor`. Operators
     /// that write to their arguments, or return views or lists, are never kept.
     Operators(Arc<Keeps>),
+    /// As many as a budget of memory allows, by what they cost.
+    Budget(Budget),
 }
 
 /// What takes most of a model's time.
@@ -45,15 +49,29 @@ const PRODUCTS: [&str; 17] = [
 ];
 
 impl Policy {
-    pub(super) fn keeper(&self) -> Result<Option<Keeper>, TorchError> {
-        Ok(Some(match self {
-            Self::Nothing => return Ok(None),
-            Self::Products => Keeper::new(Box::new(|name, _| PRODUCTS.contains(&name)))?,
+    /// What keeps the results of a call, and what measures it, if that is needed.
+    pub(super) fn keeper(
+        &self,
+        key: impl FnOnce() -> Key,
+    ) -> Result<(Option<Keeper>, Option<Arc<Measure>>), TorchError> {
+        let keeper = match self {
+            Self::Nothing => return Ok((None, None)),
+            Self::Products => Keeper::new(|name: &str, _: &str| PRODUCTS.contains(&name))?,
             Self::Operators(keeps) => {
                 let keeps = Arc::clone(keeps);
-                Keeper::new(Box::new(move |name, overload| keeps(name, overload)))?
+                Keeper::new(move |name: &str, overload: &str| keeps(name, overload))?
             }
-        }))
+            Self::Budget(budget) => {
+                let key = key();
+                if let Some(plan) = budget.plan(&key) {
+                    Keeper::new(ByPlan(plan))?
+                } else {
+                    let measure = budget.measure(key);
+                    return Ok((Some(Keeper::new(Measuring(Arc::clone(&measure)))?), Some(measure)));
+                }
+            }
+        };
+        Ok((Some(keeper), None))
     }
 }
 
@@ -63,6 +81,7 @@ impl std::fmt::Debug for Policy {
             Self::Nothing => "Nothing",
             Self::Products => "Products",
             Self::Operators(_) => "Operators(..)",
+            Self::Budget(budget) => return budget.fmt(f),
         })
     }
 }

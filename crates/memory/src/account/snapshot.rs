@@ -1,0 +1,151 @@
+//! A record in the form of PyTorch's memory visualiser.
+
+use std::io::Write;
+use std::path::Path;
+
+use overdrive_ffi::allocations::Block;
+use serde::Serialize;
+
+use super::record::{MemoryRecord, cuda_index};
+use crate::error::MemoryError;
+
+/// What `torch.cuda.memory._dump_snapshot` writes, as far as readers need it.
+#[derive(Serialize)]
+struct Snapshot {
+    segments: Vec<Segment>,
+    device_traces: Vec<Vec<Event>>,
+}
+
+/// Memory that is in use at the end. Here each block has a segment of its own.
+#[derive(Serialize)]
+struct Segment {
+    device: usize,
+    address: u64,
+    total_size: u64,
+    allocated_size: u64,
+    active_size: u64,
+    requested_size: u64,
+    stream: u64,
+    segment_type: &'static str,
+    segment_pool_id: (u64, u64),
+    is_expandable: bool,
+    frames: Vec<Frame>,
+    blocks: Vec<LiveBlock>,
+}
+
+#[derive(Serialize)]
+struct LiveBlock {
+    address: u64,
+    size: u64,
+    requested_size: u64,
+    state: &'static str,
+    frames: Vec<Frame>,
+}
+
+#[derive(Serialize)]
+struct Event {
+    action: &'static str,
+    addr: u64,
+    size: u64,
+    stream: u64,
+    time_us: u64,
+    frames: Vec<Frame>,
+    user_metadata: String,
+}
+
+#[derive(Clone, Serialize)]
+struct Frame {
+    filename: String,
+    line: u64,
+    name: String,
+}
+
+impl MemoryRecord {
+    /// Writes what was allocated and freed for PyTorch's memory visualiser, <https://pytorch.org/memory_viz>, and for
+    /// `python -m torch.cuda._memory_viz`. The host is the last device.
+    ///
+    /// Lines of the program are in it if the recorder noted callers. Finding one takes milliseconds a block.
+    ///
+    /// # Errors
+    /// When the file cannot be written; one that is there stays as it is then.
+    ///
+    /// # Source
+    /// `torch.cuda.memory._dump_snapshot`
+    pub fn save_snapshot(&self, path: impl AsRef<Path>) -> Result<(), MemoryError> {
+        let path = path.as_ref();
+        let write = || {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+            let pickle = serde_pickle::to_vec(&self.snapshot(), serde_pickle::SerOptions::new());
+            file.write_all(&pickle.map_err(std::io::Error::other)?)?;
+            file.persist(path).map_err(|error| error.error)
+        };
+        write().map(drop).map_err(|error| MemoryError::Disk { path: path.to_path_buf(), source: error.into() })
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let devices = self.devices();
+        // CUDA's keep their numbers.
+        let host = devices.iter().filter_map(|device| cuda_index(*device)).max().map_or(0, |last| last + 1);
+        let number = |device| cuda_index(device).unwrap_or(host);
+        let frames: Vec<_> = self.history.blocks.iter().map(frames).collect();
+        let mut traces = Vec::new();
+        traces.resize_with(host + 1, Vec::new);
+        for device in devices {
+            traces[number(device)] = self
+                .changes(device)
+                .into_iter()
+                .flat_map(|change| {
+                    let event = |action| Event {
+                        action,
+                        addr: self.history.blocks[change.block].address,
+                        size: change.bytes,
+                        stream: 0,
+                        time_us: change.at.nanoseconds / 1000,
+                        frames: frames[change.block].clone(),
+                        user_metadata: format!("{:?}", change.category),
+                    };
+                    let actions: &[_] =
+                        if change.is_freed { &["free_requested", "free_completed"] } else { &["alloc"] };
+                    actions.iter().map(|&action| event(action)).collect::<Vec<_>>()
+                })
+                .collect();
+        }
+        let alive = self.history.blocks.iter().zip(&frames).filter(|(block, _)| block.freed.is_none());
+        let segments = alive.map(|(block, frames)| segment(number(block.device), block, frames)).collect();
+        Snapshot { segments, device_traces: traces }
+    }
+}
+
+fn segment(device: usize, block: &Block, frames: &[Frame]) -> Segment {
+    let size = block.bytes;
+    let live = LiveBlock {
+        address: block.address,
+        size,
+        requested_size: size,
+        state: "active_allocated",
+        frames: frames.to_vec(),
+    };
+    Segment {
+        device,
+        address: block.address,
+        total_size: size,
+        allocated_size: size,
+        active_size: size,
+        requested_size: size,
+        stream: 0,
+        segment_type: if size < 1 << 20 { "small" } else { "large" },
+        segment_pool_id: (0, 0),
+        is_expandable: false,
+        frames: Vec::new(),
+        blocks: vec![live],
+    }
+}
+
+/// `file:line` as a frame, or the name of a function.
+fn frames(block: &Block) -> Vec<Frame> {
+    let Some(caller) = block.caller() else { return Vec::new() };
+    let place = caller.rsplit_once(':').and_then(|(file, line)| Some((file.to_owned(), line.parse().ok()?)));
+    let (filename, line) = place.unwrap_or_default();
+    vec![Frame { filename, line, name: caller }]
+}
