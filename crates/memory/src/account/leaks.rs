@@ -113,6 +113,10 @@ impl std::fmt::Display for Leak {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { device, bytes, blocks, caller } = self;
         let caller = caller.as_deref().unwrap_or("a function that is not known");
-        write!(f, "{bytes} bytes on {device:?} in {blocks} pieces, allocated by {caller}")
+        let device = match device {
+            Device::Cuda(index) => format!("CUDA device {index}"),
+            _ => "the host".to_owned(),
+        };
+        write!(f, "{bytes} bytes on {device} in {blocks} pieces, allocated by {caller}")
     }
 }
