@@ -5,21 +5,25 @@
 //! these the peak with a batch of 24 is estimated, and then measured. What the estimate knows of a model is only what
 //! the two steps showed.
 //!
+//! A folder as argument gets `memory.html`, a profile with what memory is used for over a step, and what would make it fit.
+//!
 //! Expect: estimates within 10% of what was measured, in under a minute on a CPU.
 //!
 //!     cargo run -p overdrive-examples --example 18_memory_estimate
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use overdrive::ffi::host_memory;
-use overdrive::memory::account::{Category, MemoryRecorder};
+use overdrive::memory::account::{Category, MemoryForecast, MemoryRecorder};
 use overdrive::memory::{Estimate, checkpoint, leak_check};
 use overdrive::nn::models::{Gpt2LmHeadModel, Resnet, ResnetBlock};
 use overdrive::nn::{Lstm, NnError, TransformerEncoderLayer};
 use overdrive::optim::{Adagrad, Lion};
 use overdrive::prelude::*;
+use overdrive::profile::{Bottleneck, Diagnosis, RunRecorder};
 use tch::{Device, Kind, Tensor};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -130,6 +134,24 @@ fn steps() -> Result<Vec<(&'static str, Step<'static>)>> {
     ])
 }
 
+/// A recorded run with this forecast: its page shows what memory is used for, and the diagnosis what would fit.
+fn show(step: &mut Step<'_>, forecast: MemoryForecast) -> Result<()> {
+    let recorder = RunRecorder::new().profiled_steps(0).memory_forecast(forecast);
+    let timer = StepTimer::builder().device(Device::Cpu).warmup_steps(1).record(recorder).build()?;
+    for _ in 0..5 {
+        step(2, None)?;
+        timer.step(2);
+    }
+    let run = timer.finish()?;
+    let diagnosis = Diagnosis::of(&run);
+    let full = diagnosis.findings.iter().find(|it| it.bottleneck == Bottleneck::MemoryCapacity);
+    println!("{}", full.context("half of the peak is not enough")?);
+    if let Some(folder) = std::env::args_os().nth(1).map(PathBuf::from) {
+        run.write_html(&diagnosis, folder.join("memory.html"))?;
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
     tch::set_num_threads(1);
     host_memory::count(usize::MAX)?;
@@ -158,6 +180,9 @@ fn main() -> Result<()> {
             "{name}: {fitting} samples should fit into {measured} bytes"
         );
         leak_check(|| step(2, None))?;
+        if name.starts_with("GPT") {
+            show(&mut step, estimate.forecast(LARGE, Some(estimated.total() / 2)))?;
+        }
     }
     let (weight, mut losses) = (Tensor::f_randn([8, 8], FLOAT)?.set_requires_grad(true), Vec::new());
     let keeps = || Ok::<_, anyhow::Error>(losses.push(Tensor::f_randn([8, 8], FLOAT)?.f_matmul(&weight)?));

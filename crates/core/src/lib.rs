@@ -13,6 +13,7 @@ mod gradient_sync;
 mod locked_file;
 mod look_ahead;
 mod marks;
+mod memory_forecast;
 mod module;
 mod module_state;
 mod optimizer;
@@ -39,6 +40,7 @@ pub use marks::{
     AVERAGED, IGNORED, MOVED, Marked, Marks, STEPPED_IN_BACKWARD, UNSCALED, check_averaged,
     check_not_stepped_in_backward,
 };
+pub use memory_forecast::{MemoryForecast, MemoryTechnique, MemoryUse};
 pub use module::{Module, ModuleId, ModuleState, To, Visitor};
 pub use module_state::{layer_states, load_module_state, module_entries, module_state};
 pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};

@@ -152,6 +152,37 @@ fn runs_in_different_orders_are_prolonged_and_said_to_be_inexact() {
 }
 
 #[test]
+fn a_forecast_names_what_would_make_a_batch_fit() {
+    let _alone = alone();
+    let mut weights = [leaf(&[100, 300]), leaf(&[300, 50])];
+    let state = [Tensor::zeros([100, 300], FLOAT), Tensor::zeros([300, 50], FLOAT)];
+    let estimate = Estimate::of(Device::Cpu, |batch, recorder| {
+        weights.iter_mut().for_each(Tensor::zero_grad);
+        loss(&Tensor::randn([batch, 100], FLOAT), &weights).backward();
+        recorder.tag(Category::OptimizerState, &state)?;
+        recorder.tag(Category::Parameter, &weights)
+    })
+    .unwrap();
+    let limit = estimate.peak(260).total();
+    let forecast = estimate.forecast(1000, Some(limit));
+    assert_eq!((forecast.peak_bytes, forecast.largest_batch), (estimate.peak(1000).total(), Some(260)));
+    let at_peak = |name: &str| forecast.uses.iter().find(|it| it.name == name).map_or(0, |it| it.at_peak);
+    assert_eq!(at_peak("optimizer state"), 4 * 45_000);
+    assert_eq!(forecast.uses.iter().map(|it| it.at_peak).sum::<u64>(), forecast.peak_bytes);
+    assert_eq!(forecast.uses.iter().map(|it| it.bytes.len()).max(), Some(forecast.seconds.len()));
+    // In halves, the first size that fits: exactly what a step with it needs.
+    let micro = forecast.techniques.iter().find(|it| it.name.starts_with("micro-batches of 250")).unwrap();
+    assert_eq!((micro.peak_bytes, micro.is_least), (estimate.peak(250).total(), false));
+    let eight_bit = forecast.techniques.iter().find(|it| it.name.contains("8-bit") && !it.name.contains("together"));
+    let saved = forecast.peak_bytes - eight_bit.unwrap().peak_bytes;
+    assert!((saved as f64 / (4.0 * 45_000.0) - 0.746).abs() < 0.001, "{saved}");
+    // What fits comes first, and what saves nothing is left out.
+    let fits: Vec<_> = forecast.techniques.iter().map(|it| it.peak_bytes <= limit).collect();
+    assert!(fits.is_sorted_by(|one, other| one >= other) && fits[0], "{fits:?}");
+    assert!(estimate.forecast(1000, None).largest_batch.is_none());
+}
+
+#[test]
 fn sizes_that_show_nothing_are_refused() {
     for sizes in [[0, 4], [4, 4], [8, 4]] {
         let refused = Estimate::of_sizes(Device::Cpu, sizes, |_, _| Ok::<_, TchError>(()));

@@ -37,20 +37,27 @@ use crate::error::MemoryError;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Estimate {
-    /// Moments that may be the peak.
-    points: Vec<Point>,
+    pub(super) device: Device,
+    /// The moments after each allocation and each free.
+    pub(super) points: Vec<Point>,
     is_exact: bool,
 }
 
 /// The bytes in use at a moment, by category: so many, and so many a sample.
 #[derive(Clone, Copy, Debug, Default)]
-struct Point {
+pub(super) struct Point {
+    /// In the run with the larger batch, since it began.
+    pub(super) nanoseconds: u64,
     constant: [f64; Category::ALL.len()],
     per_sample: [f64; Category::ALL.len()],
 }
 
 impl Point {
-    fn at(&self, batch_size: f64) -> f64 {
+    pub(super) fn bytes_of(&self, category: Category, batch_size: f64) -> f64 {
+        (self.constant[category as usize] + batch_size * self.per_sample[category as usize]).max(0.0)
+    }
+
+    pub(super) fn at(&self, batch_size: f64) -> f64 {
         self.constant.iter().sum::<f64>() + batch_size * self.per_sample.iter().sum::<f64>()
     }
 }
@@ -103,7 +110,7 @@ impl Estimate {
         let size = batch_size as f64;
         let most = self.points.iter().copied().reduce(|most, it| if it.at(size) > most.at(size) { it } else { most });
         let most = most.unwrap_or_default();
-        Use(std::array::from_fn(|i| (most.constant[i] + size * most.per_sample[i]).max(0.0).round() as u64))
+        Use(Category::ALL.map(|category| most.bytes_of(category, size).round() as u64))
     }
 
     /// The largest batch whose peak is at most so many bytes; none if not even one sample fits.
@@ -139,9 +146,10 @@ impl Estimate {
             let (sign, category) = (if one.is_freed { -1.0 } else { 1.0 }, other.category as usize);
             now.constant[category] += sign * constant;
             now.per_sample[category] += sign * per_sample;
+            now.nanoseconds = other.at.nanoseconds;
             points.push(now);
         }
-        Some(Self { points, is_exact: true })
+        Some(Self { device, points, is_exact: true })
     }
 
     fn from_peaks(device: Device, sizes: [i64; 2], records: &[MemoryRecord; 2]) -> Self {
@@ -151,7 +159,7 @@ impl Estimate {
             let place = category as usize;
             (point.constant[place], point.per_sample[place]) = affine(sizes, peaks.map(|peak| peak.of(category)));
         }
-        Self { points: vec![point], is_exact: false }
+        Self { device, points: vec![point], is_exact: false }
     }
 }
 

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use overdrive_core::MemoryTechnique;
+
 use super::caches::Filling;
 use super::facts::{Facts, mean};
 use super::finding::{Bottleneck, Finding};
 use super::host::most_called;
+use crate::page::text::bytes;
 use crate::{GpuSample, OpTimes, RunProfile, Sample};
 
 /// Smaller growth may only be a heap that has not settled yet.
@@ -22,7 +25,8 @@ const LEAST_FIT: f64 = 0.9;
 const SWAPPING_FAULTS: f64 = 100.0;
 
 pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
-    growth(facts).into_iter().chain(swapping(facts)).chain(short_of_gpu_memory(facts)).collect()
+    let full = swapping(facts).into_iter().chain(short_of_gpu_memory(facts)).chain(does_not_fit(facts));
+    growth(facts).into_iter().chain(full).collect()
 }
 
 /// A straight line through points.
@@ -156,6 +160,34 @@ fn swapping(facts: &Facts<'_>) -> Option<Finding> {
                 "use less memory: smaller batches with `Accumulator`, smaller caches (`memory_budget`), fewer workers",
             ),
     )
+}
+
+/// By the program's own forecast, a step needs more than it may have.
+fn does_not_fit(facts: &Facts<'_>) -> Option<Finding> {
+    let forecast = facts.run.memory_forecast.as_ref()?;
+    let limit = forecast.limit_bytes.filter(|&limit| forecast.peak_bytes > limit)?;
+    let size = |of: u64| bytes(of as f64);
+    let largest = forecast.uses.iter().max_by_key(|it| it.at_peak)?;
+    let mut finding = Finding::without_bound(Bottleneck::MemoryCapacity)
+        .evidence(format!(
+            "a step with {} samples needs {} on {}, which may have {}",
+            forecast.batch_size,
+            size(forecast.peak_bytes),
+            forecast.device,
+            size(limit)
+        ))
+        .evidence(format!("{} of it are {}", size(largest.at_peak), largest.name));
+    finding.evidence.extend(forecast.largest_batch.map(|batch| format!("batches of up to {batch} fit")));
+    let fitting = forecast.techniques.iter().filter(|technique| technique.peak_bytes <= limit);
+    let told = |technique: &MemoryTechnique| {
+        let least = if technique.is_least { "at least " } else { "" };
+        format!("{} ({least}{})", technique.name, size(technique.peak_bytes))
+    };
+    let fitting: Vec<_> = fitting.map(told).collect();
+    Some(finding.remedy(match fitting.is_empty() {
+        true => "no single technique fits: use several together, or a smaller model".to_owned(),
+        false => format!("one of these: {}", fitting.join("; ")),
+    }))
 }
 
 /// libtorch's allocator had to free its cache to get memory, which waits for the GPU. The time that this takes is not

@@ -84,7 +84,7 @@ impl Lines<'_> {
 }
 
 /// Draws the time labels below a chart that covers `span` seconds.
-fn time_axis(out: &mut String, span: f64, y: f64) {
+pub(super) fn time_axis(out: &mut String, span: f64, y: f64) {
     for mark in ticks(span, 5.0) {
         let at = 100.0 * mark / span;
         let anchor = match at {

@@ -1,7 +1,9 @@
 //! A run as an HTML page: a single file that loads nothing else, light or dark as the reader's system.
 
+mod areas;
 mod chart;
 mod diagnosis;
+mod forecast;
 mod machine;
 mod notes;
 mod ops;
@@ -29,6 +31,7 @@ impl RunProfile {
             ops::scopes(self),
             ops::gaps(self),
             machine::memory(self),
+            forecast::forecast(self),
             machine::use_over_time(self),
             ranks::ranks(self),
             machine::threads(self),

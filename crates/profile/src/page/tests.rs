@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use overdrive_core::{MemoryForecast, MemoryTechnique, MemoryUse};
+
 use super::*;
 use crate::run::{HostGap, MachineInfo, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes, StepTimes};
 use crate::{
@@ -148,8 +150,21 @@ fn full() -> RunProfile {
         samples: (0..10).map(sample).collect(),
         gaps: vec![MonitorGap { source: GapSource::Gpus, from_seconds: 0.5, to_seconds: None, reason: evil() }],
         notes: vec![evil()],
+        memory_forecast: Some(forecast()),
         ..RunProfile::default()
     }
+}
+
+fn forecast() -> MemoryForecast {
+    let used = |name: &str, bytes: &[u64]| MemoryUse { name: name.to_owned(), at_peak: bytes[1], bytes: bytes.into() };
+    let mut forecast = MemoryForecast::default();
+    (forecast.device, forecast.batch_size, forecast.peak_bytes) = (EVIL.to_owned(), 8, 4_000_000);
+    forecast.limit_bytes = Some(3_000_000);
+    forecast.uses = vec![used("activations", &[0, 3_000_000, 10]), used(EVIL, &[1_000_000; 3])];
+    forecast.seconds = vec![0.0, 0.1, 0.2];
+    let technique = MemoryTechnique { name: EVIL.to_owned(), peak_bytes: 2_000_000, is_least: true };
+    forecast.techniques = vec![technique];
+    forecast
 }
 
 fn found() -> Diagnosis {
@@ -213,6 +228,10 @@ fn the_page_loads_nothing_and_has_every_part() {
         ">Numbers read out of tensors<",
         "Memory of tensors in the profiled steps",
         "Busy CPUs",
+        ">What memory is used for<",
+        "<polygon class=\"forward\"",
+        "at least 2.00 MB",
+        "not enough for one sample",
         "GPU utilisation",
         ">Ranks<",
         "(training)",

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use overdrive_core::MemoryForecast;
 use serde::{Deserialize, Serialize};
 
 use super::ranks::missing;
@@ -50,6 +51,9 @@ pub struct RunProfile {
     /// GPU.
     #[serde(default)]
     pub alloc_retries: Option<u64>,
+    /// What the steps' memory is used for, if the program has [told](crate::RunRecorder::memory_forecast).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_forecast: Option<MemoryForecast>,
     /// The machine during the run.
     pub samples: Vec<Sample>,
     /// What the monitor could not sample.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use overdrive_core::MemoryForecast;
 use tch::Device;
 
 use super::stepped::{NextStep, SteppedProfiler};
@@ -24,6 +25,7 @@ pub struct RunRecorder {
     gpus: Option<Box<dyn GpuSource>>,
     claim: Option<Claim>,
     note: Option<&'static str>,
+    memory_forecast: Option<MemoryForecast>,
 }
 
 impl Default for RunRecorder {
@@ -44,6 +46,7 @@ impl RunRecorder {
             gpus: None,
             claim: None,
             note: None,
+            memory_forecast: None,
         }
     }
 
@@ -77,6 +80,13 @@ impl RunRecorder {
     /// A source of GPU samples in place of NVML.
     pub fn gpus(mut self, source: impl GpuSource + 'static) -> Self {
         self.gpus = Some(Box::new(source));
+        self
+    }
+
+    /// Adds what the steps' memory is used for, and what would make them fit, from `overdrive_memory::Estimate::forecast`:
+    /// the page shows it, and the diagnosis says which technique fits.
+    pub fn memory_forecast(mut self, forecast: MemoryForecast) -> Self {
+        self.memory_forecast = Some(forecast);
         self
     }
 
@@ -116,6 +126,7 @@ impl RunRecorder {
         run.unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
         run.machine = MachineInfo::of(device);
         run.timer_thread = rustix::thread::gettid().as_raw_pid();
+        run.memory_forecast = self.memory_forecast;
         run.notes.extend(self.note.map(str::to_owned));
         (run.rank, run.world_size) = rank_of_environment();
         if let Some(folder) = &self.folder {

@@ -185,6 +185,31 @@ fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
 }
 
 #[test]
+fn a_step_that_will_not_fit_is_told_what_would() {
+    let technique =
+        |name: &str, peak_bytes: u64, is_least| json!({ "name": name, "peak_bytes": peak_bytes, "is_least": is_least });
+    let mut large = run(&ALL_FORWARD);
+    let forecast = json!({
+        "device": "CUDA device 0", "batch_size": 64, "peak_bytes": 9e9 as u64, "limit_bytes": 8e9 as u64,
+        "largest_batch": 50, "seconds": [0.0, 1.0],
+        "uses": [{ "name": "activations", "at_peak": 7e9 as u64, "bytes": [0, 7e9 as u64] }],
+        "techniques": [technique("micro-batches of 32", 5e9 as u64, false), technique("autocast", 85e8 as u64, true)],
+    });
+    large.memory_forecast = Some(serde_json::from_value(forecast).unwrap());
+    assert_eq!(first(&large).0, Bottleneck::MemoryCapacity);
+    let finding = &Diagnosis::of(&large).findings[0];
+    assert_eq!(finding.remedy, "one of these: micro-batches of 32 (5.00 GB)");
+    assert!(finding.evidence[0].contains("9.00 GB on CUDA device 0, which may have 8.00 GB"), "{finding}");
+    assert!(finding.evidence[1].contains("7.00 GB of it are activations"), "{finding}");
+    assert!(finding.evidence[2].contains("batches of up to 50 fit"), "{finding}");
+    let forecast = large.memory_forecast.as_mut().unwrap();
+    forecast.techniques.clear();
+    assert!(Diagnosis::of(&large).findings[0].remedy.contains("no single technique fits"));
+    large.memory_forecast.as_mut().unwrap().limit_bytes = Some(9e9 as u64);
+    assert_eq!(Diagnosis::of(&large).findings, []);
+}
+
+#[test]
 fn slow_ranks_and_communication_are_found() {
     let mut slow = run(&[(Phase::Forward, 4.0), (Phase::Communication, 6.0)]);
     (slow.world_size, slow.ranks) = (2, vec![slow.steps.clone().unwrap()]);
