@@ -115,7 +115,6 @@ impl<'a> Bench<'a> {
         ] {
             std::fs::write(peers.path().join(name), source)?;
         }
-        Watch::calibrate();
         Ok(Self { options, device, threads, peers, python: Versions::new() })
     }
 
@@ -133,6 +132,7 @@ impl<'a> Bench<'a> {
         note(bar, format!("{workload}: data"));
         let made = data::of_workload(workload, self.options, self.device, self.threads);
         let Data { mut job, facts } = made.map_err(data::with_remedy)?;
+        Watch::calibrate();
         let mut team = Team::default();
         let contenders = self.options.contenders(workload, self.device == DeviceKind::Cuda);
         let mut started = Vec::new();

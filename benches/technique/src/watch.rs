@@ -1,7 +1,7 @@
 //! What else uses the machine while a contender is timed, from `/proc`.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,11 +35,15 @@ struct Machine {
 impl Watch {
     /// Measures the pace of an idle machine, for at most two seconds, so that the first timings have something to be
     /// compared with.
+    /// Once: later calls do nothing.
     pub fn calibrate() {
-        wait_until_idle();
-        for _ in 0..CALIBRATION {
-            pace();
-        }
+        static DONE: Once = Once::new();
+        DONE.call_once(|| {
+            wait_until_idle();
+            for _ in 0..CALIBRATION {
+                pace();
+            }
+        });
     }
 
     /// Starts to watch the process `root` and its descendants. First waits, for at most 1.5 s, until the machine is idle.

@@ -66,19 +66,25 @@ fn fake_python(folder: &Path, script: &str) -> String {
     python.display().to_string()
 }
 
+/// A first look at the smallest workload, with this program in place of Python's.
+fn first_look(folder: &Path, python: &str, arguments: &[&str]) -> Output {
+    let data = noise(folder, 256);
+    let smallest = ["--quick", "--workload", "digits", "--data", &data, "--python", python];
+    bench(folder, &[&smallest[..], arguments].concat())
+}
+
 #[test]
 fn a_python_contender_that_fails_is_absent_and_the_others_are_measured() {
     let folder = tempfile::tempdir().unwrap();
     // Ready, and gone at the first request.
     let python = fake_python(folder.path(), "#!/bin/sh\necho '{\"Ready\":{\"choices\":[]}}'\nread request\nexit 3\n");
-    let arguments = ["--quick", "--workload", "text", "--only", "pytorch", "--rounds", "1", "--python", &python];
-    let ended = bench(folder.path(), &arguments);
+    let ended = first_look(folder.path(), &python, &["--only", "pytorch", "--rounds", "1"]);
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     let report = report(folder.path());
-    let text = &report.workloads[0];
-    let (contender, reason) = &text.measurements.absent[0];
+    let digits = &report.workloads[0];
+    let (contender, reason) = &digits.measurements.absent[0];
     assert!(*contender == Contender::Pytorch && reason.contains("ended (exit status: 3)"), "{reason}");
-    assert!(text.rows.len() == 1 && text.rows[0].contender == Contender::Tch && text.rows[0].rate.is_some());
+    assert!(digits.rows.len() == 1 && digits.rows[0].contender == Contender::Tch && digits.rows[0].rate.is_some());
 }
 
 #[test]
@@ -95,8 +101,7 @@ fn rounds_have_different_orders() {
         log.display()
     );
     let python = fake_python(folder.path(), &script);
-    let arguments = ["--quick", "--workload", "text", "--only", "pytorch,pytorch_tuned", "--rounds", "4"];
-    let ended = bench(folder.path(), &[&arguments[..], &["--python", &python]].concat());
+    let ended = first_look(folder.path(), &python, &["--only", "pytorch,pytorch_tuned", "--rounds", "4"]);
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     // A disturbed turn is repeated at once.
     let mut order: Vec<_> = std::fs::read_to_string(log).unwrap().lines().map(str::to_owned).collect();
@@ -163,8 +168,7 @@ fn what_a_late_failure_leaves_is_reported() {
          while read ask; do case \"$ask\" in *Warm*) echo '\"Warm\"';; *) echo '{turn}';; esac; done\nexit 3\n"
     );
     let python = fake_python(folder.path(), &script);
-    let arguments = ["--quick", "--workload", "text", "--only", "pytorch", "--rounds", "2", "--python", &python];
-    let ended = bench(folder.path(), &arguments);
+    let ended = first_look(folder.path(), &python, &["--only", "pytorch", "--rounds", "2"]);
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     let report = report(folder.path());
     let python = report.workloads[0].measurements.of(Contender::Pytorch).unwrap();
