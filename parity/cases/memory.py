@@ -87,3 +87,45 @@ def activation_checkpointing(t):
         return (y * dx).cos()
 
     expect("backward_within", again(with_backward, x).sum(), inner)
+
+
+@case
+def saved_tensors_hooks(t):
+    """What is packed, in which order, by which of two hooks; and gradients of what comes back, also twice."""
+    weights = [torch.randn(8, 8) * 0.4 for _ in range(3)]
+    for index, weight in enumerate(weights):
+        t.give(f"weight.{index}", weight)
+        weight.requires_grad_()
+    x = t.give("x", torch.randn(4, 8)).requires_grad_()
+    packed, unpacked = [], []
+
+    def hooks(name, dtype):
+        def pack(tensor):
+            packed.append([name, *tensor.shape])
+            return tensor.to(dtype)
+
+        def unpack(tensor):
+            unpacked.append([name, *tensor.shape])
+            return tensor.float()
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def expect(name, loss):
+        for index, grad in enumerate(torch.autograd.grad(loss, [x, *weights], retain_graph=True)):
+            t.expect(f"{name}.{index}", grad)
+        t.expect(f"{name}.packed", torch.tensor(packed))
+        t.expect(f"{name}.unpacked", torch.tensor(unpacked))
+
+    with hooks(0, torch.bfloat16):
+        y = torch.nn.functional.gelu(x @ weights[0]).sin()
+        with hooks(1, torch.float16):
+            y = (y @ weights[1]).tanh() * y
+        y = y @ weights[2]
+    loss = torch.nn.functional.softmax(y.exp(), 1).square().sum()
+    expect("once", loss)
+    expect("twice", loss)
+
+    with hooks(2, torch.float32):
+        dropped = torch.nn.functional.dropout(x, 0.0).relu() @ weights[0]
+        pooled = torch.nn.functional.layer_norm(dropped, [8]).sigmoid()
+    expect("others", (pooled @ weights[1] @ weights[2]).sum())

@@ -88,7 +88,7 @@ od_status od_cuda_record_memory_history(int32_t enabled, od_error* err) noexcept
   return overdrive::guarded(err, [&] {
     initialised(0);
     auto state = enabled != 0 ? std::optional<std::string>("all") : std::nullopt;
-    torch::cuda::_record_memory_history(state, state, "cpp");
+    torch::cuda::_record_memory_history(state, state, "all");
   });
 }
 

@@ -1,12 +1,14 @@
 //! Activation checkpointing beside Python's: gradients, and how often each part runs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
 use overdrive_amp::autocast;
 use overdrive_ffi::autograd::{GradOptions, grad};
-use overdrive_memory::{ActivationCheckpoint, Policy, checkpoint, checkpoint_sequential};
+use overdrive_memory::{
+    ActivationCheckpoint, Policy, checkpoint, checkpoint_sequential, saved_tensors_hooks as hooks_of,
+};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::record::{Found, Given};
@@ -133,4 +135,64 @@ pub fn activation_checkpointing(given: &Given<'_>) -> Result<Found> {
     let y = checkpoint(with_backward, [&x])?;
     expected.add("backward_within", &y.sum(Kind::Float), &[&of[0]])?;
     Ok(expected.found)
+}
+
+pub fn saved_tensors_hooks(given: &Given<'_>) -> Result<Found> {
+    let weights = (0..3).map(|index| Ok(given.tensor(&format!("weight.{index}"))?.set_requires_grad(true)));
+    let weights = weights.collect::<Result<Vec<_>>>()?;
+    let x = given.tensor("x")?.set_requires_grad(true);
+    type Seen = Arc<Mutex<Vec<i64>>>;
+    let (packed, unpacked) = (Seen::default(), Seen::default());
+    let note = |seen: &Seen, name: i64, tensor: &Tensor| {
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.push(name);
+        seen.extend(tensor.size());
+    };
+    let hooks = |name: i64, kind: Kind| {
+        let (packed, unpacked) = (packed.clone(), unpacked.clone());
+        hooks_of(
+            move |tensor: &Tensor| {
+                note(&packed, name, tensor);
+                tensor.f_to_kind(kind)
+            },
+            move |tensor: &Tensor| {
+                note(&unpacked, name, tensor);
+                tensor.f_to_kind(Kind::Float)
+            },
+        )
+    };
+    let mut found = Found::default();
+    let mut expect = |name: &str, loss: &Tensor| -> Result<()> {
+        let options = GradOptions { retain_graph: true, ..GradOptions::default() };
+        let by: Vec<&Tensor> = std::iter::once(&x).chain(&weights).collect();
+        for (index, grad) in grad::<Tensor>(&[loss], &by, &[], options)?.iter().enumerate() {
+            found.insert(format!("{name}.{index}"), grad);
+        }
+        for (what, seen) in [("packed", &packed), ("unpacked", &unpacked)] {
+            let seen = Tensor::from_slice(&seen.lock().unwrap_or_else(PoisonError::into_inner));
+            found.insert(format!("{name}.{what}"), &seen.view([-1, 3]));
+        }
+        Ok(())
+    };
+
+    let y = {
+        let _outer = hooks(0, Kind::BFloat16)?;
+        let mut y = x.matmul(&weights[0]).gelu("none").sin();
+        {
+            let _inner = hooks(1, Kind::Half)?;
+            y = y.matmul(&weights[1]).tanh() * y;
+        }
+        y.matmul(&weights[2])
+    };
+    let loss = y.exp().softmax(1, None::<Kind>).square().sum(Kind::Float);
+    expect("once", &loss)?;
+    expect("twice", &loss)?;
+
+    let pooled = {
+        let _hooks = hooks(2, Kind::Float)?;
+        let dropped = x.dropout(0.0, true).relu().matmul(&weights[0]);
+        dropped.layer_norm([8], None::<Tensor>, None::<Tensor>, 1e-5, true).sigmoid()
+    };
+    expect("others", &pooled.matmul(&weights[1]).matmul(&weights[2]).sum(Kind::Float))?;
+    Ok(found)
 }

@@ -81,6 +81,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("ddp_collectives", ddp::ddp_collectives),
     ("compiled_steps", compile::compiled_steps),
     ("activation_checkpointing", memory::activation_checkpointing),
+    ("saved_tensors_hooks", memory::saved_tensors_hooks),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
     ("metrics_meters", metrics::meters),
     ("nn_layers", nn::layers),

@@ -35,7 +35,7 @@ impl MemoryRecorder {
     }
 
     /// [`begin`](Self::begin), and notes which line of the program had each piece of memory allocated, for
-    /// [`MemoryRecord::save_snapshot`]. An allocation then takes some 10 us more.
+    /// [`MemoryRecord::save_snapshot`]. Each allocation then takes a walk of the stack.
     ///
     /// # Errors
     /// When memory runs out.

@@ -95,6 +95,8 @@ fn main() -> Result<ExitCode> {
         uploads::a_step_within_join_neither_waits_nor_uploads,
         uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload,
         memory::functions_that_run_again_never_wait,
+        memory::device_memory_is_known_by_use_and_ahead,
+        memory::the_caching_allocator_is_reached,
         optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters,
         failures::a_launch_that_fails_is_the_steps_error_and_the_next_step_works,
         failures::a_kernel_that_fails_is_told_by_whatever_waits_next,

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use overdrive::ffi::cuda;
-use overdrive::memory::{ActivationCheckpoint, Policy};
+use overdrive::memory::account::{
+    Category, MemoryRecord, MemoryRecorder, empty_cache, memory_snapshot, memory_stats, record_memory_history,
+    set_allocator_settings, set_per_process_memory_fraction,
+};
+use overdrive::memory::{ActivationCheckpoint, Estimate, MemoryError, Policy, leak_check};
 use overdrive::prelude::*;
 use overdrive_fakecuda::{Fake, waits};
 
@@ -59,5 +63,67 @@ pub fn functions_that_run_again_never_wait() -> Result<()> {
     drop(forbid);
     let counts = Fake::get().map(Fake::counts).unwrap_or_default();
     ensure!(waits(&counts) == 0, "{counts:?}");
+    Ok(())
+}
+
+/// A step's memory on the device is seen by category, and what a batch of another size needs is known.
+pub fn device_memory_is_known_by_use_and_ahead() -> Result<()> {
+    let weights = [Tensor::randn([64, 256], FLOAT), Tensor::randn([256, 8], FLOAT)].map(|w| w.set_requires_grad(true));
+    let loss = |batch: i64| -> Result<Tensor, tch::TchError> {
+        let x = Tensor::f_randn([batch, 64], FLOAT)?;
+        x.f_matmul(&weights[0])?.f_tanh()?.f_matmul(&weights[1])?.f_square()?.f_sum(Kind::Float)
+    };
+    let step = |batch: i64| -> Result<(), tch::TchError> {
+        for weight in &weights {
+            weight.shallow_clone().zero_grad();
+        }
+        loss(batch)?.f_backward()
+    };
+    let record = |batch: i64| -> Result<MemoryRecord> {
+        let recorder = MemoryRecorder::begin()?;
+        step(batch)?;
+        recorder.tag(Category::Parameter, &weights)?;
+        Ok(recorder.end())
+    };
+    let device = FLOAT.1;
+    let estimate = Estimate::of(device, |batch, recorder| {
+        step(batch)?;
+        recorder.tag(Category::Parameter, &weights)
+    })?;
+    ensure!(estimate.is_exact());
+    for batch in [16, 500] {
+        let measured = record(batch)?.peak(device);
+        ensure!(estimate.peak(batch).total() == measured.total(), "{batch}: {estimate:?}, {measured:?}");
+        let of_weights = 4 * (64 * 256 + 256 * 8);
+        let by_use = [Category::Parameter, Category::Gradient].map(|it| measured.of(it));
+        ensure!(by_use[0] == of_weights && by_use[1] <= of_weights, "{measured:?}");
+    }
+    let mut kept = Vec::new();
+    let leaks = leak_check(|| loss(4).map(|loss| kept.push(loss)));
+    ensure!(matches!(&leaks, Err(MemoryError::Leaked { leaks }) if leaks.iter().all(|it| it.device == device)));
+    Ok(leak_check(|| step(4))?)
+}
+
+/// PyTorch's own snapshot, its settings, and its limit.
+pub fn the_caching_allocator_is_reached() -> Result<()> {
+    let device = FLOAT.1;
+    record_memory_history(true)?;
+    let kept = Tensor::zeros([1 << 20], FLOAT);
+    let snapshot = memory_snapshot()?;
+    record_memory_history(false)?;
+    // A pickle with the names that the visualiser looks for.
+    let has = |name: &str| snapshot.windows(name.len()).any(|part| part == name.as_bytes());
+    ensure!(snapshot.first() == Some(&0x80) && has("segments") && has("device_traces") && has("alloc"));
+    ensure!(memory_stats(device)?.allocated >= 4 << 20);
+    drop(kept);
+    set_allocator_settings("max_split_size_mb:512")?;
+    ensure!(set_allocator_settings("no_such_setting:1").is_err());
+    set_per_process_memory_fraction(1e-6, device)?;
+    let refused = Tensor::f_zeros([64 << 20], FLOAT);
+    set_per_process_memory_fraction(1.0, device)?;
+    let error = overdrive::ffi::Error::from(refused.err().context("more than the device may have")?);
+    ensure!(error.kind() == overdrive::ffi::ErrorKind::OutOfMemory, "{error}");
+    ensure!(set_per_process_memory_fraction(2.0, device).is_err());
+    empty_cache()?;
     Ok(())
 }
