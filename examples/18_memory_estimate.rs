@@ -1,9 +1,9 @@
-//! How much memory a batch will need, known from two small ones; what the memory is used for; and what a step leaves
+//! How much memory a batch will need, known from small ones; what the memory is used for; and what a step leaves
 //! behind.
 //!
-//! Five models, with the optimizers and techniques that people train them with, run steps with batches of 2 and 4. From
+//! Five models, with the optimizers and techniques that people train them with, run steps with batches of 2 to 8. From
 //! these the peak with a batch of 24 is estimated, and then measured. What the estimate knows of a model is only what
-//! the two steps showed.
+//! these steps showed.
 //!
 //! A folder as argument gets `memory.html`, a profile with what memory is used for over a step, and what would make it fit.
 //!
@@ -158,7 +158,7 @@ fn main() -> Result<()> {
     manual_seed(1);
     println!("batch of {LARGE:<22} {:>12} {:>12} {:>6} {:>15}", "estimated", "measured", "off", "of activations");
     for (name, mut step) in steps()? {
-        let estimate = Estimate::of_sizes(Device::Cpu, [2, 4], |batch, recorder| step(batch, Some(recorder)))?;
+        let estimate = Estimate::of(Device::Cpu, |batch, recorder| step(batch, Some(recorder)))?;
         let estimated = estimate.peak(LARGE);
         // The models of the other lines are there as well.
         let own = estimated.of(Category::Parameter) + estimated.of(Category::OptimizerState);

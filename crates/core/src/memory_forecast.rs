@@ -44,6 +44,6 @@ pub struct MemoryTechnique {
     pub name: String,
     /// The peak then.
     pub peak_bytes: u64,
-    /// Whether the peak may be higher: what the technique itself needs is not counted.
-    pub is_least: bool,
+    /// Whether the peak is only about that: what the technique itself needs is not counted.
+    pub is_rough: bool,
 }

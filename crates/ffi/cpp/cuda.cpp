@@ -44,7 +44,13 @@ void overdrive::watch_device_memory() {
   if (at::cuda::device_count() == 0) return;
   at::globalContext().lazyInitDevice(at::kCUDA);
   // It cannot be detached.
-  std::call_once(attached, [] { c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(&report_entry); });
+  std::call_once(attached, [] {
+    try {
+      c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(&report_entry);
+    } catch (const c10::Error&) {
+      // `backend:cudaMallocAsync` has no trackers: the host's memory is watched all the same.
+    }
+  });
 }
 
 int32_t od_cuda_compiled(void) noexcept { return 1; }

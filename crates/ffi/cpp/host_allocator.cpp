@@ -93,7 +93,8 @@ class HostAllocator final : public c10::Allocator {
 
   struct Lent {
     size_t bytes;
-    size_t counted;  // what was asked for, if it is counted
+    size_t asked;
+    bool is_counted;
   };
 
   static void give_back(void* data);
@@ -118,7 +119,7 @@ class HostAllocator final : public c10::Allocator {
     if (block.data == nullptr) block = make(bytes);
     try {
       std::lock_guard<std::mutex> lock(mutex_);
-      lent_.emplace(block.data, Lent{block.bytes, counted});
+      lent_.emplace(block.data, Lent{block.bytes, bytes, counted != 0});
     } catch (...) {
       free_block(block.data, block.bytes);
       throw;
@@ -167,9 +168,9 @@ class HostAllocator final : public c10::Allocator {
       return before_->raw_deallocate(data);
     }
     // While no other thread can be lent the block.
-    overdrive::report(OD_FREED, data, 0, -1);
+    overdrive::report(OD_FREED, data, found->second.asked, -1);
     Free block{data, found->second.bytes};
-    stats_.allocated -= found->second.counted;
+    if (found->second.is_counted) stats_.allocated -= found->second.asked;
     lent_.erase(found);
     bool is_small = block.bytes < kSmallest;
     // Report it before another thread can take the block.

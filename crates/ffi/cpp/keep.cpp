@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,7 +39,6 @@ struct Drawn {
 
 // The results of one call of an operator.
 struct Kept {
-  OperatorHandle op;
   std::vector<IValue> results;
   std::vector<KeptTensor> tensors;
   std::optional<Drawn> drawn;  // for operators that draw
@@ -56,9 +56,15 @@ at::Tensor state_of(at::Generator generator) {
 
 // A device's operators have only begun when they return.
 void wait_for_devices(const Stack& stack) {
-  for (const auto& value : stack)
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda())
-      at::detail::getCUDAHooks().deviceSynchronize(value.toTensor().device().index());
+  auto wait = [](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.is_cuda())
+      at::detail::getCUDAHooks().deviceSynchronize(tensor.device().index());
+  };
+  for (const auto& value : stack) {
+    if (value.isTensor()) wait(value.toTensor());
+    if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorList()) wait(tensor);
+  }
 }
 
 // New tensors of pure results: an operator that writes, or returns views or lists, has to run.
@@ -80,7 +86,7 @@ IValue mapped(const IValue& value, Map&& map) {
 
 struct od_keeper {
   using Keeps = int32_t (*)(void*, size_t, const char*, const char*);
-  using Ran = void (*)(void*, size_t, uint64_t, const void*, size_t);
+  using Ran = void (*)(void*, uint64_t, const void*, size_t);
 
   od_keeper(Owned owned, Keeps keeps, Ran ran) : owned(std::move(owned)), keeps(keeps), ran(ran) {}
 
@@ -89,7 +95,7 @@ struct od_keeper {
     return keeps(owned.get(), call, schema.name().c_str(), schema.overload_name().c_str()) != 0;
   }
 
-  void measure(const OperatorHandle& op, const Stack& stack, size_t call, c10::function_ref<void()> run) {
+  void measure(const OperatorHandle& op, const Stack& stack, c10::function_ref<void()> run) {
     wait_for_devices(stack);
     auto begin = std::chrono::steady_clock::now();
     run();
@@ -98,12 +104,12 @@ struct od_keeper {
     for (auto at = stack.end() - static_cast<ptrdiff_t>(op.schema().returns().size()); at != stack.end(); ++at) {
       if (!at->isTensor() || !at->toTensor().has_storage()) continue;
       const auto& storage = at->toTensor().storage();
-      ran(owned.get(), call, static_cast<uint64_t>(nanoseconds.count()), storage.data(), storage.nbytes());
+      ran(owned.get(), static_cast<uint64_t>(nanoseconds.count()), storage.data(), storage.nbytes());
     }
   }
 
-  void keep(const OperatorHandle& op, const Stack& stack, std::optional<Drawn> drawn) {
-    Kept kept{op, {}, {}, std::move(drawn)};
+  void keep(const OperatorHandle& op, size_t call, const Stack& stack, std::optional<Drawn> drawn) {
+    Kept kept{{}, {}, std::move(drawn)};
     size_t count = op.schema().returns().size();
     for (auto at = stack.end() - static_cast<ptrdiff_t>(count); at != stack.end(); ++at)
       kept.results.push_back(mapped(*at, [&](const at::Tensor& tensor) {
@@ -111,7 +117,14 @@ struct od_keeper {
         return IValue(kept.tensors.back().tensor);
       }));
     std::lock_guard<std::mutex> lock(mutex);
+    places[{&op.schema(), call}] = calls.size();
     calls.emplace_back(std::move(kept));
+  }
+
+  std::optional<Kept> find(const OperatorHandle& op, size_t call) {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto found = places.find({&op.schema(), call});
+    return found == places.end() ? std::nullopt : calls[found->second];
   }
 
   std::mutex mutex;
@@ -119,6 +132,8 @@ struct od_keeper {
   size_t needed = 0;
   // Each call of an operator that is kept; empty where its results were freed.
   std::vector<std::optional<Kept>> calls;
+  // Where a call of an operator is among them, by its number among the operator's own.
+  std::map<std::pair<const c10::FunctionSchema*, size_t>, size_t> places;
   std::shared_ptr<od_keeper> self;  // until od_keeper_free
   Owned owned;
   Keeps keeps;
@@ -130,8 +145,7 @@ namespace {
 struct Run {
   std::shared_ptr<od_keeper> keeper;  // a run that is never ended keeps it
   bool reuse;
-  size_t next;   // of the kept calls
-  size_t calls;  // of operators whose results can be kept
+  std::map<const c10::FunctionSchema*, size_t> calls;  // so far, of operators whose results can be kept
 };
 
 thread_local std::vector<Run> runs;
@@ -139,7 +153,6 @@ thread_local std::vector<Run> runs;
 thread_local bool was_included = false;
 
 void reuse(const OperatorHandle& op, Stack& stack, const Kept& kept) {
-  TORCH_CHECK(kept.op == op, op.schema().name(), " runs where the first time ", kept.op.schema().name(), " did");
   torch::jit::drop(stack, op.schema().arguments().size());
   for (const auto& result : kept.results)
     stack.push_back(mapped(result, [](const at::Tensor& tensor) { return IValue(tensor.tensor_data()); }));
@@ -166,18 +179,13 @@ namespace overdrive {
 void run_or_reuse(const OperatorHandle& op, Stack& stack, c10::function_ref<void()> run) {
   if (runs.empty() || !can_be_kept(op.schema())) return run();
   auto& keeper = *runs.back().keeper;
-  size_t call = runs.back().calls++;
+  size_t call = runs.back().calls[&op.schema()]++;
   if (!keeper.is_kept(op, call)) {
     if (keeper.ran == nullptr || runs.back().reuse) return run();
-    return keeper.measure(op, stack, call, run);
+    return keeper.measure(op, stack, run);
   }
   if (runs.back().reuse) {
-    size_t number = runs.back().next++;
-    std::optional<Kept> kept;
-    {
-      std::lock_guard<std::mutex> lock(keeper.mutex);
-      if (number < keeper.calls.size()) kept = keeper.calls[number];
-    }
+    auto kept = keeper.find(op, call);
     return kept && !kept->is_changed() ? reuse(op, stack, *kept) : run();
   }
   std::optional<Drawn> drawn;
@@ -191,13 +199,13 @@ void run_or_reuse(const OperatorHandle& op, Stack& stack, c10::function_ref<void
     if (after.equal(drawn->state)) drawn.reset();
     else drawn->state = std::move(after);
   }
-  keeper.keep(op, stack, std::move(drawn));
+  keeper.keep(op, call, stack, std::move(drawn));
 }
 
 }  // namespace overdrive
 
 od_status od_keeper_new(void* owner, int32_t (*keeps)(void*, size_t, const char*, const char*),
-                        void (*ran)(void*, size_t, uint64_t, const void*, size_t), void (*drop)(void*),
+                        void (*ran)(void*, uint64_t, const void*, size_t), void (*drop)(void*),
                         od_keeper** out, od_error* err) noexcept {
   Owned owned(owner, drop);
   return overdrive::guarded(err, [&] {
@@ -210,7 +218,7 @@ od_status od_keeper_new(void* owner, int32_t (*keeps)(void*, size_t, const char*
 od_status od_keeper_begin(od_keeper* keeper, int32_t reuse, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     if (runs.empty()) was_included = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake);
-    runs.push_back({keeper->self, reuse != 0, 0, 0});
+    runs.push_back({keeper->self, reuse != 0, {}});
     c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, true);
   });
 }

@@ -57,7 +57,7 @@ pub struct Block {
     pub address: u64,
     /// How much was asked for.
     pub bytes: u64,
-    /// The first moment, for memory that is older than the history.
+    /// The history's beginning, if the memory is older.
     pub allocated: Moment,
     /// None while it is in use.
     pub freed: Option<Moment>,
@@ -68,7 +68,8 @@ pub struct Block {
 
 impl Block {
     /// The line or function that had it allocated: the innermost one that belongs neither to libtorch, tch, the standard
-    /// library nor a crate of Overdrive; the caller of `backward` for what a backward pass allocates. Takes milliseconds.
+    /// library nor a crate of Overdrive. A backward pass allocates for the caller of `backward`; on a CUDA device it runs on
+    /// another thread, so that nobody is known. Takes milliseconds.
     ///
     /// Lines need a program with debug information.
     pub fn caller(&self) -> Option<String> {
@@ -93,9 +94,12 @@ pub struct History {
 }
 
 /// Watches what libtorch allocates for tensors in the whole process, until this is dropped: on the host, but for pinned
-/// memory, and on CUDA devices. Each allocation and each free then takes a lock, and with callers each allocation a walk of the stack.
+/// memory and memory that tensors borrow, and on CUDA devices. Each allocation and each free then takes a lock, and with
+/// callers each allocation a walk of the stack. The allocator that reports on the host stays in place afterwards, as for
+/// [`cache_host_memory`](crate::cache_host_memory).
 ///
-/// Memory that was allocated before is not seen, and not seen to be freed.
+/// Memory that was allocated before is seen when it is freed or tagged; pieces below 256 KiB on the host only if they were
+/// watched or [counted](crate::host_memory::count) then. Memory of CUDA is not seen with `backend:cudaMallocAsync`.
 #[derive(Debug)]
 pub struct AllocationWatch {
     raw: NonNull<raw::Watch>,
@@ -161,7 +165,10 @@ impl AllocationWatch {
 
     /// Ends, with what was seen.
     pub fn end(self) -> History {
-        let mut notes = lock(&self.notes);
+        let notes = Arc::clone(&self.notes);
+        // Afterwards nothing is reported any more.
+        drop(self);
+        let mut notes = lock(&notes);
         let end = notes.now();
         History { end, ..std::mem::take(&mut notes.history) }
     }
@@ -200,9 +207,11 @@ impl Notes {
                 self.add(place, bytes, now, caller);
             }
             raw::FREED => {
-                if let Some(number) = self.alive.remove(&place) {
-                    self.history.blocks[number].freed = Some(now);
-                }
+                let number = self.alive.remove(&place);
+                // Older than the watch: all that is known of it is its end.
+                let number = number.unwrap_or_else(|| self.add(place, bytes, Moment::default(), None));
+                self.alive.remove(&place);
+                self.history.blocks[number].freed = Some(now);
             }
             raw::BACKWARD_BEGINS => self.history.passes.push((now, None)),
             raw::BACKWARD_ENDS => {
@@ -274,6 +283,37 @@ mod tests {
     }
 
     #[test]
+    fn threads_may_allocate_and_free_while_a_watch_ends() {
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                        drop(Tensor::zeros([1000], F32));
+                    }
+                });
+            }
+            for _ in 0..2000 {
+                drop(AllocationWatch::begin(false).unwrap().end());
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn older_memory_is_seen_when_it_is_freed() {
+        let outer = AllocationWatch::begin(false).unwrap();
+        let old = Tensor::zeros([1277], F32);
+        let watch = AllocationWatch::begin(false).unwrap();
+        drop(old);
+        let history = watch.end();
+        drop(outer);
+        let [block] = of_size(&history, 4 * 1277)[..] else { panic!("{history:?}") };
+        assert_eq!(block.allocated, Moment::default());
+        assert!(block.freed.is_some());
+    }
+
+    #[test]
     fn nothing_is_noted_after_the_end() {
         let watch = AllocationWatch::begin(false).unwrap();
         let other = AllocationWatch::begin(false).unwrap();
@@ -283,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn older_memory_can_be_tagged_and_is_seen_to_be_freed() {
+    fn older_memory_can_be_tagged() {
         let old = Tensor::zeros([90_001], F32);
         let watch = AllocationWatch::begin(false).unwrap();
         watch.tag(&old, Category::Parameter).unwrap();

@@ -21,15 +21,15 @@ pub trait Keeps: Send + Sync {
         false
     }
 
-    /// Told in the first run of each result of a call that is not kept. For times, operators of a CUDA device are waited
-    /// for.
+    /// Told in the first run of each result of a call that is not kept, right after the question about that call. For times,
+    /// operators of a CUDA device are waited for.
     fn ran(&self, _ran: Ran) {}
 }
 
 /// A call of an operator whose result can be kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'c> {
-    /// How many there were before in this run.
+    /// How many of this operator there were before in this run.
     pub number: usize,
     /// `aten::mm`
     pub name: &'c str,
@@ -40,8 +40,6 @@ pub struct Call<'c> {
 /// One result of a call, and what the call took.
 #[derive(Clone, Copy, Debug)]
 pub struct Ran {
-    /// [`Call::number`]
-    pub call: usize,
     /// How long the call took.
     pub nanoseconds: u64,
     /// Where the result's memory is, as in [`address_of`](crate::address_of).
@@ -83,7 +81,7 @@ impl Keeper {
     /// # Errors
     /// When memory runs out.
     pub fn new(keeps: impl Keeps + 'static) -> Result<Self, Error> {
-        let ran: Option<extern "C" fn(_, _, _, _, _)> = if keeps.measures() { Some(on_result) } else { None };
+        let ran: Option<extern "C" fn(_, _, _, _)> = if keeps.measures() { Some(on_result) } else { None };
         let owner: Owner = Box::new(keeps);
         let owner = Box::into_raw(Box::new(owner)).cast::<c_void>();
         let mut out = ptr::null_mut();
@@ -162,10 +160,10 @@ extern "C" fn on_operator(owner: *mut c_void, number: usize, name: *const c_char
     i32::from(catch_unwind(asked).unwrap_or(false))
 }
 
-extern "C" fn on_result(owner: *mut c_void, call: usize, nanoseconds: u64, result: *const c_void, bytes: usize) {
+extern "C" fn on_result(owner: *mut c_void, nanoseconds: u64, result: *const c_void, bytes: usize) {
     // SAFETY: `owner` was made of such a box.
     let keeps = unsafe { &*owner.cast::<Owner>() };
-    let ran = Ran { call, nanoseconds, address: result.addr(), bytes };
+    let ran = Ran { nanoseconds, address: result.addr(), bytes };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| keeps.ran(ran))) {
         std::mem::forget(panic);
     }

@@ -13,7 +13,7 @@ unsafe extern "C" {
     pub fn od_keeper_new(
         owner: *mut c_void,
         keeps: extern "C" fn(*mut c_void, usize, *const c_char, *const c_char) -> i32,
-        ran: Option<extern "C" fn(*mut c_void, usize, u64, *const c_void, usize)>,
+        ran: Option<extern "C" fn(*mut c_void, u64, *const c_void, usize)>,
         drop: extern "C" fn(*mut c_void),
         out: *mut *mut Keeper,
         err: *mut Error,

@@ -59,17 +59,25 @@ pub enum MemoryError {
     /// This rank's part was computed, but another rank's was not.
     #[error("another rank has failed; its own error says why")]
     OtherRank,
-    /// A share that is none.
-    #[error("a budget of {share} is no share: use 0 (keep nothing) to 1 (as much as without checkpointing)")]
+    /// A budget that is not from 0 to 1.
+    #[error("a budget of {share} is not from 0 (keep nothing) to 1 (as much as without checkpointing)")]
     Budget {
         /// What was given.
         share: f64,
     },
-    /// Batch sizes that show nothing.
-    #[error("batches of {sizes:?} show nothing: the first should be at least 1, and the second larger")]
+    /// Batch sizes that cannot be compared.
+    #[error(
+        "batch sizes of {sizes:?} cannot be compared: the first should be at least 1, and each larger than the one before"
+    )]
     Sizes {
         /// What was given.
-        sizes: [i64; 2],
+        sizes: [i64; 4],
+    },
+    /// Nothing was allocated where memory was to be estimated.
+    #[error("nothing was allocated on {device:?}: name the device that the step runs on")]
+    NothingThere {
+        /// What was given.
+        device: Device,
     },
     /// A step left memory behind.
     #[error("a step left memory behind: {}", leaks.iter().map(Leak::to_string).collect::<Vec<_>>().join("; "))]

@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use overdrive_ffi::host_memory;
+use overdrive_ffi::{TensorList, host_memory};
 use overdrive_memory::account::{Category, MemoryRecord, MemoryRecorder, memory_stats, reset_peak_memory_stats};
 use overdrive_memory::{ActivationCheckpoint, Budget, Estimate, LeakCheck, MemoryError, Policy, leak_check};
 use tch::{Device, Kind, TchError, Tensor};
@@ -139,9 +139,61 @@ fn the_peak_of_a_large_batch_is_known_from_two_small_ones() {
 }
 
 #[test]
+fn memory_that_grows_with_the_square_of_the_batch_is_foreseen() {
+    let _alone = alone();
+    let w = leaf(&[10, 10]);
+    let step = |batch: i64| {
+        let x = Tensor::randn([batch, 10], FLOAT).matmul(&w);
+        x.f_matmul(&x.tr())?.f_exp()?.f_sum(Kind::Float)?.f_backward()
+    };
+    let estimate = Estimate::of(Device::Cpu, |batch, _| step(batch)).unwrap();
+    assert!(estimate.is_exact());
+    let recorder = MemoryRecorder::begin().unwrap();
+    step(700).unwrap();
+    assert_eq!(estimate.peak(700).total(), recorder.end().peak(Device::Cpu).total());
+}
+
+#[test]
+fn memory_that_follows_no_rule_is_said_to_be_inexact() {
+    let _alone = alone();
+    let step = |batch: i64, _: &MemoryRecorder| Tensor::f_zeros([batch * batch * batch], FLOAT).map(drop);
+    assert!(!Estimate::of(Device::Cpu, step).unwrap().is_exact());
+}
+
+/// The last step's gradients are there until they are cleared.
+#[test]
+fn gradients_of_the_step_before_count() {
+    let _alone = alone();
+    let weights = [leaf(&[100, 300]), leaf(&[300, 50])];
+    let mut step = |recorder: &MemoryRecorder| {
+        let loss = loss(&Tensor::randn([8, 100], FLOAT), &weights);
+        TensorList::new(&weights)?.clear_grads()?;
+        loss.backward();
+        recorder.tag(Category::Parameter, &weights)
+    };
+    let run = |step: &mut dyn FnMut(&MemoryRecorder) -> Result<(), MemoryError>| {
+        let recorder = MemoryRecorder::begin().unwrap();
+        step(&recorder).unwrap();
+        recorder.end()
+    };
+    run(&mut step);
+    let uses = run(&mut step).timeline(Device::Cpu);
+    let of_weights = 4 * 45_000;
+    let at_first = uses.iter().take_while(|it| it.0 == 0).last().unwrap().1;
+    assert_eq!(at_first.total(), 2 * of_weights, "{at_first:?}");
+}
+
+#[test]
+fn a_device_that_the_step_does_not_use_is_refused() {
+    let _alone = alone();
+    let step = |batch: i64, _: &MemoryRecorder| Tensor::f_zeros([batch], FLOAT).map(drop);
+    assert!(matches!(Estimate::of(Device::Cuda(7), step), Err(MemoryError::NothingThere { .. })));
+}
+
+#[test]
 fn runs_in_different_orders_are_prolonged_and_said_to_be_inexact() {
     let _alone = alone();
-    let estimate = Estimate::of_sizes(Device::Cpu, [2, 4], |batch, _| {
+    let estimate = Estimate::of_sizes(Device::Cpu, [2, 4, 6, 8], |batch, _| {
         let parts: Vec<_> = (0..batch).map(|_| Tensor::zeros([1000], FLOAT)).collect();
         drop(parts);
         Ok::<_, TchError>(())
@@ -154,10 +206,10 @@ fn runs_in_different_orders_are_prolonged_and_said_to_be_inexact() {
 #[test]
 fn a_forecast_names_what_would_make_a_batch_fit() {
     let _alone = alone();
-    let mut weights = [leaf(&[100, 300]), leaf(&[300, 50])];
+    let weights = [leaf(&[100, 300]), leaf(&[300, 50])];
     let state = [Tensor::zeros([100, 300], FLOAT), Tensor::zeros([300, 50], FLOAT)];
     let estimate = Estimate::of(Device::Cpu, |batch, recorder| {
-        weights.iter_mut().for_each(Tensor::zero_grad);
+        TensorList::new(&weights)?.clear_grads()?;
         loss(&Tensor::randn([batch, 100], FLOAT), &weights).backward();
         recorder.tag(Category::OptimizerState, &state)?;
         recorder.tag(Category::Parameter, &weights)
@@ -170,9 +222,17 @@ fn a_forecast_names_what_would_make_a_batch_fit() {
     assert_eq!(at_peak("optimizer state"), 4 * 45_000);
     assert_eq!(forecast.uses.iter().map(|it| it.at_peak).sum::<u64>(), forecast.peak_bytes);
     assert_eq!(forecast.uses.iter().map(|it| it.bytes.len()).max(), Some(forecast.seconds.len()));
-    // In halves, the first size that fits: exactly what a step with it needs.
-    let micro = forecast.techniques.iter().find(|it| it.name.starts_with("micro-batches of 250")).unwrap();
-    assert_eq!((micro.peak_bytes, micro.is_least), (estimate.peak(250).total(), false));
+    // In halves, the first size that fits: what a step with such parts needs. Inputs are not tagged here.
+    let micro = forecast.techniques.iter().find(|it| it.name.starts_with("micro-batches of ")).unwrap();
+    let size: i64 = micro.name.split([' ', ':']).nth(2).unwrap().parse().unwrap();
+    TensorList::new(&weights).unwrap().clear_grads().unwrap();
+    let recorder = MemoryRecorder::begin().unwrap();
+    for _ in 0..1000 / size {
+        loss(&Tensor::randn([size, 100], FLOAT), &weights).backward();
+    }
+    recorder.tag(Category::Parameter, &weights).unwrap();
+    recorder.tag(Category::OptimizerState, &state).unwrap();
+    assert_eq!((micro.peak_bytes, micro.is_rough), (recorder.end().peak(Device::Cpu).total(), false), "{size}");
     let eight_bit = forecast.techniques.iter().find(|it| it.name.contains("8-bit") && !it.name.contains("together"));
     let saved = forecast.peak_bytes - eight_bit.unwrap().peak_bytes;
     assert!((saved as f64 / (4.0 * 45_000.0) - 0.746).abs() < 0.001, "{saved}");
@@ -184,7 +244,7 @@ fn a_forecast_names_what_would_make_a_batch_fit() {
 
 #[test]
 fn sizes_that_show_nothing_are_refused() {
-    for sizes in [[0, 4], [4, 4], [8, 4]] {
+    for sizes in [[0, 4, 5, 6], [4, 4, 5, 6], [8, 4, 10, 12]] {
         let refused = Estimate::of_sizes(Device::Cpu, sizes, |_, _| Ok::<_, TchError>(()));
         assert!(matches!(refused, Err(MemoryError::Sizes { .. })), "{sizes:?}");
     }
@@ -204,14 +264,18 @@ fn pytorchs_visualiser_reads_a_snapshot() {
         println!("skipped: OVERDRIVE_PYTHON does not name a Python with torch");
         return;
     };
-    let read = "import pickle, sys; from torch.cuda import _memory_viz as viz; data = pickle.load(open(sys.argv[1], 'rb')); \
+    // The visualiser's own reader, in a browser, takes no number of more than 8 bytes: LONG1 is a code, a length and these.
+    let read = "import pickle, pickletools, sys; from torch.cuda import _memory_viz as viz; raw = open(sys.argv[1], 'rb').read(); \
+                ops = list(pickletools.genops(raw)); \
+                assert all(b[2] - a[2] <= 10 for a, b in zip(ops, ops[1:]) if a[0].name == 'LONG1'); \
+                data = pickle.loads(raw); \
                 print(viz.segsum(data), viz.trace(data)); assert len(viz.trace_plot(data)) > 1000";
     let output = std::process::Command::new(&python).args(["-c", read]).arg(&path).output().unwrap();
     let (seen, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{error}");
     assert!(seen.contains("total_reserved: 11.4MiB") && seen.contains("total_allocated: 11.4MiB"), "{seen}");
     // The tensor that is kept, and the one that was freed.
-    for line in ["a = seg_0[0:11.4MiB]", "b = MEM[", "del b # 3.9KiB"] {
+    for line in ["b = a[0:11.4MiB]", "d = c[0:3.9KiB]", "del d # 3.9KiB", "cudaFree(c) # 3.9KiB"] {
         assert!(seen.lines().any(|it| it.starts_with(line)), "{line}: {seen}");
     }
 }
@@ -280,20 +344,123 @@ fn a_budget_is_kept_and_gradients_are_those_without() {
     };
     // The output, and the generator's state.
     let (_, nothing) = checkpointed(&ActivationCheckpoint::default());
-    let tensor = 4.0 * 32.0 * 64.0;
+    let (tensor, output) = (4.0 * 32.0 * 64.0, 4.0 * 32.0 * 64.0);
     for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
         let options = ActivationCheckpoint::default().keep(Policy::Budget(Budget::new(share).unwrap()));
         for call in 0..4 {
             let (y, bytes) = checkpointed(&options);
             assert_eq!(gradients(&y), expected, "{share}, call {call}");
-            // Two calls are measured. The input belongs to the budget, but was there before; the output does not.
-            let room = if call < 2 { 0.0 } else { (share * plain - tensor).max(0.0) };
+            // Two calls are measured. The input is a leaf, which takes no memory of the graph's.
+            let room = if call < 2 { 0.0 } else { share * (plain - output) };
             let kept = bytes - nothing;
             assert!(
                 kept <= room && kept >= room - 1.5 * tensor,
                 "{share}, call {call}: {kept} of {plain}, room {room}"
             );
         }
+    }
+}
+
+/// The bytes that a graph holds.
+fn graph_bytes(run: &mut dyn FnMut() -> Tensor) -> f64 {
+    let before = host_memory::stats().unwrap().allocated;
+    let y = run();
+    let after = host_memory::stats().unwrap().allocated;
+    drop(y);
+    (after - before) as f64
+}
+
+/// The bytes that a function's graph holds without checkpointing and with this budget, once it has a plan.
+fn plain_and_planned<F>(share: f64, x: &Tensor, function: impl Fn() -> F) -> [f64; 2]
+where
+    F: Fn(&Tensor) -> Result<Tensor, TchError> + Send + 'static,
+{
+    host_memory::count(usize::MAX).unwrap();
+    let plain = graph_bytes(&mut || function()(x).unwrap());
+    let nothing = |function: F| ActivationCheckpoint::default().run(move |[x]| function(x), [x]).unwrap();
+    let overhead =
+        graph_bytes(&mut || nothing(function())) - graph_bytes(&mut || tch::no_grad(|| function()(x).unwrap()));
+    let options = ActivationCheckpoint::default().keep(Policy::Budget(Budget::new(share).unwrap()));
+    let mut planned = 0.0;
+    for _ in 0..3 {
+        let function = &function;
+        planned = graph_bytes(&mut || {
+            let function = function();
+            options.clone().run(move |[x]| function(x), [x]).unwrap()
+        });
+    }
+    [plain, planned - overhead]
+}
+
+/// Views of weights are saved, and take no memory; an input that two operators save is there once.
+#[test]
+fn a_budget_counts_neither_weights_nor_inputs_twice() {
+    let _alone = alone();
+    let (weight, others) = (leaf(&[256, 256]), [leaf(&[256, 8]), leaf(&[256, 8])]);
+    let linear = || {
+        let weight = weight.shallow_clone();
+        move |x: &Tensor| x.f_linear(&weight, None::<Tensor>)?.f_tanh()?.f_linear(&weight, None::<Tensor>)?.f_sin()
+    };
+    let x = leaf(&[8, 256]);
+    let [plain, planned] = plain_and_planned(0.5, &x, linear);
+    assert!(planned <= 0.5 * plain + 9000.0, "{planned} of {plain}");
+    let projections = || {
+        let others = others.each_ref().map(Tensor::shallow_clone);
+        move |x: &Tensor| {
+            let [one, two] = others.each_ref().map(|weight| x.f_matmul(weight)?.f_tanh());
+            one?.f_mul(&two?)?.f_sin()
+        }
+    };
+    // No leaf: the graph keeps it for the function alone.
+    let x = leaf(&[64, 256]) * 2.0;
+    let [plain, planned] = plain_and_planned(0.9, &x, projections);
+    assert!(planned <= 0.9 * plain, "{planned} of {plain}");
+}
+
+/// As autocast's casts, which run again: numbers of calls shift, those of each operator do not.
+#[test]
+fn a_result_is_used_again_for_its_own_call_alone() {
+    let _alone = alone();
+    let (x, weights) = (leaf(&[16, 16]), [leaf(&[16, 16]), leaf(&[16, 16]), leaf(&[16, 16])]);
+    let is_first = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let run = |x: &Tensor, weights: &[Tensor; 3]| {
+        let [q, k, v] = weights.each_ref().map(|weight| x.f_matmul(weight));
+        q?.f_sin()?.f_mul(&k?.f_cos()?)?.f_mul(&v?.f_tanh()?)
+    };
+    let gradients = |y: &Tensor| {
+        let by: Vec<&Tensor> = std::iter::once(&x).chain(&weights).collect();
+        let options = overdrive_ffi::autograd::GradOptions::default();
+        overdrive_ffi::autograd::grad::<Tensor>(&[&y.sum(Kind::Float)], &by, &[], options).unwrap()
+    };
+    let expected = gradients(&run(&x, &weights).unwrap());
+    let options = ActivationCheckpoint::default().keep(Policy::Budget(Budget::new(0.6).unwrap()));
+    for call in 0..4 {
+        is_first.store(true, std::sync::atomic::Ordering::SeqCst);
+        let (own, is_first) = (weights.each_ref().map(Tensor::shallow_clone), is_first.clone());
+        let y = options.clone().run(
+            move |[x]| {
+                if is_first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+                    // Nobody saves it, so that no check sees it.
+                    tch::no_grad(|| x.f_exp().map(drop))?;
+                }
+                run(x, &own)
+            },
+            [&x],
+        );
+        assert_eq!(gradients(&y.unwrap()), expected, "call {call}");
+    }
+}
+
+#[test]
+fn a_sparse_input_is_no_error() {
+    let _alone = alone();
+    let (indices, values) = (Tensor::from_slice2(&[[0_i64, 1], [1, 2]]), Tensor::from_slice(&[1_f32, 2.0]));
+    let sparse = Tensor::sparse_coo_tensor_indices_size(&indices, &values, [2, 3], FLOAT, false);
+    let w = leaf(&[3, 4]);
+    let options = ActivationCheckpoint::default().keep(Policy::Budget(Budget::new(0.5).unwrap()));
+    for _ in 0..3 {
+        let y = options.clone().run(|[x, w]| x.f_mm(w)?.f_sin(), [&sparse, &w]).unwrap();
+        y.sum(Kind::Float).backward();
     }
 }
 

@@ -7,10 +7,12 @@ use tch::Device;
 use super::record::{Change, MemoryRecord, MemoryRecorder, Use};
 use crate::error::MemoryError;
 
-/// The memory that a step will need with any batch size, from runs with two small ones.
+/// The memory that a step will need with any batch size, from runs with four small ones.
 ///
-/// The two runs allocate and free in the same order, and each block's bytes are a constant and a share that grows with
-/// the batch. So the use after each allocation is known for any batch size, and its peak, wherever it is then.
+/// If the runs allocate and free in the same order, the bytes of each block follow from the batch size: a constant, a share
+/// for each sample and, as for the products of all pairs of samples, a share for each pair. Three sizes tell them and the
+/// fourth confirms them. So the use after each allocation is known for any batch size, and with it the peak, which may be at
+/// another moment than with small batches.
 ///
 /// The step is yours: model, optimizer, autocast, checkpointing and whatever else are estimated as they are. It is called
 /// with a batch size and a recorder, to which it says what was there before it began:
@@ -43,27 +45,61 @@ pub struct Estimate {
     is_exact: bool,
 }
 
-/// The bytes in use at a moment, by category: so many, and so many a sample.
+/// The bytes in use at a moment, by category.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Point {
-    /// In the run with the larger batch, since it began.
+    /// In the run with the largest batch, since it began.
     pub(super) nanoseconds: u64,
-    constant: [f64; Category::ALL.len()],
-    per_sample: [f64; Category::ALL.len()],
+    bytes: [Bytes; Category::ALL.len()],
 }
+
+/// Bytes by batch size: `[constant, for each sample, for each sample's square]`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bytes([f64; 3]);
+
+impl Bytes {
+    fn at(&self, batch_size: f64) -> f64 {
+        let [constant, linear, square] = self.0;
+        constant + batch_size * (linear + batch_size * square)
+    }
+
+    fn add(&mut self, other: Self, sign: f64) {
+        self.0.iter_mut().zip(other.0).for_each(|(own, other)| *own += sign * other);
+    }
+
+    /// Those that four batches had, and whether all four agree.
+    fn of(sizes: Sizes, bytes: [u64; 4]) -> (Self, bool) {
+        let ([x0, x1, _, x3], [y0, y1, y2, y3]) = (sizes.map(|size| size as f64), bytes.map(|bytes| bytes as f64));
+        let x2 = sizes[2] as f64;
+        let slope = (y3 - y0) / (x3 - x0);
+        let linear = Self([y0 - slope * x0, slope, 0.0]);
+        let fits = |found: &Self| sizes.iter().zip(bytes).all(|(&x, y)| (found.at(x as f64) - y as f64).abs() < 0.5);
+        if fits(&linear) {
+            return (linear, true);
+        }
+        // Newton's form of the parabola through the first three.
+        let (first, second) = ((y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1));
+        let square = (second - first) / (x2 - x0);
+        let parabola = Self([y0 - first * x0 + square * x0 * x1, first - square * (x0 + x1), square]);
+        if fits(&parabola) { (parabola, true) } else { (linear, false) }
+    }
+}
+
+/// Four batch sizes, the smallest first.
+type Sizes = [i64; 4];
 
 impl Point {
     pub(super) fn bytes_of(&self, category: Category, batch_size: f64) -> f64 {
-        (self.constant[category as usize] + batch_size * self.per_sample[category as usize]).max(0.0)
+        self.bytes[category as usize].at(batch_size).max(0.0)
     }
 
     pub(super) fn at(&self, batch_size: f64) -> f64 {
-        self.constant.iter().sum::<f64>() + batch_size * self.per_sample.iter().sum::<f64>()
+        self.bytes.iter().map(|bytes| bytes.at(batch_size)).sum()
     }
 }
 
 impl Estimate {
-    /// Runs a step with batches of 4 and 8; see [`of_sizes`](Self::of_sizes).
+    /// Runs a step with batches of 2, 4, 6 and 8; see [`of_sizes`](Self::of_sizes).
     ///
     /// # Errors
     /// As [`of_sizes`](Self::of_sizes).
@@ -71,20 +107,20 @@ impl Estimate {
         device: Device,
         step: impl FnMut(i64, &MemoryRecorder) -> Result<(), E>,
     ) -> Result<Self, MemoryError> {
-        Self::of_sizes(device, [4, 8], step)
+        Self::of_sizes(device, [2, 4, 6, 8], step)
     }
 
-    /// Runs a step twice to warm up, so that an optimizer's state is there, and then once with each size.
+    /// Runs a step three times with each size, of which the last counts: the first ones make an optimizer's state, and what
+    /// is made once for a shape.
     ///
     /// # Errors
-    /// When the step fails, and for sizes that are not positive or not different.
+    /// When the step fails, for sizes that are not positive and growing, and when nothing was allocated on the device.
     pub fn of_sizes<E: Into<BoxError>>(
         device: Device,
-        sizes: [i64; 2],
+        sizes: [i64; 4],
         mut step: impl FnMut(i64, &MemoryRecorder) -> Result<(), E>,
     ) -> Result<Self, MemoryError> {
-        let [small, large] = sizes;
-        if small < 1 || large <= small {
+        if sizes[0] < 1 || sizes.windows(2).any(|pair| pair[0] >= pair[1]) {
             return Err(MemoryError::Sizes { sizes });
         }
         let mut run = |size| {
@@ -93,14 +129,22 @@ impl Estimate {
                 .map_err(|error| MemoryError::Function { scope: "estimate".to_owned(), source: error.into() })?;
             Ok::<_, MemoryError>(recorder.end())
         };
-        (run(small)?, run(small)?);
-        let records = [run(small)?, run(large)?];
-        let aligned = Self::from_order(device, sizes, &records);
+        let mut third = |size| (0..3).try_fold(None, |_, _| run(size).map(Some));
+        let mut records = Vec::new();
+        for size in sizes {
+            records.extend(third(size)?);
+        }
+        let changes: Vec<_> = records.iter().map(|record| record.changes(device)).collect();
+        let [one, two, three, four] = &changes[..] else { unreachable!("four sizes") };
+        if four.is_empty() {
+            return Err(MemoryError::NothingThere { device });
+        }
+        let aligned = Self::from_order(device, sizes, [one, two, three, four]);
         Ok(aligned.unwrap_or_else(|| Self::from_peaks(device, sizes, &records)))
     }
 
-    /// Whether both runs allocated and freed in the same order. If not, the peaks of both are prolonged as a straight
-    /// line, which is only right if the peak's moment does not change with the batch size.
+    /// Whether all runs allocated and freed in the same order, and each block's bytes follow from the batch size. If not, the
+    /// estimate is a straight line through what was measured, and may be far off.
     pub fn is_exact(&self) -> bool {
         self.is_exact
     }
@@ -134,30 +178,31 @@ impl Estimate {
     }
 
     /// None if the runs allocated and freed in different orders.
-    fn from_order(device: Device, sizes: [i64; 2], records: &[MemoryRecord; 2]) -> Option<Self> {
-        let [small, large] = [0, 1].map(|run: usize| records[run].changes(device));
-        let numbers = [numbered(&small), numbered(&large)];
-        if numbers[0] != numbers[1] {
+    fn from_order(device: Device, sizes: Sizes, changes: [&Vec<Change>; 4]) -> Option<Self> {
+        let numbers = changes.map(|changes| numbered(changes));
+        if numbers[1..].iter().any(|other| *other != numbers[0]) {
             return None;
         }
-        let (mut now, mut points) = (Point::default(), Vec::new());
-        for (one, other) in small.iter().zip(&large) {
-            let (constant, per_sample) = affine(sizes, [one.bytes, other.bytes]);
-            let (sign, category) = (if one.is_freed { -1.0 } else { 1.0 }, other.category as usize);
-            now.constant[category] += sign * constant;
-            now.per_sample[category] += sign * per_sample;
-            now.nanoseconds = other.at.nanoseconds;
+        let (mut now, mut points, mut is_exact) = (Point::default(), Vec::new(), true);
+        for place in 0..changes[0].len() {
+            let [.., largest] = changes.map(|changes| changes[place]);
+            let (bytes, fits) = Bytes::of(sizes, changes.map(|changes| changes[place].bytes));
+            is_exact &= fits;
+            now.bytes[largest.category as usize].add(bytes, if largest.is_freed { -1.0 } else { 1.0 });
+            now.nanoseconds = largest.at.nanoseconds;
             points.push(now);
         }
-        Some(Self { device, points, is_exact: true })
+        Some(Self { device, points, is_exact })
     }
 
-    fn from_peaks(device: Device, sizes: [i64; 2], records: &[MemoryRecord; 2]) -> Self {
-        let peaks = [records[0].peak(device), records[1].peak(device)];
+    fn from_peaks(device: Device, sizes: Sizes, records: &[MemoryRecord]) -> Self {
+        let peaks: Vec<_> = records.iter().map(|record| record.peak(device)).collect();
         let mut point = Point::default();
         for category in Category::ALL {
-            let place = category as usize;
-            (point.constant[place], point.per_sample[place]) = affine(sizes, peaks.map(|peak| peak.of(category)));
+            let [first, .., last] = &peaks[..] else { break };
+            let (first, last) = (first.of(category) as f64, last.of(category) as f64);
+            let slope = (last - first) / (sizes[3] - sizes[0]) as f64;
+            point.bytes[category as usize] = Bytes([first - slope * sizes[0] as f64, slope, 0.0]);
         }
         Self { device, points: vec![point], is_exact: false }
     }
@@ -171,11 +216,4 @@ fn numbered(changes: &[Change]) -> Vec<(usize, bool)> {
         (*order.entry(change.block).or_insert(next), change.is_freed)
     };
     changes.iter().map(number).collect()
-}
-
-/// The constant and the share of a sample.
-fn affine([small, large]: [i64; 2], bytes: [u64; 2]) -> (f64, f64) {
-    let [one, other] = bytes.map(|bytes| bytes as f64);
-    let per_sample = (other - one) / (large - small) as f64;
-    (one - per_sample * small as f64, per_sample)
 }

@@ -16,9 +16,8 @@ impl Estimate {
     /// `overdrive_profile::RunRecorder::memory_forecast`. Those that fit into `limit_bytes` come first, the ones that
     /// cost the least time before others.
     ///
-    /// What a technique saves is counted exactly where it follows from the estimate (smaller micro-batches), and otherwise
-    /// is the least that the peak can be, without what the technique itself needs. Estimate the step with the technique
-    /// in it for its exact peak.
+    /// The peak with smaller micro-batches follows from the estimate. For other techniques it is rough: what they free is
+    /// subtracted, and what they need themselves is not known. For an exact peak, estimate the step with the technique in it.
     pub fn forecast(&self, batch_size: i64, limit_bytes: Option<u64>) -> MemoryForecast {
         let peak = self.peak(batch_size);
         let mut forecast = MemoryForecast::default();
@@ -48,7 +47,7 @@ impl Estimate {
         let with = |name: &str, shares: &[(Category, f64)]| MemoryTechnique {
             name: name.to_owned(),
             peak_bytes: self.peak_with(batch_size, shares),
-            is_least: true,
+            is_rough: true,
         };
         let mut all = vec![
             with(
@@ -61,11 +60,12 @@ impl Estimate {
         let micro_batches =
             std::iter::successors(Some(batch_size / 2), |size| Some(size / 2)).take_while(|&size| size > 0);
         let fits = |peak: u64| limit_bytes.is_none_or(|limit| peak <= limit);
-        let fitting = micro_batches.map(|size| (size, self.peak(size).total())).find(|&(_, peak)| fits(peak));
+        let fitting =
+            micro_batches.map(|size| (size, self.peak_in_parts(batch_size, size))).find(|&(_, peak)| fits(peak));
         all.extend(fitting.map(|(size, peak_bytes)| MemoryTechnique {
             name: format!("micro-batches of {size}: `AutoMicroBatch`, or `Accumulator` of overdrive-accum"),
             peak_bytes,
-            is_least: false,
+            is_rough: false,
         }));
         all.push(with("`checkpoint` around each layer, or `SavedTensors`", &[(Category::Activation, 0.0)]));
         all.push(with(
@@ -76,6 +76,17 @@ impl Estimate {
         all.retain(|technique| technique.peak_bytes < now);
         all.sort_by_key(|technique| !fits(technique.peak_bytes));
         all
+    }
+
+    /// The peak of parts of a batch, whose gradients add up: from the second one on, all gradients are there. All inputs are.
+    fn peak_in_parts(&self, batch_size: i64, size: i64) -> u64 {
+        let most = |category, size: i64| {
+            self.points.iter().map(|point| point.bytes_of(category, size as f64)).fold(0.0, f64::max)
+        };
+        let gradients = most(Category::Gradient, size);
+        let inputs = most(Category::Input, batch_size) - most(Category::Input, size);
+        let bytes = |point: &Point| point.at(size as f64) + gradients - point.bytes_of(Category::Gradient, size as f64);
+        (self.points.iter().map(bytes).fold(0.0, f64::max) + inputs) as u64
     }
 
     /// The peak if categories take another share of what they take.

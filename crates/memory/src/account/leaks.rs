@@ -17,8 +17,8 @@ pub struct Leak {
     pub bytes: u64,
     /// In how many pieces.
     pub blocks: usize,
-    /// The line or function that had them allocated; the caller of `backward` for what a backward pass has made. None
-    /// if no function of the program's is known.
+    /// The line or function that had them allocated; the caller of `backward` for what a backward pass has made on the
+    /// host. None if no function of the program's is known, as for what a backward pass has made on a CUDA device.
     pub caller: Option<String>,
 }
 
@@ -45,7 +45,8 @@ pub fn leak_check<E: Into<BoxError>>(step: impl FnMut() -> Result<(), E>) -> Res
 /// How [`leak_check`] looks for memory that a step leaves behind.
 ///
 /// The step runs a few times unwatched, because the first steps make an optimizer's state. Then it is watched once. What
-/// it had allocated and is still in use a few steps later has leaked: gradients and batches were replaced by then.
+/// it had allocated and is still in use a few steps later has leaked: gradients and batches were replaced by then. A tensor
+/// that each step replaces by a larger one is not found.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `run`"]
 pub struct LeakCheck {

@@ -46,14 +46,21 @@ impl MemoryRecorder {
     /// Says what tensors are used for.
     ///
     /// # Errors
-    /// For a tensor without memory of its own, such as a sparse one.
+    /// For a tensor without memory of its own.
     pub fn tag<'t>(
         &self,
         category: Category,
         tensors: impl IntoIterator<Item = &'t Tensor>,
     ) -> Result<(), MemoryError> {
-        let defined = tensors.into_iter().filter(|tensor| tensor.defined());
-        defined.into_iter().try_for_each(|tensor| Ok(self.0.tag(tensor, category)?))
+        for tensor in tensors.into_iter().filter(|tensor| tensor.defined()) {
+            if tensor.is_sparse() {
+                let parts = [tensor.f_internal_indices()?, tensor.f_internal_values()?];
+                parts.iter().try_for_each(|part| self.0.tag(part, category))?;
+            } else {
+                self.0.tag(tensor, category)?;
+            }
+        }
+        Ok(())
     }
 
     /// Says that parameters and buffers are a module's, and what gradients there are.

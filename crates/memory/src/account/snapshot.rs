@@ -20,14 +20,14 @@ struct Snapshot {
 #[derive(Serialize)]
 struct Segment {
     device: usize,
-    address: u64,
-    total_size: u64,
-    allocated_size: u64,
-    active_size: u64,
-    requested_size: u64,
-    stream: u64,
+    address: i64,
+    total_size: i64,
+    allocated_size: i64,
+    active_size: i64,
+    requested_size: i64,
+    stream: i64,
     segment_type: &'static str,
-    segment_pool_id: (u64, u64),
+    segment_pool_id: (i64, i64),
     is_expandable: bool,
     frames: Vec<Frame>,
     blocks: Vec<LiveBlock>,
@@ -35,9 +35,9 @@ struct Segment {
 
 #[derive(Serialize)]
 struct LiveBlock {
-    address: u64,
-    size: u64,
-    requested_size: u64,
+    address: i64,
+    size: i64,
+    requested_size: i64,
     state: &'static str,
     frames: Vec<Frame>,
 }
@@ -45,10 +45,10 @@ struct LiveBlock {
 #[derive(Serialize)]
 struct Event {
     action: &'static str,
-    addr: u64,
-    size: u64,
-    stream: u64,
-    time_us: u64,
+    addr: i64,
+    size: i64,
+    stream: i64,
+    time_us: i64,
     frames: Vec<Frame>,
     user_metadata: String,
 }
@@ -56,7 +56,7 @@ struct Event {
 #[derive(Clone, Serialize)]
 struct Frame {
     filename: String,
-    line: u64,
+    line: i64,
     name: String,
 }
 
@@ -98,15 +98,18 @@ impl MemoryRecord {
                 .flat_map(|change| {
                     let event = |action| Event {
                         action,
-                        addr: self.history.blocks[change.block].address,
-                        size: change.bytes,
+                        addr: signed(self.history.blocks[change.block].address),
+                        size: signed(change.bytes),
                         stream: 0,
-                        time_us: change.at.nanoseconds / 1000,
+                        time_us: signed(change.at.nanoseconds / 1000),
                         frames: frames[change.block].clone(),
                         user_metadata: format!("{:?}", change.category),
                     };
-                    let actions: &[_] =
-                        if change.is_freed { &["free_requested", "free_completed"] } else { &["alloc"] };
+                    // Readers look for a block in its segment.
+                    let actions: &[_] = match change.is_freed {
+                        true => &["free_requested", "free_completed", "segment_free"],
+                        false => &["segment_alloc", "alloc"],
+                    };
                     actions.iter().map(|&action| event(action)).collect::<Vec<_>>()
                 })
                 .collect();
@@ -118,17 +121,11 @@ impl MemoryRecord {
 }
 
 fn segment(device: usize, block: &Block, frames: &[Frame]) -> Segment {
-    let size = block.bytes;
-    let live = LiveBlock {
-        address: block.address,
-        size,
-        requested_size: size,
-        state: "active_allocated",
-        frames: frames.to_vec(),
-    };
+    let (size, address) = (signed(block.bytes), signed(block.address));
+    let live = LiveBlock { address, size, requested_size: size, state: "active_allocated", frames: frames.to_vec() };
     Segment {
         device,
-        address: block.address,
+        address,
         total_size: size,
         allocated_size: size,
         active_size: size,
@@ -140,6 +137,11 @@ fn segment(device: usize, block: &Block, frames: &[Frame]) -> Segment {
         frames: Vec::new(),
         blocks: vec![live],
     }
+}
+
+/// The visualiser's reader takes no unsigned number of 64 bits.
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// `file:line` as a frame, or the name of a function.

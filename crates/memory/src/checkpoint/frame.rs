@@ -1,5 +1,6 @@
 //! One call of a checkpointed function: what it would have saved, by number.
 
+use std::any::TypeId;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::ThreadId;
@@ -13,7 +14,7 @@ use overdrive_ffi::saved_tensors::{
 use overdrive_ffi::{Error as TorchError, Leaves};
 use tch::{Device, Kind, Tensor};
 
-use super::budget::{Key, Measure};
+use super::budget::Measure;
 use super::context::Context;
 use super::{ActivationCheckpoint, DeterminismCheck};
 use crate::error::MemoryError;
@@ -91,13 +92,10 @@ impl Frame {
         options: &ActivationCheckpoint,
         context: Context,
         inputs: &[Tensor],
-        key: impl FnOnce() -> Key,
+        function: TypeId,
         again: impl Fn(Vec<Tensor>) -> Result<(), BoxError> + Send + Sync + 'static,
     ) -> Result<Self, TorchError> {
-        let (keeper, measure) = options.policy.keeper(key)?;
-        if let Some(measure) = &measure {
-            measure.inputs(inputs)?;
-        }
+        let (keeper, measure) = options.policy.keeper(function, inputs)?;
         Ok(Self {
             scope,
             context,
@@ -221,7 +219,7 @@ impl Hooks for Forward {
             keeper.need();
         }
         if let Some(measure) = &self.0.measure {
-            measure.saves(tensor)?;
+            measure.saves(tensor);
         }
         self.0.leaves.see(tensor)?;
         let mut slots = self.0.slots();

@@ -1,12 +1,16 @@
 //! The knapsack problem.
 
-/// Room is counted in so many parts.
+/// Room is counted in at most so many parts.
 const PARTS: usize = 4096;
+/// The table has at most so many places.
+const PLACES: usize = 1 << 26;
 
 /// The items, each of a size and a value, that are worth the most together and fit into the room. Sizes are rounded up to
-/// a 4096th of the room.
+/// parts of the room, a 4096th or more; what that leaves free is filled by the items that are worth the most for their size.
 pub(super) fn most_valuable(items: &[(usize, u64)], room: usize) -> Vec<usize> {
-    let part = room.div_ceil(PARTS).max(1);
+    let parts = PARTS.min(PLACES / items.len().max(1)).max(1);
+    let mut left = room;
+    let part = room.div_ceil(parts).max(1);
     let room = room / part;
     let sizes: Vec<_> = items.iter().map(|(size, _)| size.div_ceil(part)).collect();
     // The most that the items so far are worth in so many parts, and which items that takes.
@@ -27,9 +31,21 @@ pub(super) fn most_valuable(items: &[(usize, u64)], room: usize) -> Vec<usize> {
         if takes[item][parts] {
             taken.push(item);
             parts -= sizes[item];
+            left -= items[item].0;
         }
     }
-    taken.reverse();
+    let mut others: Vec<usize> = (0..items.len()).collect();
+    taken.iter().for_each(|&item| others[item] = usize::MAX);
+    others.retain(|&item| item != usize::MAX);
+    let worth_for_size = |item: usize| items[item].1 as f64 / items[item].0.max(1) as f64;
+    others.sort_by(|&one, &other| worth_for_size(other).total_cmp(&worth_for_size(one)));
+    for item in others {
+        if items[item].0 <= left {
+            taken.push(item);
+            left -= items[item].0;
+        }
+    }
+    taken.sort_unstable();
     taken
 }
 
@@ -61,9 +77,11 @@ mod tests {
     }
 
     #[test]
-    fn large_rooms_are_used_but_for_rounding() {
+    fn large_rooms_and_many_items_use_the_room() {
         let items = vec![(1 << 20, 1); 100];
-        assert_eq!(most_valuable(&items, 60 << 20).len(), 59);
+        assert_eq!(most_valuable(&items, 60 << 20).len(), 60);
+        // More items than parts.
+        assert_eq!(most_valuable(&vec![(1000, 1); 20_000], 10_000_000).len(), 10_000);
         assert!(most_valuable(&items, 0).is_empty() && most_valuable(&[], 10).is_empty());
     }
 }

@@ -1,9 +1,11 @@
 //! Selective checkpointing: which results are kept.
 
+use std::any::TypeId;
 use std::sync::Arc;
 
 use overdrive_ffi::Error as TorchError;
 use overdrive_ffi::keep::Keeper;
+use tch::Tensor;
 
 use super::budget::{Budget, ByPlan, Key, Measure, Measuring};
 
@@ -52,7 +54,8 @@ impl Policy {
     /// What keeps the results of a call, and what measures it, if that is needed.
     pub(super) fn keeper(
         &self,
-        key: impl FnOnce() -> Key,
+        function: TypeId,
+        inputs: &[Tensor],
     ) -> Result<(Option<Keeper>, Option<Arc<Measure>>), TorchError> {
         let keeper = match self {
             Self::Nothing => return Ok((None, None)),
@@ -62,11 +65,11 @@ impl Policy {
                 Keeper::new(move |name: &str, overload: &str| keeps(name, overload))?
             }
             Self::Budget(budget) => {
-                let key = key();
+                let key = Key::of(function, inputs);
                 if let Some(plan) = budget.plan(&key) {
                     Keeper::new(ByPlan(plan))?
                 } else {
-                    let measure = budget.measure(key);
+                    let measure = budget.measure(key, inputs);
                     return Ok((Some(Keeper::new(Measuring(Arc::clone(&measure)))?), Some(measure)));
                 }
             }

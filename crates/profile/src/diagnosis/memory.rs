@@ -180,8 +180,8 @@ fn does_not_fit(facts: &Facts<'_>) -> Option<Finding> {
     finding.evidence.extend(forecast.largest_batch.map(|batch| format!("batches of up to {batch} fit")));
     let fitting = forecast.techniques.iter().filter(|technique| technique.peak_bytes <= limit);
     let told = |technique: &MemoryTechnique| {
-        let least = if technique.is_least { "at least " } else { "" };
-        format!("{} ({least}{})", technique.name, size(technique.peak_bytes))
+        let about = if technique.is_rough { "about " } else { "" };
+        format!("{} ({about}{})", technique.name, size(technique.peak_bytes))
     };
     let fitting: Vec<_> = fitting.map(told).collect();
     Some(finding.remedy(match fitting.is_empty() {

@@ -21,7 +21,7 @@ pub(super) fn draw(title: &str, seconds: &[f64], areas: &[Area<'_>], limit: Opti
     let (start, end) = (*seconds.first()?, *seconds.last()?);
     let len = areas.iter().map(|area| area.values.len()).fold(seconds.len(), usize::min);
     let is_ordered = seconds.windows(2).all(|pair| pair[0] <= pair[1]);
-    if !(end > start && is_ordered) {
+    if !(end > start && is_ordered) || len == 0 {
         return None;
     }
     let sum = |place: usize| areas.iter().map(|area| area.values[place] as f64).sum::<f64>();

@@ -28,11 +28,11 @@ pub(super) fn forecast(run: &RunProfile) -> String {
     explanation += ".";
     let columns = [words("With"), numbers("Peak"), words("Fits")];
     let rows = forecast.techniques.iter().map(|technique| {
-        let least = if technique.is_least { "at least " } else { "" };
+        let about = if technique.is_rough { "about " } else { "" };
         let fits = forecast.limit_bytes.map_or("", |limit| if technique.peak_bytes <= limit { "yes" } else { "no" });
         vec![
             Cell::text(&technique.name.replace('`', "")),
-            Cell::number(format!("{least}{}", size(technique.peak_bytes)), technique.peak_bytes as f64),
+            Cell::number(format!("{about}{}", size(technique.peak_bytes)), technique.peak_bytes as f64),
             Cell::text(fits),
         ]
     });

@@ -162,7 +162,7 @@ fn forecast() -> MemoryForecast {
     forecast.limit_bytes = Some(3_000_000);
     forecast.uses = vec![used("activations", &[0, 3_000_000, 10]), used(EVIL, &[1_000_000; 3])];
     forecast.seconds = vec![0.0, 0.1, 0.2];
-    let technique = MemoryTechnique { name: EVIL.to_owned(), peak_bytes: 2_000_000, is_least: true };
+    let technique = MemoryTechnique { name: EVIL.to_owned(), peak_bytes: 2_000_000, is_rough: true };
     forecast.techniques = vec![technique];
     forecast
 }
@@ -230,7 +230,7 @@ fn the_page_loads_nothing_and_has_every_part() {
         "Busy CPUs",
         ">What memory is used for<",
         "<polygon class=\"forward\"",
-        "at least 2.00 MB",
+        "about 2.00 MB",
         "not enough for one sample",
         "GPU utilisation",
         ">Ranks<",

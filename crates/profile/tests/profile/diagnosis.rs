@@ -187,7 +187,7 @@ fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
 #[test]
 fn a_step_that_will_not_fit_is_told_what_would() {
     let technique =
-        |name: &str, peak_bytes: u64, is_least| json!({ "name": name, "peak_bytes": peak_bytes, "is_least": is_least });
+        |name: &str, peak_bytes: u64, is_rough| json!({ "name": name, "peak_bytes": peak_bytes, "is_rough": is_rough });
     let mut large = run(&ALL_FORWARD);
     let forecast = json!({
         "device": "CUDA device 0", "batch_size": 64, "peak_bytes": 9e9 as u64, "limit_bytes": 8e9 as u64,
