@@ -12,7 +12,7 @@ usage: run.sh [--out DIR] [--minutes N] [--quick]
   --quick       fewer steps in the bench, no whole training
 
 Needs bash, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python.
-Exits with 0 when every stage passed.
+Exits with 0 when every stage passed, or was skipped because every test of it needs a GPU.
 END
 }
 

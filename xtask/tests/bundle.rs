@@ -22,6 +22,7 @@ class cuda:
 const PROGRAM: &str = "#!/bin/sh
 [ \"$1\" != --check-device ] || { echo 'cuda: false'; exit; }
 echo \"$(basename \"$0\") FAKECUDA=$FAKECUDA $*\"
+[ -z \"$RESULT\" ] || echo \"test result: ok. $RESULT; 0 measured; 2 filtered out; finished in 0.00s\"
 [ -z \"$HANGS\" ] || { echo \"hangs $$\"; exec sleep 100; }
 ";
 
@@ -89,6 +90,24 @@ fn every_stage_is_reported_and_none_runs_on_a_fake_gpu() {
     assert_eq!(verdicts(&results), ["passed"; 6]);
     for stage in &results["stages"].as_array().unwrap()[1..] {
         assert!(stage["log"].as_str().unwrap().contains("FAKECUDA=0"), "{stage}");
+    }
+}
+
+#[test]
+fn a_stage_whose_tests_were_all_ignored_is_skipped() {
+    if let Some(lacks) = lacks() {
+        return println!("skipped: {lacks}");
+    }
+    let bundle = bundle();
+    let out = bundle.path().join("results");
+    for (result, verdict) in [
+        ("0 passed; 0 failed; 73 ignored", "skipped"),
+        ("1 passed; 0 failed; 72 ignored", "passed"),
+        ("0 passed; 0 failed; 0 ignored", "passed"),
+    ] {
+        let output = run_sh(bundle.path(), &out).env("RESULT", result).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        assert_eq!(verdicts(&results(&out))[1..], [verdict; 5], "{result}");
     }
 }
 

@@ -12,6 +12,7 @@ use crate::options::{NOT_NEGATIVE, Value, options};
 use crate::t5_adafactor as t5;
 use crate::trust::as_list;
 
+static ZERO: DeviceConstants<1> = DeviceConstants::new();
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 
 /// Adafactor: keeps only row and column averages of a matrix's second moments; lr 1e-2.
@@ -125,36 +126,43 @@ impl Algorithm for AdafactorOptions {
         let eps1 = self.eps.0.unwrap_or_else(|| precision(params[0].kind()));
         let roots: Vec<f64> = params.iter().map(|param| (param.numel() as f64).sqrt()).collect();
 
-        // A parameter's step size is its root mean square, at least eps2, times the rate; divided by the update's root mean
-        // square over d, if that is larger than 1. With norms for root mean squares the lengths cancel out. Scalars on
-        // the device, so that the host does not wait.
-        let lows = |least: f64| roots.iter().map(|root| root * least).collect::<Vec<_>>();
-        let alphas = as_list(&norms_or_zero(step.params)?)?;
-        foreach::clamp_min_each_(&alphas, &lows(self.eps.1))?;
-        foreach::mul_each_(&alphas, &step.by_count(|count| -self.d * step.lr.min(1.0 / count.sqrt()))?)?;
-        if self.weight_decay != 0.0 {
-            foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;
-        }
-
         let shares = step.by_count(|count| count.powf(self.beta2_decay))?;
+        // eps1 is squared, because the root is taken next.
         let updates = match step.slots {
-            [rows, columns] => self.factored(&grads, rows, columns, &shares, eps1)?,
+            [rows, columns] => {
+                let estimates = self.factored(&grads, rows, columns, &shares, eps1)?;
+                foreach::clamp_min_(&estimates, eps1 * eps1)?;
+                estimates
+            }
             _ => {
-                let squares = foreach::mul(&grads, &grads)?;
-                foreach::lerp_each_(&step.slots[0], &squares, &shares)?;
-                foreach::copy_(&squares, &step.slots[0])?;
-                squares
+                foreach::lerp_each_(&step.slots[0], &foreach::mul(&grads, &grads)?, &shares)?;
+                foreach::clamp_min(&step.slots[0], eps1 * eps1)?
             }
         };
-        // eps1 is squared, because the root is taken next.
-        foreach::clamp_min_(&updates, eps1 * eps1)?;
         foreach::rsqrt_(&updates)?;
         foreach::mul_(&updates, &grads)?;
 
-        let excess = as_list(&norms_or_zero(&updates)?)?;
-        foreach::clamp_min_each_(&excess, &lows(self.d))?;
-        foreach::div_(&alphas, &excess)?;
-        foreach::mul_(&updates, &alphas)?;
+        // A parameter's step size is its root mean square, at least eps2, times the rate; divided by the update's root mean
+        // square over d, if that is larger than 1. With norms for root mean squares the lengths cancel out. Scalars on
+        // the device, so that the host does not wait; both lists at once, so that there are few launches.
+        let mut lists = params;
+        let count = lists.len();
+        lists.extend(updates.to_vec()?);
+        let [zero] = ZERO.on(lists[0].device(), || Ok::<_, TchError>([Tensor::from(0.0)]))?;
+        let norms = Tensor::f_stack(&foreach::norm(&TensorList::new(&lists)?, 2.0)?.to_vec()?, 0)?;
+        // In float64. NaN gives way to the lower bound, as in Python's `max(bound, norm)`.
+        let norms = as_list(&norms.f_fmax(&zero.f_view([1])?)?)?;
+        let lows = [self.eps.1, self.d].into_iter().flat_map(|least| roots.iter().map(move |root| root * least));
+        foreach::clamp_min_each_(&norms, &lows.collect::<Vec<_>>())?;
+        let norms = norms.to_vec()?;
+        let (sizes, excess) = norms.split_at(count);
+        let rates = step.by_count(|count| -self.d * step.lr.min(1.0 / count.sqrt()))?;
+        let zeros = TensorList::new(&vec![&zero; count])?;
+        let sizes = foreach::addcdiv_each(&zeros, &TensorList::new(sizes)?, &TensorList::new(excess)?, &rates)?;
+        if self.weight_decay != 0.0 {
+            foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;
+        }
+        foreach::mul_(&updates, &sizes)?;
         foreach::add_(step.params, &updates, 1.0)
     }
 }
@@ -169,18 +177,24 @@ impl AdafactorOptions {
         shares: &[f64],
         eps1: f64,
     ) -> Result<TensorList, TorchError> {
-        let grads = grads.to_vec()?;
-        for (averages, dim) in [(rows, -1), (columns, -2)] {
-            let along = |grad: &Tensor| {
-                NORM.tensor(&[Arg::Tensor(grad), Arg::Double(2.0), Arg::IntList(&[dim]), Arg::Bool(true)])
-            };
-            let means = TensorList::new(&grads.iter().map(along).collect::<Result<Vec<_>, _>>()?)?;
-            // The mean of squares, from the norm: no tensor of squares is needed.
-            foreach::mul_(&means, &means)?;
-            let lengths = grads.iter().map(|grad| grad.size()[(grad.dim() as i64 + dim) as usize] as f64);
-            foreach::div_each_(&means, &lengths.collect::<Vec<_>>())?;
-            foreach::lerp_each_(averages, &means, shares)?;
+        let (mut means, mut lengths, mut averages) = (Vec::new(), Vec::new(), Vec::new());
+        for (list, dim) in [(rows, -1), (columns, -2)] {
+            for grad in grads.to_vec()? {
+                means.push(NORM.tensor(&[
+                    Arg::Tensor(&grad),
+                    Arg::Double(2.0),
+                    Arg::IntList(&[dim]),
+                    Arg::Bool(true),
+                ])?);
+                lengths.push(grad.size()[(grad.dim() as i64 + dim) as usize] as f64);
+            }
+            averages.extend(list.to_vec()?);
         }
+        let means = TensorList::new(&means)?;
+        // The mean of squares, from the norm: no tensor of squares is needed. Rows and columns at once.
+        foreach::mul_(&means, &means)?;
+        foreach::div_each_(&means, &lengths)?;
+        foreach::lerp_each_(&TensorList::new(&averages)?, &means, &[shares, shares].concat())?;
         let (mut estimates, mut means) = (Vec::new(), Vec::new());
         for (row, column) in rows.to_vec()?.iter().zip(columns.to_vec()?) {
             estimates.push(row.f_matmul(&column)?);
@@ -191,15 +205,6 @@ impl AdafactorOptions {
         foreach::div_(&estimates, &means)?;
         Ok(estimates)
     }
-}
-
-/// The 2-norm of each tensor, as one float64 vector; 0 for NaN, which then gives way to the lower bound, as in Python's
-/// `max(bound, norm)`.
-fn norms_or_zero(tensors: &TensorList) -> Result<Tensor, TorchError> {
-    static ZERO: DeviceConstants<1> = DeviceConstants::new();
-    let norms = Tensor::f_stack(&foreach::norm(tensors, 2.0)?.to_vec()?, 0)?;
-    let [zero] = ZERO.on(norms.device(), || Ok::<_, TchError>([Tensor::from_slice(&[0.0])]))?;
-    Ok(norms.f_fmax(&zero)?)
 }
 
 /// The machine epsilon: the distance from 1 to the next larger number.

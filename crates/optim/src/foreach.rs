@@ -87,6 +87,9 @@ making! {
     add_scalar = "add", "Scalar" (xs: TensorList &TensorList, y: Double f64);
     addcmul = "addcmul", "Scalar"
         (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factor: Double f64);
+    addcdiv_each = "addcdiv", "ScalarList"
+        (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factors: ScalarList &[f64]);
+    clamp_min = "clamp_min", "Scalar" (xs: TensorList &TensorList, low: Double f64);
     div = "div", "List" (xs: TensorList &TensorList, ys: TensorList &TensorList);
     div_scalar = "div", "Scalar" (xs: TensorList &TensorList, y: Double f64);
     lerp = "lerp", "Scalar" (xs: TensorList &TensorList, ys: TensorList &TensorList, weight: Double f64);

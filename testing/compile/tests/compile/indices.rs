@@ -1,8 +1,10 @@
 //! Indices that are out of range: libtorch's operators refuse them, and so do compiled steps.
 
-use overdrive::core::{Module, Optimizer};
+use std::cell::Cell;
+
+use overdrive::core::{Entry, Module, Optimizer, Stateful};
 use overdrive::nn::{self as nn, sequential};
-use overdrive::optim::{AdamW, Sgd};
+use overdrive::optim::{AdamW, AveragedModel, Averaging, Sgd};
 use overdrive_compile as compile;
 use overdrive_compile::{CompileError, Options};
 use tch::{Device, Kind, Tensor};
@@ -104,6 +106,64 @@ fn adamw_goes_on_after_a_label_out_of_range() {
 #[test]
 fn sgd_goes_on_after_a_label_out_of_range() {
     goes_on_as_uncompiled(|model| Sgd::builder(model).lr(0.1).momentum(0.9).fused(true).build().unwrap());
+}
+
+/// Steps with a label out of range, whose gradients would be infinite besides, leave weights, the optimizer's state and
+/// averages of the weights as they were, to the bit.
+fn stays_as_it_was(kind: Kind, with_averages: bool) {
+    let Some(_alone) = crate::compiling() else { return };
+    tch::manual_seed(1);
+    let model =
+        sequential![nn::Embedding::new(50, 8).unwrap(), nn::Flatten::default(), nn::Linear::new(16, 5).unwrap()];
+    model.to(kind).unwrap();
+    let opt = &mut AdamW::builder(&model).lr(0.01).build().unwrap();
+    let averages = &mut AveragedModel::new(&model, Averaging::Ema { decay: 0.5 }).unwrap();
+    let calls = Cell::new(0);
+    let loss = |batch: &[Tensor]| {
+        calls.set(calls.get() + 1);
+        Ok(cross_entropy(&model.forward(&batch[0])?, &batch[1])? * &batch[2])
+    };
+    let mut step = compile::step(&model, loss).options(strict());
+    let mut run = |opt: &mut AdamW, averages: &mut AveragedModel, batch: &[Tensor]| match with_averages {
+        true => step.run_and_average(opt, averages, batch),
+        false => step.run(opt, batch),
+    };
+    let batch = |factor: f32| {
+        [Tensor::randint(50, [64, 2], INT64), Tensor::randint(5, [64], INT64), Tensor::from(factor).to_kind(kind)]
+    };
+    let kept = |opt: &AdamW, averages: &AveragedModel| {
+        let state = opt.state_dict().unwrap();
+        let state = state.iter().filter_map(|(_, entry)| match entry {
+            Entry::Tensor(tensor) => Some(tensor.copy()),
+            _ => None,
+        });
+        let averaged = averages.averages().unwrap().into_iter().map(|it| it.tensor().copy());
+        let averaged: Vec<_> = averaged.filter(|_| with_averages).collect();
+        values(&model).into_iter().chain(state).chain(averaged).collect::<Vec<_>>()
+    };
+    (0..6).for_each(|_| drop(run(opt, averages, &batch(1.0)).unwrap()));
+    for _ in 0..2 {
+        let (before, uncompiled) = (kept(opt, averages), calls.get());
+        assert!(before.len() > 3 * model.named_parameters().len(), "the state is there");
+        let bad = batch(f32::INFINITY);
+        let _ = bad[1].get(7).fill_(5);
+        let error = run(opt, averages, &bad).expect_err("a refusal");
+        assert!(error.to_string().contains("out of"), "{error}");
+        assert_eq!(kept(opt, averages), before);
+        let _ = run(opt, averages, &batch(1.0)).unwrap();
+        assert!(kept(opt, averages).iter().zip(&before).all(|(now, before)| now != before), "a good step changes all");
+        assert_eq!(calls.get(), uncompiled + 1, "good steps run compiled");
+    }
+}
+
+#[test]
+fn averages_stay_as_they_were_after_a_label_out_of_range() {
+    stays_as_it_was(Kind::Float, true);
+}
+
+#[test]
+fn weights_of_bfloat16_stay_as_they_were_after_a_label_out_of_range() {
+    stays_as_it_was(Kind::BFloat16, false);
 }
 
 /// -100 stands for no label, also in place of others.

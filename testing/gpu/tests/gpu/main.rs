@@ -78,6 +78,7 @@ fn main() -> Result<ExitCode> {
         loading::a_loader_begins_on_its_own_device_alone,
         loading::batches_need_no_more_memory_where_the_host_is_ahead,
         loading::later_epochs_ask_the_driver_for_one_epoch_at_most,
+        loading::a_long_epoch_asks_the_driver_for_what_is_under_way_alone,
         loading::the_last_batch_is_free_when_its_epoch_has_ended,
         loading::a_cache_on_the_device_is_filled_beside_the_computation,
         loading::a_cache_on_the_device_keeps_the_samples_alone,

@@ -30,6 +30,7 @@ const FAKE_ONLY: &[&str] = &[
     "uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload",
     "optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters",
     "loading::later_epochs_ask_the_driver_for_one_epoch_at_most",
+    "loading::a_long_epoch_asks_the_driver_for_what_is_under_way_alone",
     "loading::nothing_is_early_or_on_another_device",
     "loading::a_missing_wait_is_found",
     "loading::a_missing_record_stream_is_found",

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 use overdrive::dataload::TensorDataset;
 use overdrive::ffi::cuda;
 use overdrive::prelude::*;
-use overdrive_fakecuda::{Fake, Pace, waits};
+use overdrive_fakecuda::{Counts, Fake, Pace, waits};
 
-use crate::GPU;
 use crate::ranks::{Meeting, run_alone, uses_only};
+use crate::{GPU, fake};
 
 pub use memory::{
     a_cache_on_the_device_is_filled_beside_the_computation, a_cache_on_the_device_keeps_the_samples_alone,
@@ -133,6 +133,42 @@ pub fn later_epochs_ask_the_driver_for_one_epoch_at_most() -> Result<()> {
     Ok(())
 }
 
+/// However long an epoch is, the driver is asked for what can be under way at a time: also events come from a pool.
+pub fn a_long_epoch_asks_the_driver_for_what_is_under_way_alone() -> Result<()> {
+    const AHEAD: usize = 2;
+    let fake = fake()?;
+    for workers in [0, 2] {
+        let builder = DataLoader::builder(TensorDataset::new(samples())?).batch_size(1).to_device(GPU);
+        let builder = if workers > 0 { builder.num_workers(workers).prefetch_factor(AHEAD) } else { builder };
+        let loader = builder.build()?;
+        let epoch = || loader.iter().try_for_each(|batch| batch.map(|batch| drop(digest(&batch))));
+        fake.reset();
+        (0..20).try_for_each(|_| epoch())?;
+        // Those that wait, one in each worker's hands, the one that is computed with, and the one before it.
+        let batches = (workers * AHEAD + workers + 2) as u64;
+        ensure!(5 * batches < SAMPLES as u64, "an epoch has more");
+        asks_for_batches(&fake.counts(), batches).with_context(|| format!("{workers} workers"))?;
+        if workers == 0 {
+            fake.reset();
+            (0..20).try_for_each(|_| epoch())?;
+            asks_for_batches(&fake.counts(), 0).context("with all of it there")?;
+        }
+    }
+    Ok(())
+}
+
+/// A batch has two tensors. libtorch's allocators record an event for each, on the host and on the device, and the
+/// loader one for the batch.
+fn asks_for_batches(counts: &Counts, batches: u64) -> Result<()> {
+    for (name, most) in
+        [("events created", 5 * batches), ("device allocations", 2 * batches), ("pinned allocations", 2 * batches)]
+    {
+        let count = counts.get(name).copied().unwrap_or(0);
+        ensure!(count <= most, "{name}: {count}, {most} are enough");
+    }
+    Ok(())
+}
+
 /// How many batches are under way at a time depends on how far the workers get ahead, so an epoch may be the first to
 /// hold one more. An epoch's batches are the most that any of them can hold. The pinned memory of a copy that waits is
 /// not free yet, so where the device lags, the host reads a number after each epoch and is never further ahead.
@@ -154,14 +190,7 @@ fn asks_for_one_epoch(loader: &DataLoader<(Tensor, Tensor)>, sample_bytes: i64, 
     (0..EPOCHS).try_for_each(|_| epoch())?;
     let counts = fake.counts();
     let count = |name: &str| counts.get(name).copied().unwrap_or(0);
-    let batches = SAMPLES as u64 / BATCH as u64;
-    // A batch has two tensors. libtorch's allocators record an event for each, on the host and on the device, and the
-    // loader one for the batch.
-    for (name, most) in
-        [("events created", 5 * batches), ("device allocations", 2 * batches), ("pinned allocations", 2 * batches)]
-    {
-        ensure!(count(name) <= most, "{name}: {} in {EPOCHS} epochs, {most} are enough", count(name));
-    }
+    asks_for_batches(&counts, SAMPLES as u64 / BATCH as u64).with_context(|| format!("in {EPOCHS} epochs"))?;
     ensure!(count("streams created") == 0, "{counts:?}");
     ensure!(waits(&counts) == if reads { EPOCHS } else { 0 }, "{counts:?}");
     let bytes = EPOCHS * (SAMPLES * sample_bytes) as u64;
