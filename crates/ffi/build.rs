@@ -5,7 +5,7 @@ mod cuda_headers;
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 20] = [
+const SOURCES: [&str; 21] = [
     "error",
     "dispatch",
     "tensor_list",
@@ -13,6 +13,7 @@ const SOURCES: [&str; 20] = [
     "host_allocator",
     "memory",
     "copy_stream",
+    "side_stream",
     "timed_event",
     "context",
     "backward_passes",

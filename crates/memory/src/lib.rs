@@ -19,7 +19,7 @@
 //! # }
 //! ```
 //!
-//! [`SavedTensors`] keeps what operators save in fewer bits or on disk. [`AutoMicroBatch`] computes a batch in parts that
+//! [`SavedTensors`] keeps what operators save in fewer bits, on the host or on disk. [`AutoMicroBatch`] computes a batch in parts that
 //! fit, and [`find_batch_size`] finds a batch that does.
 #![forbid(unsafe_code)]
 

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use overdrive_ffi::HostBuffer;
 use overdrive_ffi::autograd::BoxError;
@@ -13,6 +13,7 @@ use tch::{Device, Kind, Tensor};
 use tempfile::TempDir;
 
 use super::Store;
+use super::order::Order;
 use super::work::Worker;
 use crate::error::MemoryError;
 
@@ -29,8 +30,7 @@ struct Files {
     folder: TempDir,
     worker: Worker,
     next: AtomicU64,
-    /// Tensors in the order in which they were stored; the backward pass asks for the last ones first.
-    stored: Mutex<Vec<Weak<OnDisk>>>,
+    stored: Order<OnDisk>,
     waiting: Mutex<u64>,
     written: Condvar,
 }
@@ -73,7 +73,7 @@ impl Disk {
             folder: made,
             worker: Worker::start("saved tensors").map_err(failed)?,
             next: AtomicU64::new(0),
-            stored: Mutex::default(),
+            stored: Order::default(),
             waiting: Mutex::new(0),
             written: Condvar::new(),
         })))
@@ -94,14 +94,10 @@ impl Store for Disk {
         };
         let bytes = values.numel() * values.kind().elt_size_in_bytes();
         files.wait_for_room(bytes as u64);
-        let mut stored = lock(&files.stored);
-        while stored.last().is_some_and(|last| last.strong_count() == 0) {
-            stored.pop();
-        }
-        let made = Arc::new(OnDisk {
+        let made = files.stored.push(|place| OnDisk {
             files: Arc::clone(files),
             path: files.folder.path().join(number.to_string()),
-            place: stored.len(),
+            place,
             shape: tensor.size(),
             kind: tensor.kind(),
             device: tensor.device(),
@@ -109,8 +105,6 @@ impl Store for Disk {
             state: Mutex::new(State::Waiting(values)),
             changed: Condvar::new(),
         });
-        stored.push(Arc::downgrade(&made));
-        drop(stored);
         let to_write = Arc::downgrade(&made);
         files.worker.run(move || {
             if let Some(tensor) = to_write.upgrade() {
@@ -138,8 +132,7 @@ impl Files {
 
     /// Reads tensors that were stored before this one.
     fn read_ahead(&self, of: usize) {
-        let before: Vec<Weak<OnDisk>> = lock(&self.stored)[..of].iter().rev().take(READ_AHEAD).cloned().collect();
-        for tensor in before {
+        for tensor in self.stored.before(of, READ_AHEAD) {
             self.worker.run(move || {
                 if let Some(tensor) = tensor.upgrade() {
                     tensor.read_ahead();

@@ -9,6 +9,7 @@ mod draws;
 mod failures;
 mod loading;
 mod memory;
+mod offload;
 mod optimizers;
 mod poison;
 mod profiling;
@@ -95,6 +96,12 @@ fn main() -> Result<ExitCode> {
         uploads::a_step_within_join_neither_waits_nor_uploads,
         uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload,
         memory::functions_that_run_again_never_wait,
+        offload::tensors_saved_on_the_host_are_never_early,
+        offload::a_forgotten_wait_for_a_saved_tensor_is_found,
+        offload::a_step_that_saves_on_the_host_neither_waits_nor_allocates,
+        offload::saved_tensors_leave_the_device,
+        offload::a_saved_tensor_that_changes_before_its_copy_is_an_error,
+        offload::tensors_of_the_host_are_not_copied,
         optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters,
         failures::a_launch_that_fails_is_the_steps_error_and_the_next_step_works,
         failures::a_kernel_that_fails_is_told_by_whatever_waits_next,
@@ -149,6 +156,7 @@ fn main() -> Result<ExitCode> {
         autocast_casts_on_the_device,
         tf32_changes_products_only_while_allowed,
         memory::functions_run_again_on_the_device,
+        offload::tensors_saved_on_the_host_give_the_same_gradients,
         optimizers::fused_adamw_on_the_device_equals_the_host,
         optimizers::fused_sgd_on_the_device_equals_the_host,
         optimizers::every_optimizer_on_the_device_equals_the_host_and_never_waits,
