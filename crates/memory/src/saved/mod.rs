@@ -14,7 +14,7 @@ use std::sync::Arc;
 use overdrive_ffi::Error as TorchError;
 use overdrive_ffi::autograd::BoxError;
 pub use overdrive_ffi::saved_tensors::HooksGuard;
-use overdrive_ffi::saved_tensors::{Hooks, Packed, is_parameter};
+use overdrive_ffi::saved_tensors::{Hooks, Packed, is_parameter, is_relu_saving};
 use tch::Tensor;
 
 use crate::error::MemoryError;
@@ -28,6 +28,11 @@ use once::Seen;
 pub(crate) trait Store: Send + Sync + 'static {
     /// The tensor in that form; `None` if it is to be kept as it is.
     fn store(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError>;
+
+    /// What ReLU saves of its result, where another form is enough for its gradient.
+    fn store_relu(&self, _tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError> {
+        Ok(None)
+    }
 }
 
 /// Keeps what operators save for the backward pass in less memory, or elsewhere, while the guard of [`begin`](Self::begin) lives.
@@ -128,6 +133,11 @@ impl Hooks for Filtered {
         let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
         if bytes < self.min_bytes || is_parameter(tensor) {
             return Ok(None);
+        }
+        // Not for other operators that save the same tensor.
+        let of_relu = if is_relu_saving(tensor) { self.store.store_relu(tensor)? } else { None };
+        if let Some(stored) = of_relu {
+            return Ok(Some(Box::new(Shared(stored))));
         }
         let stored = self.seen.or_store(tensor, || self.store.store(tensor))?;
         Ok(stored.map(|stored| Box::new(Shared(stored)) as _))
