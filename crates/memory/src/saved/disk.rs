@@ -226,3 +226,46 @@ impl Drop for OnDisk {
         let _ = fs::remove_file(&self.path);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The forward pass waits while too much is to be written; what is not written yet is read from memory.
+    #[test]
+    fn a_slow_disk_holds_the_forward_pass_up_and_loses_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Disk::new(folder.path()).unwrap();
+        let half = (MOST_WAITING / 8) as i64;
+        let tensor = |value: f64| Tensor::full([half], value, (Kind::Float, Device::Cpu));
+        let store = |value: f64| disk.store(&tensor(value)).unwrap().unwrap();
+        // The disk does nothing until it is told to.
+        let (go_on, told) = channel::<()>();
+        disk.0.worker.run(move || _ = told.recv());
+        let stored = [store(1.0), store(2.0)];
+        assert_eq!(stored[1].unpack().unwrap(), tensor(2.0));
+        let written = disk.0.folder.path().join("0");
+        let has_gone_on = AtomicBool::new(false);
+        let third = std::thread::scope(|scope| {
+            let third = scope.spawn(|| {
+                let third = disk.store(&tensor(3.0)).unwrap().unwrap();
+                has_gone_on.store(true, Ordering::SeqCst);
+                assert!(written.exists(), "there was no room before");
+                third
+            });
+            for _ in 0..50 {
+                assert!(!has_gone_on.load(Ordering::SeqCst));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            go_on.send(()).unwrap();
+            third.join().unwrap()
+        });
+        for (stored, value) in stored.iter().chain([&third]).zip([1.0, 2.0, 3.0]) {
+            assert_eq!(stored.unpack().unwrap(), tensor(value));
+        }
+    }
+}

@@ -242,3 +242,40 @@ fn a_folder_that_is_not_there_or_goes_away_is_an_error() {
     let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
     assert!(error.contains("saved-tensors-") && error.contains("No such file"), "{error}");
 }
+
+/// Set in the process that may write no large file.
+const FULL: &str = "OVERDRIVE_TEST_FULL_DISK";
+
+/// As where a disk is full: a part of a file can be written.
+#[test]
+fn a_full_disk_is_an_error_of_the_backward_pass_and_leaves_nothing() {
+    if std::env::var_os(FULL).is_none() {
+        let script = "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\"";
+        let name = "saved::a_full_disk_is_an_error_of_the_backward_pass_and_leaves_nothing";
+        let program = std::env::current_exe().unwrap();
+        let mut command = std::process::Command::new("sh");
+        let output = command.args(["-c", script]).arg(program).args(["--exact", name]).env(FULL, "1").output().unwrap();
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && told.contains("1 passed"), "{told}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let saved = SavedTensors::on_disk(folder.path()).unwrap().min_bytes(0);
+    let (small, large) = (leaf(&[100]), leaf(&[1 << 20]));
+    let run = |x: &Tensor| {
+        let _guard = saved.begin().unwrap();
+        x.exp()
+    };
+    let [loss, failing] = [&small, &large].map(|x| run(x).sum(Kind::Float));
+    let error = failing.f_backward().unwrap_err().to_string();
+    assert!(error.contains("saved-tensors-") && error.contains("File too large"), "{error}");
+    assert!(!large.grad().defined());
+    // What fits is as before.
+    assert_eq!(grads(&loss, &[&small])[0], small.exp().detach());
+    assert_eq!(grads(&run(&small).sum(Kind::Float), &[&small])[0], small.exp().detach());
+    drop((loss, failing));
+    // The thread may be about to remove them.
+    while files_in(folder.path()) > 0 {
+        std::thread::yield_now();
+    }
+}
