@@ -61,6 +61,10 @@ od_status od_side_stream_new(int32_t device, od_side_stream** out, od_error* err
 
 void od_side_stream_free(od_side_stream* side) noexcept { delete side; }
 
+od_status od_side_stream_synchronize(const od_side_stream* side, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { side->side->stream.synchronize(); });
+}
+
 od_status od_side_stream_copy(const od_side_stream* side, const at::Tensor* from, const at::Tensor* to, od_transfer** out,
                               od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
@@ -96,11 +100,6 @@ od_status od_transfer_tensor(od_transfer* transfer, at::Tensor** out, od_error* 
     }
     *out = new at::Tensor(transfer->tensor);
   });
-}
-
-od_status od_transfer_synchronize(const od_transfer* transfer, od_error* err) noexcept {
-  return overdrive::guarded(err,
-                            [&] { overdrive::on_device(transfer->user.device(), [&] { transfer->copied.synchronize(); }); });
 }
 
 void od_transfer_free(od_transfer* transfer) noexcept { delete transfer; }

@@ -77,7 +77,7 @@ pub use package::{Form, LEAST_SIZE, Package, check_owner, is_lazy, share_memory}
 pub use rows::Rows;
 pub use side_stream::{SideStream, Transfer};
 pub use sync_tensor::SyncTensor;
-pub use tensor_list::{Grads, TensorId, TensorList};
+pub use tensor_list::{Grads, TensorId, TensorList, set_grad};
 pub use timed_event::TimedEvent;
 pub use upload::{DeviceConstants, upload};
 

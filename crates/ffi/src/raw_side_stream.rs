@@ -17,6 +17,7 @@ pub struct Transfer {
 unsafe extern "C" {
     pub fn od_side_stream_new(device: i32, out: *mut *mut SideStream, err: *mut Error) -> Status;
     pub fn od_side_stream_free(side: *mut SideStream);
+    pub fn od_side_stream_synchronize(side: *const SideStream, err: *mut Error) -> Status;
     pub fn od_side_stream_copy(
         side: *const SideStream,
         from: *const C_tensor,
@@ -25,6 +26,5 @@ unsafe extern "C" {
         err: *mut Error,
     ) -> Status;
     pub fn od_transfer_tensor(transfer: *mut Transfer, out: *mut *mut C_tensor, err: *mut Error) -> Status;
-    pub fn od_transfer_synchronize(transfer: *const Transfer, err: *mut Error) -> Status;
     pub fn od_transfer_free(transfer: *mut Transfer);
 }

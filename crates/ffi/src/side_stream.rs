@@ -50,6 +50,18 @@ impl SideStream {
         check(|err| unsafe { raw::od_side_stream_copy(self.0.as_ptr(), from.as_ptr(), to.as_ptr(), &mut out, err) })?;
         Ok(Transfer(NonNull::new(out).expect("a status of success comes with a transfer")))
     }
+
+    /// Waits until the host may read and write the memory of all copies that were started.
+    ///
+    /// # Errors
+    /// `Cuda`, also for what failed on the device before.
+    ///
+    /// # Syncs
+    /// Yes, until the copies have ended.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        // SAFETY: the stream lives through the call.
+        check(|err| unsafe { raw::od_side_stream_synchronize(self.0.as_ptr(), err) })
+    }
 }
 
 impl Drop for SideStream {
@@ -86,18 +98,6 @@ impl Transfer {
         check(|err| unsafe { raw::od_transfer_tensor(self.0.as_ptr(), &mut out, err) })?;
         // SAFETY: the call has made a tensor that is ours.
         Ok(unsafe { Tensor::from_ptr(out) })
-    }
-
-    /// Waits until the host may read or write its memory.
-    ///
-    /// # Errors
-    /// `Cuda`, also for what failed on the device before.
-    ///
-    /// # Syncs
-    /// Yes, until the copy has ended.
-    pub fn synchronize(&self) -> Result<(), Error> {
-        // SAFETY: the transfer lives through the call.
-        check(|err| unsafe { raw::od_transfer_synchronize(self.0.as_ptr(), err) })
     }
 }
 

@@ -1,5 +1,7 @@
 //! What is kept on the host for the device: saved tensors, gradients, the state of optimizers.
 
+pub mod steps;
+
 use anyhow::{Result, ensure};
 use overdrive::ffi::autograd::{GradOptions, grad};
 use overdrive::ffi::cuda;
