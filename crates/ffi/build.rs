@@ -5,7 +5,7 @@ mod cuda_headers;
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 21] = [
+const SOURCES: [&str; 22] = [
     "error",
     "allocations",
     "dispatch",
@@ -14,6 +14,7 @@ const SOURCES: [&str; 21] = [
     "host_allocator",
     "memory",
     "copy_stream",
+    "side_stream",
     "timed_event",
     "context",
     "backward_passes",

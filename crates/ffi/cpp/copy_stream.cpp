@@ -1,7 +1,6 @@
 // Copies from the host to a GPU that overlap with the computation. Uses c10's device interface, which needs no CUDA
 // header or library.
 #include <ATen/Functions.h>
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
 #include <memory>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "cuda_device.h"
+#include "event_pool.h"
 #include "guarded.h"
 
 namespace {
@@ -19,14 +19,11 @@ using overdrive::on_device;
 // What the copies of a stream share.
 class Copies {
  public:
-  explicit Copies(c10::Stream stream) : stream(stream) {}
+  explicit Copies(c10::Stream stream) : stream(stream), idle_(stream.device()) {}
 
   ~Copies() {
     try {
-      on_device(stream.device(), [&] {
-        reuse_returned();
-        idle_.clear();
-      });
+      on_device(stream.device(), [&] { reuse_returned(); });
     } catch (...) {
       // The device is lost, and its events and memory with it.
     }
@@ -35,16 +32,12 @@ class Copies {
   const c10::Stream stream;
 
   c10::Event record() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto event = idle_event();
+    auto event = idle_.take();
     on_device(stream.device(), [&] { event.record(stream); });
     return event;
   }
 
-  void keep(c10::Event event) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    idle_.push_back(std::move(event));
-  }
+  void keep(c10::Event event) { idle_.give(std::move(event)); }
 
   // The number of a batch that is used from now on. 0 is none: of a copy that nobody has begun to use.
   uint64_t next_batch() {
@@ -58,7 +51,7 @@ class Copies {
   void take_back(c10::DataPtr memory, const c10::Stream& user, uint64_t batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     on_device(stream.device(), [&] {
-      auto event = idle_event();
+      auto event = idle_.take();
       event.record(user);
       returned_.emplace_back(std::move(memory), std::move(event));
       if (batch != batch_) reuse_returned();
@@ -66,24 +59,16 @@ class Copies {
   }
 
  private:
-  // One that was waited for, if there is one: recording it again does not change what waits for it already.
-  c10::Event idle_event() {
-    if (idle_.empty()) return c10::Event(c10::DeviceType::CUDA);
-    auto event = std::move(idle_.back());
-    idle_.pop_back();
-    return event;
-  }
-
   void reuse_returned() {
     for (auto& [memory, event] : returned_) {
       event.block(stream);
-      idle_.push_back(std::move(event));
+      idle_.give(std::move(event));
     }
     returned_.clear();
   }
 
+  overdrive::EventPool idle_;
   std::mutex mutex_;
-  std::vector<c10::Event> idle_;
   std::vector<std::pair<c10::DataPtr, c10::Event>> returned_;
   uint64_t batch_ = 1;
 };

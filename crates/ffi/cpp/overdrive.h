@@ -118,6 +118,8 @@ od_status od_tensor_list_grads(const od_tensor_list* list, int32_t like_params, 
                                od_tensor_list** out, od_error* err) noexcept;
 od_status od_tensor_list_sparse_grad(const od_tensor_list* list, size_t* index, od_error* err) noexcept;
 od_status od_tensor_list_clear_grads(const od_tensor_list* list, od_error* err) noexcept;
+// Sets the gradient of a tensor; a null one takes it away.
+od_status od_tensor_set_grad(const at::Tensor* tensor, const at::Tensor* grad, od_error* err) noexcept;
 od_status od_tensor_list_select(const od_tensor_list* list, const uint8_t* keep, od_tensor_list** out,
                                 od_error* err) noexcept;
 

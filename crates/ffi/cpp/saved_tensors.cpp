@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -37,6 +39,8 @@ struct Pushed {
 
 thread_local std::vector<Pushed> pushed;
 thread_local uint64_t pushes = 0;
+// Whether a tensor is saved that no operator saves.
+thread_local bool is_apart = false;
 
 std::string about(const at::Tensor& tensor) {
   if (!tensor.defined()) return "an undefined tensor";
@@ -122,7 +126,14 @@ std::unique_ptr<SavedVariableHooks> hooks_of_this_thread() {
 }  // namespace overdrive
 
 struct od_saved_tensor {
-  explicit od_saved_tensor(const at::Tensor& tensor) : variable(tensor, /*is_output=*/false) {
+  static SavedVariable saved(const at::Tensor& tensor) {
+    struct Apart {
+      Apart() { is_apart = true; }
+      ~Apart() { is_apart = false; }
+    } apart;
+    return SavedVariable(tensor, /*is_output=*/false);
+  }
+  explicit od_saved_tensor(const at::Tensor& tensor) : variable(saved(tensor)) {
     // libtorch would keep the tensor itself, and with it the history that it gets when it is changed in place, which may
     // keep this one.
     if (pushed.empty() && tensor.defined() && !tensor.is_leaf())
@@ -177,6 +188,13 @@ od_status od_tensor_data(const at::Tensor* tensor, at::Tensor** out, od_error* e
 int32_t od_tensor_is_parameter(const at::Tensor* tensor) noexcept {
   auto is_parameter = [](const at::TensorBase& it) { return it.is_leaf() && it.requires_grad(); };
   return is_parameter(*tensor) || (tensor->is_view() && is_parameter(tensor->_base()));
+}
+
+int32_t od_tensor_is_relu_saving(const at::Tensor* tensor) noexcept {
+  // Other operators make their own node before they save the tensor.
+  const auto& node = tensor->grad_fn();
+  return node != nullptr && !is_apart && node->thread_id() == at::RecordFunction::currentThreadId() &&
+         node->sequence_nr() + 1 == at::sequence_number::peek() && node->name() == "ReluBackward0";
 }
 
 // The weak reference keeps the storage's address from being another one's.

@@ -36,6 +36,8 @@ od_status od_keep_for_pass(void* owner, void (*drop)(void*), od_error* err) noex
 od_status od_tensor_data(const at::Tensor* tensor, at::Tensor** out, od_error* err) noexcept;
 // Whether it is a leaf that requires a gradient, or a view of one.
 int32_t od_tensor_is_parameter(const at::Tensor* tensor) noexcept;
+// In a pack hook: whether ReLU is saving this tensor, its result, for its own gradient.
+int32_t od_tensor_is_relu_saving(const at::Tensor* tensor) noexcept;
 // What makes two tensors the same: memory that is still there, place and version.
 typedef struct od_same_tensor od_same_tensor;
 od_status od_same_tensor_new(const at::Tensor* tensor, od_same_tensor** out, od_error* err) noexcept;

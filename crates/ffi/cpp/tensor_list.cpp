@@ -88,6 +88,17 @@ od_status od_tensor_list_sparse_grad(const od_tensor_list* list, size_t* index, 
   });
 }
 
+od_status od_tensor_set_grad(const at::Tensor* tensor, const at::Tensor* grad, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    if (grad == nullptr) return tensor->mutable_grad().reset();
+    TORCH_CHECK(grad->sizes() == tensor->sizes() && grad->scalar_type() == tensor->scalar_type() &&
+                    grad->device() == tensor->device(),
+                "the gradient of a tensor of ", tensor->toString(), " ", tensor->sizes(), " cannot be one of ",
+                grad->toString(), " ", grad->sizes());
+    tensor->mutable_grad() = *grad;
+  });
+}
+
 od_status od_tensor_list_clear_grads(const od_tensor_list* list, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     for (size_t i = 0; i < list->list.size(); ++i) list->list.get(i).mutable_grad().reset();

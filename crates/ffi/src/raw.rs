@@ -198,6 +198,7 @@ unsafe extern "C" {
     ) -> Status;
     pub fn od_tensor_list_sparse_grad(list: *const TensorList, index: *mut usize, err: *mut Error) -> Status;
     pub fn od_tensor_list_clear_grads(list: *const TensorList, err: *mut Error) -> Status;
+    pub fn od_tensor_set_grad(tensor: *const C_tensor, grad: *const C_tensor, err: *mut Error) -> Status;
     pub fn od_tensor_list_select(
         list: *const TensorList,
         keep: *const u8,

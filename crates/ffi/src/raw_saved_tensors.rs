@@ -47,6 +47,7 @@ unsafe extern "C" {
     pub fn od_keep_for_pass(owner: *mut c_void, drop: extern "C" fn(*mut c_void), err: *mut Error) -> Status;
     pub fn od_tensor_data(tensor: *const C_tensor, out: *mut *mut C_tensor, err: *mut Error) -> Status;
     pub fn od_tensor_is_parameter(tensor: *const C_tensor) -> i32;
+    pub fn od_tensor_is_relu_saving(tensor: *const C_tensor) -> i32;
     pub fn od_same_tensor_new(tensor: *const C_tensor, out: *mut *mut SameTensor, err: *mut Error) -> Status;
     pub fn od_same_tensor_is(same: *const SameTensor, tensor: *const C_tensor) -> i32;
     pub fn od_same_tensor_free(same: *mut SameTensor);

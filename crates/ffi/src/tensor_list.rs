@@ -205,6 +205,19 @@ impl TensorList {
     }
 }
 
+/// Sets the gradient of a leaf, or takes it away.
+///
+/// # Errors
+/// When the gradient has another shape, dtype or device.
+///
+/// # Source
+/// `tensor.grad = grad`
+pub fn set_grad(tensor: &Tensor, grad: Option<&Tensor>) -> Result<(), Error> {
+    let grad = grad.map_or(ptr::null(), |grad| grad.as_ptr());
+    // SAFETY: both live through the call.
+    check(|err| unsafe { raw::od_tensor_set_grad(tensor.as_ptr(), grad, err) })
+}
+
 impl Drop for TensorList {
     fn drop(&mut self) {
         // SAFETY: the handle is live and never used again.
@@ -222,6 +235,20 @@ impl std::fmt::Debug for TensorList {
 mod tests {
     use super::*;
     use tch::{Device, Kind};
+
+    #[test]
+    fn a_gradient_is_set_if_it_fits() {
+        let x = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let grad = Tensor::zeros([2], (Kind::Float, Device::Cpu));
+        set_grad(&x, Some(&grad)).unwrap();
+        assert_eq!(x.grad().data_ptr(), grad.data_ptr());
+        for other in [Tensor::zeros([3], (Kind::Float, Device::Cpu)), Tensor::zeros([2], (Kind::Half, Device::Cpu))] {
+            let error = set_grad(&x, Some(&other)).unwrap_err().to_string();
+            assert!(error.contains("cannot be one of"), "{error}");
+        }
+        set_grad(&x, None).unwrap();
+        assert!(!x.grad().defined());
+    }
 
     #[test]
     fn a_tensor_differs_from_others_of_the_same_memory() {

@@ -19,18 +19,21 @@
 //! # }
 //! ```
 //!
-//! [`SavedTensors`] keeps what operators save in fewer bits or on disk. [`AutoMicroBatch`] computes a batch in parts that
-//! fit, and [`find_batch_size`] finds a batch that does.
+//! [`SavedTensors`] keeps what operators save in fewer bits, on the host or on disk, [`CpuOffloadOptimizer`] the state of an
+//! optimizer on the host. [`AutoMicroBatch`] computes a batch in parts that fit, and [`find_batch_size`] finds a batch that
+//! does.
 #![forbid(unsafe_code)]
 
 pub mod account;
 mod back_off;
 pub mod checkpoint;
 mod error;
+mod offload;
 mod saved;
 
 pub use account::{Estimate, LeakCheck, MemoryRecorder, leak_check};
 pub use back_off::{AutoMicroBatch, find_batch_size};
 pub use checkpoint::{ActivationCheckpoint, Budget, DeterminismCheck, Policy, checkpoint, checkpoint_sequential};
 pub use error::MemoryError;
+pub use offload::CpuOffloadOptimizer;
 pub use saved::{Compression, HooksGuard, SavedTensors, saved_tensors_hooks};

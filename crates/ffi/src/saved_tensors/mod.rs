@@ -214,6 +214,13 @@ pub fn is_parameter(tensor: &Tensor) -> bool {
     unsafe { raw::od_tensor_is_parameter(tensor.as_ptr()) != 0 }
 }
 
+/// In [`Hooks::pack`]: whether it is ReLU that saves this tensor, its result, of which its gradient needs the sign alone.
+/// False where another operator saves the same tensor.
+pub fn is_relu_saving(tensor: &Tensor) -> bool {
+    // SAFETY: the tensor is live.
+    unsafe { raw::od_tensor_is_relu_saving(tensor.as_ptr()) != 0 }
+}
+
 /// The number of the backward pass that runs on this thread.
 pub fn backward_pass() -> Option<i64> {
     // SAFETY: no pointers.

@@ -174,6 +174,47 @@ fn a_tensor_is_known_by_its_memory_its_place_and_its_version() {
     }
 }
 
+/// Notes which tensors ReLU saves.
+#[derive(Default)]
+struct Relus(Mutex<Vec<bool>>);
+
+impl Hooks for Relus {
+    fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>, BoxError> {
+        self.0.lock().unwrap().push(is_relu_saving(tensor));
+        Ok(None)
+    }
+}
+
+#[test]
+fn relu_is_known_where_it_saves_its_result() {
+    let (x, noted) = (leaf(), Arc::new(Relus::default()));
+    let said = || std::mem::take(&mut *noted.0.lock().unwrap());
+    let before = x.relu();
+    let _hooks = HooksGuard::new(Arc::clone(&noted) as _).unwrap();
+    let _ = SavedTensor::new(&before).unwrap();
+    assert_eq!(said(), [false], "no operator saves it");
+    let _ = before.exp();
+    assert_eq!(said(), [false], "`exp` saves its own result");
+    let _ = before.sin();
+    assert_eq!(said(), [false], "`sin` saves it");
+    let y = x.relu();
+    let _ = SavedTensor::new(&y).unwrap();
+    let _ = y.sin();
+    assert_eq!(said(), [true, false, false]);
+    let _ = (&x * 1.0).relu_().sin();
+    assert_eq!(said(), [true, false]);
+    // The numbers of nodes count for each thread.
+    let (y, noted) = (x.relu(), Arc::clone(&noted));
+    std::thread::spawn(move || {
+        let _hooks = HooksGuard::new(Arc::clone(&noted) as _).unwrap();
+        let leaf = Tensor::ones([4], FLOAT).set_requires_grad(true);
+        (0..64).for_each(|_| drop((&leaf * 1.0, y.sin())));
+        assert_eq!(noted.0.lock().unwrap().iter().filter(|&&is_relu| is_relu).count(), 1);
+    })
+    .join()
+    .unwrap();
+}
+
 #[test]
 fn views_of_parameters_are_parameters() {
     let weight = Tensor::rand([4, 4], FLOAT).set_requires_grad(true);

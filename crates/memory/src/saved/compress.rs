@@ -9,8 +9,9 @@ use tch::{Kind, TchError, Tensor};
 
 use super::Store;
 
-/// How floating-point tensors are rounded; those with an infinity or a NaN stay as they are for the last two. Boolean ones, such as masks of dropout, are kept exactly, in one bit each;
-/// integers, complex numbers and what has no fewer bits than before stay as they are.
+/// How floating-point tensors are rounded; those with an infinity or a NaN stay as they are for the last two. Boolean ones,
+/// such as masks of dropout, are kept exactly, in one bit each, and so is what ReLU saves of its result: whether it is
+/// positive. Integers, complex numbers and what has no fewer bits than before stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Compression {
@@ -31,7 +32,7 @@ impl Store for Compression {
     fn store(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError> {
         let kind = tensor.kind();
         if kind == Kind::Bool {
-            return Ok(Some(Arc::new(Bits::pack(tensor)?)));
+            return Ok(Some(Arc::new(Bits::pack(tensor, kind)?)));
         }
         let bytes = if *self == Self::BFloat16 { 2 } else { 1 };
         if !tensor.is_floating_point() || kind.elt_size_in_bytes() <= bytes {
@@ -49,6 +50,14 @@ impl Store for Compression {
             Self::Float8 => Arc::new(Rounded::float8(tensor)?),
             Self::Int8 => Arc::new(Blocks::pack(tensor)?),
         }))
+    }
+
+    fn store_relu(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError> {
+        if tensor.is_sparse() || tensor.is_mkldnn() {
+            return Ok(None);
+        }
+        // ReLU's gradient is 0 where its result is not above 0; a NaN is neither.
+        Ok(Some(Arc::new(Bits::pack(&tensor.f_le(0.0)?.f_logical_not()?, tensor.kind())?)))
     }
 }
 
@@ -106,8 +115,9 @@ impl Packed for Blocks {
     }
 }
 
-/// A mask with eight elements a byte.
+/// A mask with eight elements a byte, and the dtype in which it is zeros and ones.
 struct Bits {
+    kind: Kind,
     shape: Vec<i64>,
     bytes: SyncTensor,
 }
@@ -118,17 +128,17 @@ fn bit_values(of: &Tensor) -> Result<Tensor, TchError> {
 }
 
 impl Bits {
-    fn pack(tensor: &Tensor) -> Result<Self, TchError> {
+    fn pack(tensor: &Tensor, kind: Kind) -> Result<Self, TchError> {
         let rows = in_rows(&tensor.f_to_kind(Kind::Uint8)?, 8)?;
         let bytes = rows.f_mul(&bit_values(tensor)?)?.f_sum_dim_intlist([1].as_slice(), false, Kind::Uint8)?;
-        Ok(Self { shape: tensor.size(), bytes: SyncTensor(bytes) })
+        Ok(Self { kind, shape: tensor.size(), bytes: SyncTensor(bytes) })
     }
 }
 
 impl Packed for Bits {
     fn unpack(&self) -> Result<Tensor, BoxError> {
         let bits = self.bytes.f_unsqueeze(1)?.f_bitwise_and_tensor(&bit_values(&self.bytes)?)?;
-        Ok(from_rows(&bits.f_ne(0)?, &self.shape)?)
+        Ok(from_rows(&bits.f_ne(0)?, &self.shape)?.f_to_kind(self.kind)?)
     }
 }
 

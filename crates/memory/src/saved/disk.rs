@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use overdrive_ffi::HostBuffer;
 use overdrive_ffi::autograd::BoxError;
@@ -13,6 +13,7 @@ use tch::{Device, Kind, Tensor};
 use tempfile::TempDir;
 
 use super::Store;
+use super::order::Order;
 use super::work::Worker;
 use crate::error::MemoryError;
 
@@ -29,8 +30,7 @@ struct Files {
     folder: TempDir,
     worker: Worker,
     next: AtomicU64,
-    /// Tensors in the order in which they were stored; the backward pass asks for the last ones first.
-    stored: Mutex<Vec<Weak<OnDisk>>>,
+    stored: Order<OnDisk>,
     waiting: Mutex<u64>,
     written: Condvar,
 }
@@ -73,7 +73,7 @@ impl Disk {
             folder: made,
             worker: Worker::start("saved tensors").map_err(failed)?,
             next: AtomicU64::new(0),
-            stored: Mutex::default(),
+            stored: Order::default(),
             waiting: Mutex::new(0),
             written: Condvar::new(),
         })))
@@ -94,14 +94,10 @@ impl Store for Disk {
         };
         let bytes = values.numel() * values.kind().elt_size_in_bytes();
         files.wait_for_room(bytes as u64);
-        let mut stored = lock(&files.stored);
-        while stored.last().is_some_and(|last| last.strong_count() == 0) {
-            stored.pop();
-        }
-        let made = Arc::new(OnDisk {
+        let made = files.stored.push(|place| OnDisk {
             files: Arc::clone(files),
             path: files.folder.path().join(number.to_string()),
-            place: stored.len(),
+            place,
             shape: tensor.size(),
             kind: tensor.kind(),
             device: tensor.device(),
@@ -109,8 +105,6 @@ impl Store for Disk {
             state: Mutex::new(State::Waiting(values)),
             changed: Condvar::new(),
         });
-        stored.push(Arc::downgrade(&made));
-        drop(stored);
         let to_write = Arc::downgrade(&made);
         files.worker.run(move || {
             if let Some(tensor) = to_write.upgrade() {
@@ -138,8 +132,7 @@ impl Files {
 
     /// Reads tensors that were stored before this one.
     fn read_ahead(&self, of: usize) {
-        let before: Vec<Weak<OnDisk>> = lock(&self.stored)[..of].iter().rev().take(READ_AHEAD).cloned().collect();
-        for tensor in before {
+        for tensor in self.stored.before(of, READ_AHEAD) {
             self.worker.run(move || {
                 if let Some(tensor) = tensor.upgrade() {
                     tensor.read_ahead();
@@ -231,5 +224,48 @@ impl Drop for OnDisk {
         }
         // It was not written yet, or the folder is gone.
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The forward pass waits while too much is to be written; what is not written yet is read from memory.
+    #[test]
+    fn a_slow_disk_holds_the_forward_pass_up_and_loses_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Disk::new(folder.path()).unwrap();
+        let half = (MOST_WAITING / 8) as i64;
+        let tensor = |value: f64| Tensor::full([half], value, (Kind::Float, Device::Cpu));
+        let store = |value: f64| disk.store(&tensor(value)).unwrap().unwrap();
+        // The disk does nothing until it is told to.
+        let (go_on, told) = channel::<()>();
+        disk.0.worker.run(move || _ = told.recv());
+        let stored = [store(1.0), store(2.0)];
+        assert_eq!(stored[1].unpack().unwrap(), tensor(2.0));
+        let written = disk.0.folder.path().join("0");
+        let has_gone_on = AtomicBool::new(false);
+        let third = std::thread::scope(|scope| {
+            let third = scope.spawn(|| {
+                let third = disk.store(&tensor(3.0)).unwrap().unwrap();
+                has_gone_on.store(true, Ordering::SeqCst);
+                assert!(written.exists(), "there was no room before");
+                third
+            });
+            for _ in 0..50 {
+                assert!(!has_gone_on.load(Ordering::SeqCst));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            go_on.send(()).unwrap();
+            third.join().unwrap()
+        });
+        for (stored, value) in stored.iter().chain([&third]).zip([1.0, 2.0, 3.0]) {
+            assert_eq!(stored.unpack().unwrap(), tensor(value));
+        }
     }
 }

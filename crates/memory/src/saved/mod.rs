@@ -3,7 +3,9 @@
 mod closures;
 mod compress;
 mod disk;
+mod host;
 mod once;
+mod order;
 mod work;
 
 use std::path::Path;
@@ -12,22 +14,28 @@ use std::sync::Arc;
 use overdrive_ffi::Error as TorchError;
 use overdrive_ffi::autograd::BoxError;
 pub use overdrive_ffi::saved_tensors::HooksGuard;
-use overdrive_ffi::saved_tensors::{Hooks, Packed, is_parameter};
+use overdrive_ffi::saved_tensors::{Hooks, Packed, is_parameter, is_relu_saving};
 use tch::Tensor;
 
 use crate::error::MemoryError;
 pub use closures::saved_tensors_hooks;
 pub use compress::Compression;
 use disk::Disk;
+use host::Host;
 use once::Seen;
 
 /// Keeps tensors in another form.
 pub(crate) trait Store: Send + Sync + 'static {
     /// The tensor in that form; `None` if it is to be kept as it is.
     fn store(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError>;
+
+    /// What ReLU saves of its result, where another form is enough for its gradient.
+    fn store_relu(&self, _tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError> {
+        Ok(None)
+    }
 }
 
-/// Keeps what operators save for the backward pass in less memory, while the guard of [`begin`](Self::begin) lives.
+/// Keeps what operators save for the backward pass in less memory, or elsewhere, while the guard of [`begin`](Self::begin) lives.
 ///
 /// Parameters and views of them stay as they are, and so do small tensors. A tensor that several operators save is kept
 /// once.
@@ -56,6 +64,24 @@ impl SavedTensors {
     /// Saved tensors are rounded: gradients are approximations.
     pub fn compressed(compression: Compression) -> Self {
         Self { store: Arc::new(compression), min_bytes: 64 << 10 }
+    }
+
+    /// Saved tensors of GPUs are copied to pinned host memory beside the computation, and back ahead of the backward pass,
+    /// in the order in which it needs them. Gradients are the same to the bit.
+    ///
+    /// The last four that were saved or needed are on the device too. The host memory is used again: make it once, not for
+    /// each step. It is given back when this and the last tensor in it are dropped. Tensors of a CPU stay as they are.
+    ///
+    /// A tensor that is changed in place before its copy has ended is an error of the backward pass, as without hooks.
+    ///
+    /// # Syncs
+    /// No, once there is enough pinned memory: the driver may wait where it makes more.
+    ///
+    /// # Source
+    /// `torch.autograd.graph.save_on_cpu(pin_memory=True)`, where the host waits for each copy
+    #[doc(alias = "save_on_cpu")]
+    pub fn on_host() -> Self {
+        Self { store: Arc::new(Host::default()), min_bytes: 64 << 10 }
     }
 
     /// Saved tensors are files, in a folder of their own within this one: written beside the forward pass by a thread, read
@@ -107,6 +133,11 @@ impl Hooks for Filtered {
         let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
         if bytes < self.min_bytes || is_parameter(tensor) {
             return Ok(None);
+        }
+        // Not for other operators that save the same tensor.
+        let of_relu = if is_relu_saving(tensor) { self.store.store_relu(tensor)? } else { None };
+        if let Some(stored) = of_relu {
+            return Ok(Some(Box::new(Shared(stored))));
         }
         let stored = self.seen.or_store(tensor, || self.store.store(tensor))?;
         Ok(stored.map(|stored| Box::new(Shared(stored)) as _))

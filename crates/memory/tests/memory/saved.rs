@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use overdrive_ffi::autograd::{GradOptions, grad};
+use overdrive_ffi::host_memory;
 use overdrive_memory::{Compression, SavedTensors, saved_tensors_hooks};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -52,6 +53,38 @@ fn masks_are_kept_exactly() {
         let sum = y.masked_fill(&y.isfinite().logical_not(), 0.0).sum(Kind::Float);
         assert_eq!(grads(&sum, &[&x])[0], expected);
     }
+}
+
+/// Small numbers are rounded to 0, but were above it. What another operator saves of the same tensor has its values.
+#[test]
+fn what_relu_saves_is_one_bit_and_exact() {
+    let _alone = alone();
+    let x = Tensor::from_slice(&[-1.0f32, 0.0, 1e-6, 1000.0, f32::NAN, -2.0, 3.0]).set_requires_grad(true);
+    let run = || x.relu() * Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+    let _guard = SavedTensors::compressed(Compression::BFloat16).min_bytes(0).begin().unwrap();
+    assert_eq!(grads(&run().sum(Kind::Float), &[&x])[0], Tensor::from_slice(&[0f32, 0.0, 3.0, 4.0, 5.0, 0.0, 7.0]));
+    let finite = Tensor::from_slice(&[-1.0f32, 1e-6, 1000.0]).set_requires_grad(true);
+    let _guard = SavedTensors::compressed(Compression::Int8).min_bytes(0).begin().unwrap();
+    assert_eq!(grads(&finite.relu().sum(Kind::Float), &[&finite])[0], Tensor::from_slice(&[0f32, 1.0, 1.0]));
+    let y = finite.relu();
+    assert_eq!(grads(&(&y * &y).sum(Kind::Float), &[&finite])[0], Tensor::from_slice(&[0f32, 0.0, 2000.0]));
+}
+
+/// Nothing else keeps the result.
+#[test]
+fn one_bit_is_all_that_relu_keeps() {
+    let _alone = alone();
+    let x = leaf(&[1 << 20]);
+    host_memory::count(usize::MAX).unwrap();
+    let allocated = || host_memory::stats().unwrap().allocated;
+    let before = allocated();
+    let y = {
+        let _guard = SavedTensors::compressed(Compression::Int8).min_bytes(0).begin().unwrap();
+        x.relu().sum(Kind::Float)
+    };
+    let found = allocated() - before;
+    assert!(found >= 1 << 17 && found < (1 << 17) + 4096, "{found} bytes");
+    drop(y);
 }
 
 /// The scale of all others would be infinite.
@@ -208,4 +241,41 @@ fn a_folder_that_is_not_there_or_goes_away_is_an_error() {
     std::fs::remove_dir_all(folder.path()).unwrap();
     let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
     assert!(error.contains("saved-tensors-") && error.contains("No such file"), "{error}");
+}
+
+/// Set in the process that may write no large file.
+const FULL: &str = "OVERDRIVE_TEST_FULL_DISK";
+
+/// As where a disk is full: a part of a file can be written.
+#[test]
+fn a_full_disk_is_an_error_of_the_backward_pass_and_leaves_nothing() {
+    if std::env::var_os(FULL).is_none() {
+        let script = "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\"";
+        let name = "saved::a_full_disk_is_an_error_of_the_backward_pass_and_leaves_nothing";
+        let program = std::env::current_exe().unwrap();
+        let mut command = std::process::Command::new("sh");
+        let output = command.args(["-c", script]).arg(program).args(["--exact", name]).env(FULL, "1").output().unwrap();
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && told.contains("1 passed"), "{told}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let saved = SavedTensors::on_disk(folder.path()).unwrap().min_bytes(0);
+    let (small, large) = (leaf(&[100]), leaf(&[1 << 20]));
+    let run = |x: &Tensor| {
+        let _guard = saved.begin().unwrap();
+        x.exp()
+    };
+    let [loss, failing] = [&small, &large].map(|x| run(x).sum(Kind::Float));
+    let error = failing.f_backward().unwrap_err().to_string();
+    assert!(error.contains("saved-tensors-") && error.contains("File too large"), "{error}");
+    assert!(!large.grad().defined());
+    // What fits is as before.
+    assert_eq!(grads(&loss, &[&small])[0], small.exp().detach());
+    assert_eq!(grads(&run(&small).sum(Kind::Float), &[&small])[0], small.exp().detach());
+    drop((loss, failing));
+    // The thread may be about to remove them.
+    while files_in(folder.path()) > 0 {
+        std::thread::yield_now();
+    }
 }

@@ -3,6 +3,7 @@
 mod checkpointing;
 mod eight_bit;
 mod lr_finder;
+mod offload;
 mod pytorch;
 mod resume;
 mod rows;

@@ -9,6 +9,7 @@ mod draws;
 mod failures;
 mod loading;
 mod memory;
+mod offload;
 mod optimizers;
 mod poison;
 mod profiling;
@@ -98,6 +99,17 @@ fn main() -> Result<ExitCode> {
         memory::functions_that_run_again_never_wait,
         memory::device_memory_is_known_by_use_and_ahead,
         memory::the_caching_allocator_is_reached,
+        offload::tensors_saved_on_the_host_are_never_early,
+        offload::a_forgotten_wait_for_a_saved_tensor_is_found,
+        offload::a_step_that_saves_on_the_host_neither_waits_nor_allocates,
+        offload::saved_tensors_leave_the_device,
+        offload::a_saved_tensor_that_changes_before_its_copy_is_an_error,
+        offload::tensors_of_the_host_are_not_copied,
+        offload::steps::steps_on_the_host_are_never_early,
+        offload::steps::a_forgotten_wait_for_a_step_on_the_host_is_found,
+        offload::steps::a_step_on_the_host_waits_once_and_allocates_nothing,
+        offload::steps::gradients_that_are_freed_leave_the_device,
+        offload::steps::what_does_not_fit_a_step_on_the_host_is_refused,
         optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters,
         failures::a_launch_that_fails_is_the_steps_error_and_the_next_step_works,
         failures::a_kernel_that_fails_is_told_by_whatever_waits_next,
@@ -152,6 +164,8 @@ fn main() -> Result<ExitCode> {
         autocast_casts_on_the_device,
         tf32_changes_products_only_while_allowed,
         memory::functions_run_again_on_the_device,
+        offload::tensors_saved_on_the_host_give_the_same_gradients,
+        offload::steps::steps_on_the_host_equal_those_of_a_cpu,
         optimizers::fused_adamw_on_the_device_equals_the_host,
         optimizers::fused_sgd_on_the_device_equals_the_host,
         optimizers::every_optimizer_on_the_device_equals_the_host_and_never_waits,

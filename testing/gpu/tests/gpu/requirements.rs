@@ -10,6 +10,11 @@ const REAL_ONLY: &[&str] = &["tf32_changes_products_only_while_allowed"];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
 const FAKE_ONLY: &[&str] = &[
+    "offload::steps::a_forgotten_wait_for_a_step_on_the_host_is_found",
+    "offload::steps::a_step_on_the_host_waits_once_and_allocates_nothing",
+    "offload::a_forgotten_wait_for_a_saved_tensor_is_found",
+    "offload::a_step_that_saves_on_the_host_neither_waits_nor_allocates",
+    "offload::tensors_of_the_host_are_not_copied",
     "loading::a_cache_on_the_device_is_filled_beside_the_computation",
     "ranks::failures::collectives_of_two_groups_in_opposite_orders_are_found_by_the_fake",
     "profiling::the_monitor_samples_the_device",

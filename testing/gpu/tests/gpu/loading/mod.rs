@@ -39,7 +39,7 @@ fn digest((numbers, labels): &(Tensor, Tensor)) -> Tensor {
 }
 
 /// Eager, lazy, and as many seeds. A real device has a pace of its own.
-fn paces(seeds: u64) -> Vec<Pace> {
+pub fn paces(seeds: u64) -> Vec<Pace> {
     match Fake::get() {
         Some(_) => [Pace::Eager, Pace::Lazy].into_iter().chain((1..=seeds).map(Pace::Random)).collect(),
         None => vec![Pace::Eager],
@@ -48,7 +48,7 @@ fn paces(seeds: u64) -> Vec<Pace> {
 
 /// Runs a program at a pace, with its result and what a fake device found: accesses without an order, and pinned pages
 /// that the host touched before it had waited for their copy.
-fn watched<T>(pace: Pace, program: impl FnOnce() -> T) -> Result<(T, Vec<String>)> {
+pub fn watched<T>(pace: Pace, program: impl FnOnce() -> T) -> Result<(T, Vec<String>)> {
     let Some(fake) = Fake::get().map(Fake::lend) else { return Ok((program(), Vec::new())) };
     fake.set_pace(pace);
     fake.find_races(true);

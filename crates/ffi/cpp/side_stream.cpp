@@ -1,0 +1,105 @@
+// Copies between a GPU and host memory beside the computation. Uses c10's device interface, which needs no CUDA header
+// or library.
+#include "side_stream.h"
+
+#include <memory>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
+
+#include "cuda_device.h"
+#include "event_pool.h"
+#include "guarded.h"
+
+namespace {
+
+struct Side {
+  explicit Side(c10::Stream stream) : stream(stream), events(stream.device()) {}
+  const c10::Stream stream;
+  overdrive::EventPool events;
+};
+
+}  // namespace
+
+struct od_side_stream {
+  std::shared_ptr<Side> side;
+};
+
+struct od_transfer {
+  od_transfer(std::shared_ptr<Side> given, at::Tensor on_device, c10::Stream user)
+      : side(std::move(given)), tensor(std::move(on_device)), user(user), copied(side->events.take()) {}
+
+  // Its memory belongs to `user`'s stream again: no `record_stream`, with which it would be free only when the host sees
+  // that the copy has ended.
+  ~od_transfer() {
+    try {
+      overdrive::on_device(user.device(), [&] {
+        if (!user_waits) copied.block(user);
+      });
+      side->events.give(std::move(copied));
+    } catch (...) {
+      // The device is lost.
+    }
+  }
+
+  std::shared_ptr<Side> side;
+  at::Tensor tensor;
+  c10::Stream user;
+  c10::Event copied;
+  bool user_waits = false;
+};
+
+od_status od_side_stream_new(int32_t device, od_side_stream** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    auto cuda = overdrive::cuda_device(device);
+    overdrive::on_device(cuda, [&] {
+      auto stream = c10::impl::VirtualGuardImpl(cuda.type()).getStreamFromGlobalPool(cuda);
+      *out = new od_side_stream{std::make_shared<Side>(stream)};
+    });
+  });
+}
+
+void od_side_stream_free(od_side_stream* side) noexcept { delete side; }
+
+od_status od_side_stream_synchronize(const od_side_stream* side, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { side->side->stream.synchronize(); });
+}
+
+od_status od_side_stream_copy(const od_side_stream* side, const at::Tensor* from, const at::Tensor* to, od_transfer** out,
+                              od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    const auto& stream = side->side->stream;
+    const auto &there = from->is_cuda() ? *from : *to, &here = from->is_cuda() ? *to : *from;
+    TORCH_CHECK(there.device() == stream.device() && here.is_cpu(), "a copy between ", stream.device(),
+                " and the host is asked for, from ", from->device(), " to ", to->device());
+    TORCH_CHECK(from->sizes() == to->sizes() && from->scalar_type() == to->scalar_type(), "a copy from ",
+                from->scalar_type(), " ", from->sizes(), " to ", to->scalar_type(), " ", to->sizes(),
+                " should be of one type and shape");
+    overdrive::on_device(stream.device(), [&] {
+      auto user = overdrive::current_stream(stream.device());
+      auto transfer = std::make_unique<od_transfer>(side->side, there, user);
+      transfer->copied.record(user);
+      transfer->copied.block(stream);
+      at::NoGradGuard no_grad;
+      c10::StreamGuard guard(stream);
+      to->copy_(*from, /*non_blocking=*/true);
+      transfer->copied.record(stream);
+      *out = transfer.release();
+    });
+  });
+}
+
+od_status od_transfer_tensor(od_transfer* transfer, at::Tensor** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    auto user = overdrive::current_stream(transfer->user.device());
+    overdrive::on_device(user.device(), [&] { transfer->copied.block(user); });
+    if (user == transfer->user) {
+      transfer->user_waits = true;
+    } else {
+      transfer->tensor.record_stream(user);
+    }
+    *out = new at::Tensor(transfer->tensor);
+  });
+}
+
+void od_transfer_free(od_transfer* transfer) noexcept { delete transfer; }

@@ -1,0 +1,260 @@
+//! An optimizer on the host for parameters on a GPU.
+
+mod on_device;
+
+use std::collections::HashMap;
+
+use overdrive_core::{
+    Activity, Behavior, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict, StateError,
+    Stateful, activity, check_averaged, check_not_stepped_in_backward,
+};
+use overdrive_ffi::TensorId;
+use tch::{Device, Tensor};
+
+use on_device::{OnDevice, master};
+
+/// Steps on the host, where an optimizer keeps its state and computes, for parameters on a GPU.
+///
+/// The optimizer is built over copies of the parameters in pinned host memory. A step copies the gradients there, waits for
+/// them, steps, and copies the new parameters back while the host goes on; what the device is given after the step waits
+/// for them. Steps are those of the optimizer on a CPU, to the bit. Parameters of a CPU are given to the optimizer
+/// themselves.
+///
+/// Gradients may be added up, clipped or unscaled before the step. Parameters that something else has written in place, such
+/// as loaded weights, are copied to the host in the next step.
+///
+/// ```
+/// use overdrive_core::Optimizer;
+/// use overdrive_memory::CpuOffloadOptimizer;
+/// # use overdrive_core::{OptimizerError, OptimizerId, Parameter};
+/// # use tch::{Device, Kind, Tensor};
+/// # struct Sgd(Vec<Parameter>, OptimizerId);
+/// # impl Optimizer for Sgd {
+/// #     fn id(&self) -> OptimizerId { self.1 }
+/// #     fn params(&self) -> Vec<Tensor> { self.0.iter().map(|it| it.tensor().shallow_clone()).collect() }
+/// #     fn num_groups(&self) -> usize { 1 }
+/// #     fn lr(&self, _: usize) -> Option<f64> { None }
+/// #     fn set_lr(&mut self, _: usize, _: f64) -> Result<(), OptimizerError> { Ok(()) }
+/// #     fn step(&mut self) -> Result<(), OptimizerError> { Ok(()) }
+/// #     fn zero_grad(&mut self) -> Result<(), OptimizerError> { Ok(()) }
+/// # }
+/// # impl Sgd { fn new(params: Vec<Parameter>) -> Result<Self, OptimizerError> { Ok(Self(params, OptimizerId::new())) } }
+/// # fn main() -> Result<(), OptimizerError> {
+/// let weight = Tensor::zeros([8, 8], (Kind::Float, Device::cuda_if_available())).set_requires_grad(true);
+/// let mut opt = CpuOffloadOptimizer::new(&[&weight], Sgd::new)?;      // `AdamW::builder(params).build()`
+/// weight.sum(Kind::Float).f_backward()?;
+/// opt.step()?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Source
+/// `torchao.optim.CPUOffloadOptimizer`
+#[doc(alias = "CPUOffloadOptimizer")]
+#[derive(Debug)]
+pub struct CpuOffloadOptimizer<O> {
+    inner: O,
+    params: Vec<Parameter>,
+    /// `None` where the parameters are on a CPU.
+    device: Option<OnDevice>,
+}
+
+impl<O: Optimizer> CpuOffloadOptimizer<O> {
+    /// Builds the optimizer over the parameters' copies, which have their names.
+    ///
+    /// # Errors
+    /// Those of `build`; when the parameters are on several devices; and when the optimizer steps in the backward pass or
+    /// moves or averages parameters besides its steps.
+    ///
+    /// # Syncs
+    /// Yes, for the copies of the parameters.
+    pub fn new(
+        params: impl IntoParameters,
+        build: impl FnOnce(Vec<Parameter>) -> Result<O, OptimizerError>,
+    ) -> Result<Self, OptimizerError> {
+        Self::build(params.into_parameters(), build, false)
+    }
+
+    /// The same, and each gradient is copied to the host while the backward pass goes on, and freed: there are never more
+    /// than a few of them on the device. One backward pass a step; nothing can look at gradients before the step.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), and when a parameter is stepped in the backward pass by another optimizer.
+    ///
+    /// # Syncs
+    /// As for `new`.
+    ///
+    /// # Source
+    /// `CPUOffloadOptimizer(offload_gradients=True)`
+    pub fn with_offloaded_gradients(
+        params: impl IntoParameters,
+        build: impl FnOnce(Vec<Parameter>) -> Result<O, OptimizerError>,
+    ) -> Result<Self, OptimizerError> {
+        Self::build(params.into_parameters(), build, true)
+    }
+
+    fn build(
+        params: Vec<Parameter>,
+        build: impl FnOnce(Vec<Parameter>) -> Result<O, OptimizerError>,
+        frees: bool,
+    ) -> Result<Self, OptimizerError> {
+        let first = params.first().ok_or(OptimizerError::NoParameters)?.tensor().device();
+        if let Some(at) = params.iter().position(|param| param.tensor().device() != first) {
+            let reason = format!("it is on {:?}, but the first one is on {first:?}", params[at].tensor().device());
+            return Err(OptimizerError::parameter(&params[at], at, reason));
+        }
+        let Device::Cuda(number) = first else {
+            let inner = checked(build(params.iter().map(Parameter::share).collect())?)?;
+            return Ok(Self { params: inner.parameters(), inner, device: None });
+        };
+        let masters = params.iter().map(master).collect::<Result<Vec<_>, _>>()?;
+        let named = |(param, master): (&Parameter, &Tensor)| match param.name() {
+            Some(name) => Parameter::named(name, master.shallow_clone()),
+            None => Parameter::unnamed(master.shallow_clone()),
+        };
+        let inner = checked(build(params.iter().zip(&masters).map(named).collect())?)?;
+        // In the order of the optimizer's groups.
+        let places: HashMap<_, _> = masters.iter().map(TensorId::of).zip(0..).collect();
+        let ordered =
+            inner.params().iter().map(|it| places.get(&TensorId::of(it)).copied()).collect::<Option<Vec<usize>>>();
+        let Some(places) = ordered else {
+            let reason = "it has parameters that it was not given: build it over what the closure gets";
+            return Err(OptimizerError::DoesNotFit { part: "CpuOffloadOptimizer", reason });
+        };
+        let params: Vec<_> = places.iter().map(|&at| params[at].share()).collect();
+        let masters = places.iter().map(|&at| masters[at].shallow_clone()).collect();
+        let device = OnDevice::new(number, &params, masters, frees)?;
+        Ok(Self { inner, params, device: Some(device) })
+    }
+
+    /// The optimizer on the host.
+    pub fn inner(&self) -> &O {
+        &self.inner
+    }
+
+    /// The optimizer on the host, to change its options. Call `step` and load states on the wrapper, and add no parameters.
+    pub fn inner_mut(&mut self) -> &mut O {
+        &mut self.inner
+    }
+}
+
+fn checked<O: Optimizer>(inner: O) -> Result<O, OptimizerError> {
+    let Behavior { steps_in_backward, moves_parameters, keeps_average, .. } = inner.behavior();
+    if steps_in_backward || moves_parameters || keeps_average {
+        let reason = "it steps in the backward pass, or moves or averages parameters besides its steps, which the \
+                      device's parameters would not follow: use another optimizer on the host";
+        return Err(OptimizerError::DoesNotFit { part: "CpuOffloadOptimizer", reason });
+    }
+    Ok(inner)
+}
+
+impl<O: Optimizer> Optimizer for CpuOffloadOptimizer<O> {
+    fn id(&self) -> OptimizerId {
+        self.inner.id()
+    }
+
+    fn params(&self) -> Vec<Tensor> {
+        self.params.iter().map(|param| param.tensor().shallow_clone()).collect()
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        self.params.iter().map(Parameter::share).collect()
+    }
+
+    fn behavior(&self) -> Behavior {
+        let mut behavior = self.inner.behavior();
+        // The same holds for them.
+        behavior.steps_in_backward = self.device.as_ref().is_some_and(OnDevice::frees);
+        behavior
+    }
+
+    fn num_groups(&self) -> usize {
+        self.inner.num_groups()
+    }
+
+    fn group_lens(&self) -> Option<Vec<usize>> {
+        self.inner.group_lens()
+    }
+
+    fn lr(&self, group: usize) -> Option<f64> {
+        self.inner.lr(group)
+    }
+
+    fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError> {
+        self.inner.set_lr(group, lr)
+    }
+
+    fn momentum(&self, group: usize) -> Option<f64> {
+        self.inner.momentum(group)
+    }
+
+    fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), OptimizerError> {
+        self.inner.set_momentum(group, momentum)
+    }
+
+    /// # Syncs
+    /// Once, until the gradients are on the host.
+    fn step(&mut self) -> Result<(), OptimizerError> {
+        let _step = activity(|| Activity::OptimizerStep(&*self));
+        check_averaged(self)?;
+        if !self.behavior().steps_in_backward {
+            check_not_stepped_in_backward(self)?;
+        }
+        let Some(device) = &mut self.device else { return self.inner.step() };
+        device.follow()?;
+        device.take_gradients()?;
+        let stepped = self.inner.step();
+        device.give()?;
+        device.forget();
+        stepped
+    }
+
+    fn check_step(&self) -> Result<(), OptimizerError> {
+        self.inner.check_step()
+    }
+
+    fn step_skipped(&mut self) -> Result<(), OptimizerError> {
+        self.inner.step_skipped()
+    }
+
+    fn zero_grad(&mut self) -> Result<(), OptimizerError> {
+        if let Some(device) = &self.device {
+            device.forget();
+            device.params.clear_grads()?;
+        }
+        self.inner.zero_grad()
+    }
+
+    /// # Syncs
+    /// Yes, if they were changed.
+    fn params_changed(&mut self) -> Result<(), OptimizerError> {
+        if let Some(device) = &mut self.device {
+            device.follow()?;
+            device.synchronize()?;
+        }
+        self.inner.params_changed()
+    }
+
+    fn as_stateful(&self) -> Option<&dyn Stateful> {
+        self.inner.as_stateful().map(|_| self as &dyn Stateful)
+    }
+
+    fn as_stateful_mut(&mut self) -> Option<&mut dyn Stateful> {
+        self.inner.as_stateful().is_some().then_some(self as &mut dyn Stateful)
+    }
+}
+
+/// That of the optimizer on the host, which an optimizer on the device can load, and the other way round.
+impl<O: Optimizer> Stateful for CpuOffloadOptimizer<O> {
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        (&self.inner as &dyn Optimizer).state_dict()
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        (&mut self.inner as &mut dyn Optimizer).load_state_dict(state)
+    }
+
+    fn differs_by_rank(&self) -> bool {
+        (&self.inner as &dyn Optimizer).differs_by_rank()
+    }
+}
