@@ -1,3 +1,6 @@
+use std::cell::Cell;
+
+use overdrive::dataload::TensorDataset;
 use overdrive::nn::{self as nn, sequential};
 use overdrive::prelude::*;
 use overdrive_compile as compile;
@@ -104,4 +107,53 @@ fn losses_follow_plain_ones_over_windows_of_micro_batches() {
 #[test]
 fn losses_in_bfloat16_follow_plain_ones() {
     follows(Some(Kind::BFloat16), 1, 1e-2);
+}
+
+/// Batches of two epochs that are under way at a time, in turns.
+#[test]
+fn two_epochs_of_one_loader_feed_one_step() {
+    let Some(_alone) = crate::compiling() else { return };
+    let train = |model: &nn::Sequential, step: &mut dyn FnMut(&mut AdamW, &[Tensor]) -> Tensor| {
+        tch::manual_seed(9);
+        let samples =
+            (Tensor::randn([64, 20], (Kind::Float, Device::Cpu)), Tensor::arange(64, (Kind::Int64, Device::Cpu)));
+        let loader = TensorDataset::new(samples).unwrap().loader().batch_size(16).shuffle(true).seed(3).num_workers(2);
+        let loader = loader.build().unwrap();
+        let mut opt = AdamW::builder(model).build().unwrap();
+        let (mut losses, mut seen) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let (one, two) = (loader.iter(), loader.iter());
+            for batch in one.zip(two).flat_map(|(one, two)| [one, two]) {
+                let (x, labels) = batch.unwrap();
+                seen.extend(Vec::<i64>::try_from(&labels).unwrap());
+                tch::manual_seed(losses.len() as i64);
+                losses.push(step(&mut opt, &[x, labels.remainder(5)]).double_value(&[]));
+            }
+        }
+        (losses, seen)
+    };
+    let (plain, compiled) = (mlp(), mlp());
+    let loss = |model: &nn::Sequential, batch: &[Tensor]| -> compile::LossResult {
+        Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1]))
+    };
+    let (expected, order) = train(&plain, &mut |opt, batch| {
+        let loss = loss(&plain, batch).unwrap();
+        loss.backward();
+        opt.step().unwrap();
+        opt.zero_grad().unwrap();
+        loss
+    });
+    let calls = Cell::new(0);
+    let mut step = compile::step(&compiled, |batch| {
+        calls.set(calls.get() + 1);
+        loss(&compiled, batch)
+    })
+    .options(Options { strict: true, ..Options::default() });
+    let (found, same) = train(&compiled, &mut |opt, batch| step.run(opt, batch).unwrap());
+    // The first step and two that are recorded.
+    assert_eq!((order.len(), calls.get()), (4 * 64, 3));
+    assert!(order == same && order[..16] != order[16..32], "two epochs, each in its own order");
+    for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        assert!((found - expected).abs() <= 1e-5 * expected, "step {number}: {found}, but {expected} uncompiled");
+    }
 }

@@ -153,6 +153,12 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         };
         let builder = ProcessGroup::builder(Backend::Nccl).timeout(SHORT).cuda_device(rank);
         let mut sum = Tensor::ones([8], (Kind::Float, Device::Cuda(rank)));
+        // Those that are there begin together: for one that comes when another has given up, nobody listens.
+        let begins = |rank| meeting.file.with_file_name(format!("begins-{rank}"));
+        fs::write(begins(rank), "")?;
+        while !(0..meeting.size).all(|rank| begins(rank).exists()) {
+            std::thread::sleep(PAUSE);
+        }
         let error = builder
             .init(&method)
             .and_then(|group| group.all_reduce(&mut sum, ReduceOp::Sum))
