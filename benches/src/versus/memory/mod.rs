@@ -1,5 +1,8 @@
-//! `versus memory`: activation checkpointing of a transformer of 24 layers, its time and its memory, beside a plain run and
-//! PyTorch's.
+//! `versus memory`: activation checkpointing of a transformer of 24 layers and its saved tensors in files, their time and
+//! their memory, beside a plain run and PyTorch's; the cost of hooks and of a batch that does not fit.
+
+mod back_off;
+mod hooks;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -13,6 +16,7 @@ use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
 use serde_json::json;
 
+use self::hooks::OnDisk;
 use super::Options;
 use super::turns::{Case, Findings, Program, Turns};
 use crate::gpt::{Gpt, VOCABULARY};
@@ -57,24 +61,28 @@ impl Model {
         Ok(loss.f_backward()?)
     }
 
+    /// Without checkpoints.
+    fn plain(&mut self) -> &Self {
+        self.gpt.checkpoint = None;
+        self
+    }
+
     fn loss(&self) -> Result<Tensor> {
-        Ok(self.gpt.forward(&self.tokens)?.cross_entropy_for_logits(&self.targets))
+        self.loss_of(&self.tokens, &self.targets)
     }
 
-    /// Seconds.
-    fn time(&mut self, policy: Option<&Policy>) -> Result<f64> {
-        let begun = Instant::now();
-        self.pass(policy)?;
-        Ok(begun.elapsed().as_secs_f64())
+    fn loss_of(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        Ok(self.gpt.forward(tokens)?.cross_entropy_for_logits(targets))
     }
+}
 
-    /// The most bytes at once, besides what was there before. The gradients are there.
-    fn bytes(&mut self, policy: Option<&Policy>) -> Result<f64> {
-        let before = host_memory::stats()?.allocated;
-        host_memory::reset_peak()?;
-        self.pass(policy)?;
-        Ok((host_memory::stats()?.peak - before) as f64)
-    }
+/// Seconds, or the most bytes at once besides what was there before. The gradients are there.
+fn cost(what: &str, pass: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let (before, begun) = (host_memory::stats()?.allocated, Instant::now());
+    host_memory::reset_peak()?;
+    pass()?;
+    let seconds = begun.elapsed().as_secs_f64();
+    Ok(if what == "bytes" { (host_memory::stats()?.peak - before) as f64 } else { seconds })
 }
 
 pub fn measure(options: &Options) -> Result<VersusReport> {
@@ -84,8 +92,10 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     let gpt = Gpt::sized(BLOCKS, WIDTH, LENGTH)?;
     let model = Model { gpt, tokens: tokens(&[BATCH, LENGTH]), targets: tokens(&[BATCH * LENGTH]) };
     let model = std::cell::RefCell::new(model);
+    let folder = tempfile::tempdir()?;
+    let (on_disk, written) = (OnDisk::new(folder.path())?, hooks::written()?);
     let sizes = json!({"blocks": BLOCKS, "width": WIDTH, "length": LENGTH, "batch": BATCH, "vocabulary": VOCABULARY});
-    let source = include_str!("../../peers/memory.py");
+    let source = include_str!("../../../peers/memory.py");
     let program = Program::start(&options.python, source, &sizes, "a Python with torch 2.11.0 is needed");
     let ways = [
         Way { name: "plain", text: "plain", checkpoint: None },
@@ -100,22 +110,26 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
             checkpoint: Some(Checkpoint { policy: Policy::Products, memory: 0.55, time: 1.2 }),
         },
     ];
+    let pairs = options.pairs.unwrap_or(PAIRS);
     let mut findings = Findings::default();
+    hooks::cost(&mut findings, &program, pairs)?;
     for (what, unit) in [("bytes", "B"), ("time", "s")] {
-        let mut turns = Turns::default();
+        let (mut turns, model) = (Turns::default(), &model);
         for way in &ways {
-            let model = &model;
-            turns.ours(way.name, move || {
-                let mut model = model.borrow_mut();
-                if what == "bytes" { model.bytes(way.policy()) } else { model.time(way.policy()) }
-            });
+            turns.ours(way.name, move || cost(what, || model.borrow_mut().pass(way.policy())));
             let request = format!("{}-{what}", way.name);
             turns.peer(&peer(way.name), &program, move |peer| peer.measure(&request, 1));
         }
-        turns.take(what, options.pairs.unwrap_or(PAIRS))?;
+        let on_disk = &on_disk;
+        turns.ours("disk", move || cost(what, || on_disk.pass(model.borrow_mut().plain())));
+        turns.take(what, pairs)?;
+        let text = format!("{} of forward and backward, saved tensors on disk", full_name(what));
+        let most = if what == "bytes" { 0.35 } else { 2.0 };
+        let case = Case { text: &text, unit, ratio: Ratio::ShareOfCost };
+        turns.compare(&mut findings, case, ("disk", "plain"), Some(Target::AtMost(most)))?;
         for way in &ways {
-            let what = if what == "bytes" { "peak memory of tensors" } else { "time" };
-            let text = format!("{what} of forward and backward, transformer of {BLOCKS} layers, {}", way.text);
+            let text =
+                format!("{} of forward and backward, transformer of {BLOCKS} layers, {}", full_name(what), way.text);
             let case = Case { text: &text, unit, ratio: Ratio::ShareOfCost };
             if let Some(goals) = &way.checkpoint {
                 let most = if unit == "B" { goals.memory } else { goals.time };
@@ -125,11 +139,17 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
             turns.compare(&mut findings, case, (way.name, &peer(way.name)), target)?;
         }
     }
+    eprintln!("saved tensors on disk: {} bytes were written to it", hooks::written()? - written);
+    back_off::cost(&mut findings, model.borrow_mut().plain(), pairs)?;
     let mut versions = BTreeMap::from([("overdrive".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
     versions.insert("libtorch".to_owned(), "2.11.0".to_owned());
     versions.extend(program.version().map(|version| ("torch (Python)".to_owned(), version)));
     let Findings { rows, missing } = findings;
     Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
+}
+
+fn full_name(what: &str) -> &str {
+    if what == "bytes" { "peak memory of tensors" } else { "time" }
 }
 
 fn peer(way: &str) -> String {
