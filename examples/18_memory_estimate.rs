@@ -185,7 +185,10 @@ fn main() -> Result<()> {
         }
     }
     let (weight, mut losses) = (Tensor::f_randn([8, 8], FLOAT)?.set_requires_grad(true), Vec::new());
-    let keeps = || Ok::<_, anyhow::Error>(losses.push(Tensor::f_randn([8, 8], FLOAT)?.f_matmul(&weight)?));
+    let keeps = || {
+        losses.push(Tensor::f_randn([8, 8], FLOAT)?.f_matmul(&weight)?);
+        Ok::<_, anyhow::Error>(())
+    };
     let leak = leak_check(keeps).expect_err("each loss keeps its graph");
     println!("no step of these leaves anything behind; one that keeps its losses does:\n{leak}");
     Ok(())

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use overdrive::ffi::host_memory;
-use overdrive::memory::Policy;
+use overdrive::memory::{Budget, Policy};
 use overdrive::nn::Forward;
 use overdrive::prelude::*;
 use overdrive_bench_report::versus::SCHEMA;
@@ -110,6 +110,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
             checkpoint: Some(Checkpoint { policy: Policy::Products, memory: 0.55, time: 1.2 }),
         },
     ];
+    let budget = &Policy::Budget(Budget::new(0.5)?);
     let pairs = options.pairs.unwrap_or(PAIRS);
     let mut findings = Findings::default();
     hooks::cost(&mut findings, &program, pairs)?;
@@ -121,12 +122,21 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
             turns.peer(&peer(way.name), &program, move |peer| peer.measure(&request, 1));
         }
         let on_disk = &on_disk;
+        turns.ours("budget", move || cost(what, || model.borrow_mut().pass(Some(budget))));
         turns.ours("disk", move || cost(what, || on_disk.pass(model.borrow_mut().plain())));
         turns.take(what, pairs)?;
         let text = format!("{} of forward and backward, saved tensors on disk", full_name(what));
         let most = if what == "bytes" { 0.35 } else { 2.0 };
         let case = Case { text: &text, unit, ratio: Ratio::ShareOfCost };
         turns.compare(&mut findings, case, ("disk", "plain"), Some(Target::AtMost(most)))?;
+        let text = format!("{} of forward and backward, each block checkpointed with a budget of 0.5", full_name(what));
+        let case = Case { text: &text, unit, ratio: Ratio::ShareOfCost };
+        // What was asked for is the memory: within a tenth of it.
+        for target in
+            if what == "bytes" { &[Some(Target::AtLeast(0.45)), Some(Target::AtMost(0.55))][..] } else { &[None] }
+        {
+            turns.compare(&mut findings, case, ("budget", "plain"), *target)?;
+        }
         for way in &ways {
             let text =
                 format!("{} of forward and backward, transformer of {BLOCKS} layers, {}", full_name(what), way.text);

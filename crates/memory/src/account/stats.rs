@@ -60,10 +60,11 @@ pub fn memory_stats(device: Device) -> Result<MemoryStats, MemoryError> {
 /// # Source
 /// `torch.cuda.reset_peak_memory_stats`
 pub fn reset_peak_memory_stats(device: Device) -> Result<(), MemoryError> {
-    Ok(match device {
+    match device {
         Device::Cpu => host_memory::reset_peak()?,
         _ => cuda::reset_peak_memory_stats(cuda_index(device)?)?,
-    })
+    }
+    Ok(())
 }
 
 /// Allows tensors a share of a CUDA device's memory, from 0 to 1. More is an error of the kind
