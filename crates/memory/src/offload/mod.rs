@@ -39,7 +39,7 @@ use on_device::{OnDevice, master};
 /// #     fn zero_grad(&mut self) -> Result<(), OptimizerError> { Ok(()) }
 /// # }
 /// # impl Sgd { fn new(params: Vec<Parameter>) -> Result<Self, OptimizerError> { Ok(Self(params, OptimizerId::new())) } }
-/// # fn main() -> Result<(), OptimizerError> {
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let weight = Tensor::zeros([8, 8], (Kind::Float, Device::cuda_if_available())).set_requires_grad(true);
 /// let mut opt = CpuOffloadOptimizer::new(&[&weight], Sgd::new)?;      // `AdamW::builder(params).build()`
 /// weight.sum(Kind::Float).f_backward()?;
