@@ -121,6 +121,12 @@ struct od_keeper {
     calls.emplace_back(std::move(kept));
   }
 
+  bool has_run(const OperatorHandle& op, size_t call) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return places.count({&op.schema(), call}) != 0;
+  }
+
+  // Nothing if it was freed.
   std::optional<Kept> find(const OperatorHandle& op, size_t call) {
     std::lock_guard<std::mutex> lock(mutex);
     auto found = places.find({&op.schema(), call});
@@ -185,6 +191,10 @@ void run_or_reuse(const OperatorHandle& op, Stack& stack, c10::function_ref<void
     return keeper.measure(op, stack, run);
   }
   if (runs.back().reuse) {
+    bool has_run = keeper.has_run(op, call);
+    // Whether autocast casts a weight again depends on its cache.
+    TORCH_CHECK(has_run || op.schema().name() == "aten::_to_copy", op.schema().name(),
+                " runs more often than the first time");
     auto kept = keeper.find(op, call);
     return kept && !kept->is_changed() ? reuse(op, stack, *kept) : run();
   }

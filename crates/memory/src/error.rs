@@ -105,12 +105,15 @@ pub enum MemoryError {
         /// What the system says.
         source: std::sync::Arc<std::io::Error>,
     },
-    /// A saved tensor was changed in place before it was on the host; its shape.
+    /// A saved tensor was changed in place before it was on the host.
     #[error(
-        "a saved tensor of shape {0:?} was changed in place before its copy to the host had ended: change a copy of it, or turn \
+        "a saved tensor of shape {shape:?} was changed in place before its copy to the host had ended: change a copy of it, or turn \
          the hooks off for the operator that saves it"
     )]
-    ChangedInPlace(Vec<i64>),
+    ChangedInPlace {
+        /// Its shape.
+        shape: Vec<i64>,
+    },
     /// The optimizer failed.
     #[error(transparent)]
     Optimizer(#[from] overdrive_core::OptimizerError),

@@ -69,8 +69,7 @@ impl Bytes {
 
     /// Those that four batches had, and whether all four agree.
     fn of(sizes: Sizes, bytes: [u64; 4]) -> (Self, bool) {
-        let ([x0, x1, _, x3], [y0, y1, y2, y3]) = (sizes.map(|size| size as f64), bytes.map(|bytes| bytes as f64));
-        let x2 = sizes[2] as f64;
+        let ([x0, x1, x2, x3], [y0, y1, y2, y3]) = (sizes.map(|size| size as f64), bytes.map(|bytes| bytes as f64));
         let slope = (y3 - y0) / (x3 - x0);
         let linear = Self([y0 - slope * x0, slope, 0.0]);
         let fits = |found: &Self| sizes.iter().zip(bytes).all(|(&x, y)| (found.at(x as f64) - y as f64).abs() < 0.5);
@@ -129,10 +128,10 @@ impl Estimate {
                 .map_err(|error| MemoryError::Function { scope: "estimate".to_owned(), source: error.into() })?;
             Ok::<_, MemoryError>(recorder.end())
         };
-        let mut third = |size| (0..3).try_fold(None, |_, _| run(size).map(Some));
+        let mut record_third = |size| (0..3).try_fold(None, |_, _| run(size).map(Some));
         let mut records = Vec::new();
         for size in sizes {
-            records.extend(third(size)?);
+            records.extend(record_third(size)?);
         }
         let changes: Vec<_> = records.iter().map(|record| record.changes(device)).collect();
         let [one, two, three, four] = &changes[..] else { unreachable!("four sizes") };

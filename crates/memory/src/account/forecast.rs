@@ -4,6 +4,7 @@ use overdrive_core::{MemoryForecast, MemoryTechnique, MemoryUse};
 use overdrive_ffi::allocations::Category;
 
 use super::estimate::{Estimate, Point};
+use super::record::device_name;
 
 /// The times of a forecast are at most so many.
 const MOST_TIMES: usize = 1000;
@@ -21,10 +22,7 @@ impl Estimate {
     pub fn forecast(&self, batch_size: i64, limit_bytes: Option<u64>) -> MemoryForecast {
         let peak = self.peak(batch_size);
         let mut forecast = MemoryForecast::default();
-        forecast.device = match self.device {
-            tch::Device::Cuda(index) => format!("CUDA device {index}"),
-            _ => "the host".to_owned(),
-        };
+        forecast.device = device_name(self.device);
         (forecast.batch_size, forecast.peak_bytes, forecast.limit_bytes) = (batch_size, peak.total(), limit_bytes);
         forecast.largest_batch = limit_bytes.and_then(|limit| self.largest_batch(limit));
         let times = self.times(batch_size);

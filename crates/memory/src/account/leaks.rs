@@ -6,6 +6,7 @@ use overdrive_ffi::allocations::{AllocationWatch, Block};
 use overdrive_ffi::autograd::BoxError;
 use tch::Device;
 
+use super::record::device_name;
 use crate::error::MemoryError;
 
 /// What one line of the program left behind in a step.
@@ -114,10 +115,7 @@ impl std::fmt::Display for Leak {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { device, bytes, blocks, caller } = self;
         let caller = caller.as_deref().unwrap_or("a function that is not known");
-        let device = match device {
-            Device::Cuda(index) => format!("CUDA device {index}"),
-            _ => "the host".to_owned(),
-        };
+        let device = device_name(*device);
         write!(f, "{bytes} bytes on {device} in {blocks} pieces, allocated by {caller}")
     }
 }

@@ -15,7 +15,7 @@ use crate::error::MemoryError;
 /// what a backward pass has allocated and left as gradients.
 ///
 /// Memory of the whole process is seen, on the host (but for pinned memory) and on CUDA devices. Tensors that are older
-/// are seen if they are tagged.
+/// are seen if they are tagged, or freed meanwhile.
 #[derive(Debug)]
 pub struct MemoryRecorder(AllocationWatch);
 
@@ -185,6 +185,11 @@ impl MemoryRecord {
             if is_left { Category::Gradient } else { Category::Temporary }
         })
     }
+}
+
+/// As in messages.
+pub(super) fn device_name(device: Device) -> String {
+    cuda_index(device).map_or_else(|| "the host".to_owned(), |index| format!("CUDA device {index}"))
 }
 
 /// None for the host.

@@ -3,6 +3,7 @@
 use overdrive_ffi::{cuda, host_memory};
 use tch::Device;
 
+use super::record::cuda_index;
 use crate::error::MemoryError;
 
 /// What tensors on a device have and had.
@@ -40,7 +41,7 @@ pub fn memory_stats(device: Device) -> Result<MemoryStats, MemoryError> {
             Ok(MemoryStats { reserved: now, reserved_peak: peak, refused: stats.refused, ..of_tensors })
         }
         _ => {
-            let stats = cuda::memory_stats(cuda_index(device)?)?;
+            let stats = cuda::memory_stats(checked_index(device)?)?;
             Ok(MemoryStats {
                 allocated: bytes(stats.allocated_bytes),
                 allocated_peak: bytes(stats.allocated_peak_bytes),
@@ -62,7 +63,7 @@ pub fn memory_stats(device: Device) -> Result<MemoryStats, MemoryError> {
 pub fn reset_peak_memory_stats(device: Device) -> Result<(), MemoryError> {
     match device {
         Device::Cpu => host_memory::reset_peak()?,
-        _ => cuda::reset_peak_memory_stats(cuda_index(device)?)?,
+        _ => cuda::reset_peak_memory_stats(checked_index(device)?)?,
     }
     Ok(())
 }
@@ -77,14 +78,11 @@ pub fn reset_peak_memory_stats(device: Device) -> Result<(), MemoryError> {
 /// # Source
 /// `torch.cuda.set_per_process_memory_fraction`
 pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<(), MemoryError> {
-    Ok(cuda::set_memory_fraction(cuda_index(device)?, fraction)?)
+    Ok(cuda::set_memory_fraction(checked_index(device)?, fraction)?)
 }
 
-fn cuda_index(device: Device) -> Result<usize, MemoryError> {
-    match device {
-        Device::Cuda(index) => Ok(index),
-        _ => Err(MemoryError::Device { device }),
-    }
+fn checked_index(device: Device) -> Result<usize, MemoryError> {
+    cuda_index(device).ok_or(MemoryError::Device { device })
 }
 
 fn bytes(count: i64) -> u64 {

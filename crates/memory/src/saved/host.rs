@@ -199,7 +199,7 @@ impl Packed for Saved {
             let is_new = self.0.upload(&mut state)?;
             let tensor = match &mut *state {
                 State::OnDevice(copied) if !copied.is_changed() => copied.transfer.tensor()?,
-                _ => return Err(MemoryError::ChangedInPlace(self.0.host.size()).into()),
+                _ => return Err(MemoryError::ChangedInPlace { shape: self.0.host.size() }.into()),
             };
             (tensor, is_new)
         };

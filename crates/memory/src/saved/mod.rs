@@ -35,7 +35,8 @@ pub(crate) trait Store: Send + Sync + 'static {
     }
 }
 
-/// Keeps what operators save for the backward pass in less memory, or elsewhere, while the guard of [`begin`](Self::begin) lives.
+/// Keeps what operators save for the backward pass in less memory, or elsewhere, while the guard of
+/// [`begin`](Self::begin) lives.
 ///
 /// Parameters and views of them stay as they are, and so do small tensors. A tensor that several operators save is kept
 /// once.

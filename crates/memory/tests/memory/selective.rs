@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use overdrive_ffi::autocast::{Region, State};
 use overdrive_ffi::autograd::{GradOptions, grad};
-use overdrive_memory::{ActivationCheckpoint, Policy, checkpoint};
-use tch::{Kind, TchError, Tensor};
+use overdrive_memory::{ActivationCheckpoint, Budget, Policy, checkpoint};
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::{FLOAT, alone, grads, leaf};
 
@@ -114,7 +115,7 @@ fn operators_that_return_lists_run_again() {
 }
 
 #[test]
-fn an_operator_that_did_not_run_before_takes_no_others_result() {
+fn an_operator_that_did_not_run_before_is_an_error() {
     let _alone = alone();
     let (x, calls) = (leaf(&[4, 4]), crate::Calls::default());
     let run = move |[x]: &[Tensor; 1]| {
@@ -124,9 +125,35 @@ fn an_operator_that_did_not_run_before_takes_no_others_result() {
         }
         x.f_sin()?.f_tan()?.f_exp()
     };
-    let expected = grads(&x.sin().tan().exp().sum(Kind::Float), &[&x]);
     let options = ActivationCheckpoint::default().keep(anything());
-    assert_eq!(grads(&options.run(run, [&x]).unwrap().sum(Kind::Float), &[&x]), expected);
+    let error = options.run(run, [&x]).unwrap().sum(Kind::Float).f_backward().unwrap_err().to_string();
+    assert!(error.contains("aten::cos runs more often than the first time"), "{error}");
+}
+
+/// Within autocast's region its cache has the weight's cast, which the second run makes anew.
+#[test]
+fn a_cast_that_only_the_second_run_makes_shifts_nothing() {
+    let _alone = alone();
+    let (x, weight) = (leaf(&[8, 8]), leaf(&[8, 8]));
+    let layer = |x: &Tensor, weight: &Tensor| x.f_matmul(weight)?.f_sin()?.f_matmul(weight)?.f_exp();
+    let gradients = |policy: Option<Policy>| {
+        let _region =
+            Region::enter(Device::Cpu, State { enabled: true, kind: Kind::BFloat16, cache_enabled: true }).unwrap();
+        // Fills the cache.
+        drop(x.matmul(&weight));
+        let own = weight.shallow_clone();
+        let y = match policy {
+            None => layer(&x, &weight).unwrap(),
+            Some(policy) => ActivationCheckpoint::default().keep(policy).run(move |[x]| layer(x, &own), [&x]).unwrap(),
+        };
+        grads(&y.to_kind(Kind::Float).sum(Kind::Float), &[&x, &weight])
+    };
+    let expected = gradients(None);
+    assert_eq!(gradients(Some(anything())), expected);
+    let budget = Policy::Budget(Budget::new(0.7).unwrap());
+    for _ in 0..4 {
+        assert_eq!(gradients(Some(budget.clone())), expected);
+    }
 }
 
 #[test]

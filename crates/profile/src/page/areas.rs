@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::chart::time_axis;
-use super::text::{bytes, escape, tick, ticks, time};
+use super::chart::{grid, labels, time_axis};
+use super::text::{bytes, escape, ticks, time};
 
 const HEIGHT: f64 = 190.0;
 /// The number of strips with tooltips.
@@ -47,10 +47,7 @@ pub(super) fn draw(title: &str, seconds: &[f64], areas: &[Area<'_>], limit: Opti
         escape(title)
     );
     let marks = ticks(high, 4.0);
-    for mark in &marks {
-        let at = y(*mark);
-        let _ = write!(out, "<line class=\"grid\" x1=\"0\" x2=\"100%\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>");
-    }
+    grid(&mut out, &marks, y);
     let _ = write!(
         out,
         "<svg width=\"100%\" height=\"{HEIGHT}\" viewBox=\"0 0 100 {HEIGHT}\" preserveAspectRatio=\"none\">"
@@ -77,10 +74,7 @@ pub(super) fn draw(title: &str, seconds: &[f64], areas: &[Area<'_>], limit: Opti
             escape(&bytes(limit as f64))
         );
     }
-    for mark in marks.iter().filter(|mark| **mark > 0.0) {
-        let (at, label) = (y(*mark) + 4.0, escape(&tick(&bytes(*mark))));
-        let _ = write!(out, "<text x=\"-8\" y=\"{at:.1}\" text-anchor=\"end\">{label}</text>");
-    }
+    labels(&mut out, &marks, y, bytes);
     time_axis(&mut out, end - start, HEIGHT + 15.0);
     for strip in 0..MOST_PLACES {
         let from = start + (end - start) * strip as f64 / MOST_PLACES as f64;

@@ -53,10 +53,7 @@ impl Lines<'_> {
         let _ = write!(out, "</span></figcaption><svg class=\"plot\" height=\"{}\" role=\"img\"", HEIGHT + 20.0);
         let _ = write!(out, " aria-label=\"{}\">", escape(self.title));
         let marks = ticks(high, 3.0);
-        for mark in &marks {
-            let at = y(*mark);
-            let _ = write!(out, "<line class=\"grid\" x1=\"0\" x2=\"100%\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>");
-        }
+        grid(&mut out, &marks, y);
         let _ = write!(
             out,
             "<svg width=\"100%\" height=\"{HEIGHT}\" viewBox=\"0 0 100 {HEIGHT}\" preserveAspectRatio=\"none\">"
@@ -69,17 +66,26 @@ impl Lines<'_> {
             }
         }
         out += "</svg>";
-        for mark in marks.iter().filter(|mark| **mark > 0.0) {
-            let _ = write!(
-                out,
-                "<text x=\"-8\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                y(*mark) + 4.0,
-                escape(&tick(&(self.unit)(*mark)))
-            );
-        }
+        labels(&mut out, &marks, y, self.unit);
         time_axis(&mut out, end - start, HEIGHT + 15.0);
         places(&mut out, &series, start, end, self.unit);
         Some(out + "</svg></figure>")
+    }
+}
+
+/// Draws a line at each mark of the scale.
+pub(super) fn grid(out: &mut String, marks: &[f64], y: impl Fn(f64) -> f64) {
+    for mark in marks {
+        let at = y(*mark);
+        let _ = write!(out, "<line class=\"grid\" x1=\"0\" x2=\"100%\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>");
+    }
+}
+
+/// Draws the labels of the marks, but for 0.
+pub(super) fn labels(out: &mut String, marks: &[f64], y: impl Fn(f64) -> f64, unit: fn(f64) -> String) {
+    for mark in marks.iter().filter(|mark| **mark > 0.0) {
+        let (at, label) = (y(*mark) + 4.0, escape(&tick(&unit(*mark))));
+        let _ = write!(out, "<text x=\"-8\" y=\"{at:.1}\" text-anchor=\"end\">{label}</text>");
     }
 }
 
