@@ -73,13 +73,15 @@ pub fn read(folder: &Path) -> Result<Vec<Record>, RecordError> {
     Ok(records)
 }
 
-/// Peers that are limits: constants, bounds and plain loops of ours; a name that ends with a blank is the beginning of
-/// several. Records from before 23 November 2026 do not say so.
-const LIMITS: [&str; 12] = [
+/// Peers that are limits: constants, bounds and other ways of ours; a name that ends with a blank is the beginning of
+/// several. Older records do not say so.
+const LIMITS: [&str; 14] = [
     "1 worker",
     "a bare loop on ",
     "a limit of ",
     "copy",
+    "its bytes alone predict",
+    "its bytes and its own work predict",
     "itself, before them",
     "plain",
     "the 50 ms allowed",
@@ -96,6 +98,24 @@ const RENAMED: [(&str, &str); 1] = [(
     "loading 1.02 GB from memory that holds the file, checksums compared (times faster than the peer)",
 )];
 
+/// A case without the figures of its day, which older records have in its text: a hook's share of the bytes, the time of
+/// a step.
+fn lasting(case: &str) -> String {
+    let renamed = RENAMED.iter().find(|(old, _)| *old == case);
+    let case = renamed.map_or(case, |(_, new)| new);
+    let (text, meaning) = case.rsplit_once(" (").unwrap_or((case, ""));
+    let parts = text.split(", ").filter(|part| !part.ends_with("% of the bytes"));
+    let parts: Vec<&str> = parts.map(|part| part.split_once(" a rank: ").map_or(part, |(samples, _)| samples)).collect();
+    if meaning.is_empty() { parts.join(", ") } else { format!("{} ({meaning}", parts.join(", ")) }
+}
+
+/// A peer without the setting that was the best on its day.
+fn lasting_peer(peer: &str) -> &str {
+    if peer.starts_with(GRID) { GRID } else { peer }
+}
+
+const GRID: &str = "the best of a grid";
+
 /// One result of a comparison.
 struct Entry<'a> {
     day: &'a str,
@@ -108,7 +128,7 @@ struct Entry<'a> {
 #[derive(Default)]
 struct Recorded<'a> {
     /// The results of each case and peer, the newest first.
-    rows: BTreeMap<(&'a str, &'a str), Vec<Entry<'a>>>,
+    rows: BTreeMap<(String, &'a str), Vec<Entry<'a>>>,
     /// Peers that were missing and have not been measured since, each with the day.
     missing: Vec<(&'a str, &'a MissingPeer)>,
 }
@@ -118,9 +138,7 @@ impl<'a> Recorded<'a> {
     fn add(&mut self, day: &'a str, report: &'a VersusReport) {
         for row in &report.rows {
             let entry = Entry { day, asked: report.pairs_asked, row };
-            let renamed = RENAMED.iter().find(|(old, _)| *old == row.case);
-            let case = renamed.map_or(row.case.as_str(), |(_, new)| new);
-            self.rows.entry((case, &row.peer_name)).or_default().push(entry);
+            self.rows.entry((lasting(&row.case), lasting_peer(&row.peer_name))).or_default().push(entry);
         }
         for peer in &report.missing {
             if !self.knows(peer) {
@@ -316,6 +334,22 @@ mod tests {
             page.contains("<th scope=\"row\">peer</th>") && page.contains("<th scope=\"row\">plain tch</th>"),
             "{page}"
         );
+    }
+
+    #[test]
+    fn a_case_whose_text_holds_a_figure_of_its_day_is_one_case() {
+        let mut records = [record("2026-01-01", 8.0, "A"), record("2026-02-01", 6.0, "A")];
+        for (record, case, peer) in [
+            (0, "by top-k of 1%, 1.99% of the bytes, MLP, 512 samples a rank: 233 ms a step", "the best of a grid: 2"),
+            (1, "by top-k of 1%, MLP, 512 samples a rank", "the best of a grid: 4"),
+        ] {
+            let row = &mut records[record].report.rows[0];
+            (row.case, row.peer_name) = (format!("{case} (share of the peer's)"), peer.to_owned());
+        }
+        let page = page(&records);
+        assert!(page.contains("<span>by top-k of 1%, MLP, 512 samples a rank (share of the peer"), "{page}");
+        assert!(page.contains("0.80 (2026-01-01, 3 pairs)"), "{page}");
+        assert!(page.contains("<th scope=\"row\">limit: the best of a grid</th>"), "{page}");
     }
 
     #[test]

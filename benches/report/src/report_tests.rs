@@ -21,7 +21,7 @@ fn whole_trainings_give_seconds_accuracy_and_the_time_to_the_target() {
     let seconds = row.seconds.unwrap();
     assert_eq!((seconds.low, seconds.median), (23.9, 23.9 * 1.01));
     assert_eq!((row.accuracy, row.curve.len(), row.kept), (Some(0.9860), 5, Some(true)));
-    // 98% is reached by the last mark alone.
+    // 97% is reached by the last mark alone.
     assert!((row.seconds_to_target.unwrap() - 23.9).abs() < 1e-9, "{:?}", row.seconds_to_target);
 }
 

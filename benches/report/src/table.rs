@@ -62,7 +62,7 @@ pub(crate) fn cells(workload: &WorkloadReport, wide: bool) -> (Vec<String>, Vec<
         (wide || !on_device, if wide { "peak memory" } else { "memory" }, &|row| bytes(host(row))),
         (on_device, "on GPU", &|row| bytes(device(row))),
         (has(&|row| row.seconds.is_some()), "time, s", &|row| spread(row.seconds, &seconds)),
-        (wide && has(&|row| row.seconds_to_target.is_some()), "s to target", &|row| {
+        (wide && has(&|row| row.seconds_to_target.is_some()), &format!("s to {}", all.target()), &|row| {
             or_dash(row.seconds_to_target.map(seconds))
         }),
         (has(&|row| row.accuracy.is_some()), "accuracy", &accuracy_of),

@@ -56,7 +56,7 @@ pub struct VersusRow {
     /// Whether the ratio meets the bound: `true` if all pairs do, `false` if none does, `None` if only some do, because
     /// that decides nothing. Records from before 23 November 2026 judge the median alone; `decided` judges all alike.
     pub met: Option<bool>,
-    /// Whether the peer is not another tool but a limit: a constant, a bound, or a plain loop of ours.
+    /// Whether the peer is not another tool but a limit: a constant, a bound, or another way of ours.
     #[serde(default)]
     pub is_limit: bool,
 }
@@ -170,6 +170,12 @@ impl VersusRow {
             met: target.and_then(|target| target.decided_by(spread)),
             is_limit: false,
         })
+    }
+
+    /// The same, with a peer that is a limit.
+    #[must_use]
+    pub fn limit(self) -> Self {
+        Self { is_limit: true, ..self }
     }
 
     /// Whether the ratio meets the bound, by the rule of today, from the recorded spread: older records have another

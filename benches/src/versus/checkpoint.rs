@@ -53,7 +53,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     let blocking = RefCell::new(Checkpoint::builder(folder.join("blocking")).keep(1).background(false).build()?);
     let run = (&vs, &opt);
     let mut turns = Turns::default();
-    turns.limit("copy", || {
+    turns.ours("copy", || {
         time(|| {
             for (mut to, from) in copies.iter().map(Tensor::shallow_clone).zip(&tensors) {
                 to.f_copy_(from)?;
@@ -73,7 +73,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
         checkpoint.finish()?;
         Ok(stall)
     });
-    turns.limit("plain", || {
+    turns.ours("plain", || {
         let (aside, path) = (folder.join("plain.aside"), folder.join("plain"));
         time(|| {
             let mut file = File::create(&aside)?;

@@ -44,7 +44,6 @@ type Measure<'a> = Box<dyn FnMut() -> Result<f64> + 'a>;
 
 enum Measured<'a> {
     Ours(Measure<'a>),
-    Limit(Measure<'a>),
     Peer(Measure<'a>),
     Missing(String),
 }
@@ -77,14 +76,9 @@ pub struct Findings {
 }
 
 impl<'a> Turns<'a> {
-    /// Adds a way of this program. If it fails, the whole measurement fails.
+    /// Adds a way of this program, or a constant. Compared with, it is a limit. If it fails, the whole measurement fails.
     pub fn ours(&mut self, name: &str, measure: impl FnMut() -> Result<f64> + 'a) {
         self.add(name, Measured::Ours(Box::new(measure)));
-    }
-
-    /// Adds a limit, to compare with where there is no other tool: a constant, a bound, or a bare loop of ours.
-    pub fn limit(&mut self, name: &str, measure: impl FnMut() -> Result<f64> + 'a) {
-        self.add(name, Measured::Limit(Box::new(measure)));
     }
 
     /// Adds a way of a peer. If it fails, it is reported as missing.
@@ -112,7 +106,7 @@ impl<'a> Turns<'a> {
             }
             for way in &mut self.ways {
                 let sample = match &mut way.measured {
-                    Measured::Ours(measure) | Measured::Limit(measure) => {
+                    Measured::Ours(measure) => {
                         measure().with_context(|| format!("{what}, {}", way.name))?
                     }
                     Measured::Missing(_) => continue,
@@ -152,7 +146,7 @@ impl<'a> Turns<'a> {
         }
         let samples = (&ours.samples[..], &peer.samples[..]);
         let row = VersusRow::of_pairs(case.text, peer.name.trim_end(), case.unit, samples, case.ratio, target)?;
-        findings.rows.push(VersusRow { is_limit: matches!(peer.measured, Measured::Limit(_)), ..row });
+        findings.rows.push(if matches!(peer.measured, Measured::Ours(_)) { row.limit() } else { row });
         Ok(())
     }
 }

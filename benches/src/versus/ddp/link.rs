@@ -126,15 +126,10 @@ fn compare_at(
     let rounds = 1..none.linked.len();
     let millis = |samples: &[f64]| median(&samples[1..]).unwrap_or(f64::NAN) * 1e3;
     for ((_, hook), samples) in hooks.iter().zip(by_hook) {
-        let share = samples.bytes.iter().sum::<f64>() / none.bytes.iter().sum::<f64>();
-        let mut case = format!(
-            "speed-up of a step by {hook}, {:.2}% of the bytes, MLP of 10.0 million parameters, 2 ranks, \
-             {MEGABITS} Mbit/s",
-            share * 100.0
-        );
+        let mut case =
+            format!("speed-up of a step by {hook}, MLP of 10.0 million parameters, 2 ranks, {MEGABITS} Mbit/s");
         if load.times > 1 {
-            let samples = rank::BATCH * i64::from(load.times);
-            case += &format!(", {samples} samples a rank: {:.0} ms a step without communication", millis(&local));
+            case += &format!(", {} samples a rank", rank::BATCH * i64::from(load.times));
         }
         let measured: Vec<f64> = rounds.clone().map(|round| none.linked[round] / samples.linked[round]).collect();
         let by_bytes = |round: usize| none.predicted(round, local[round]) / samples.predicted(round, local[round]);
@@ -147,15 +142,16 @@ fn compare_at(
         ] {
             let (ratio, target) = (Ratio::ShareOfRate, Some(Target::Within(0.15)));
             let pairs = (&measured[..], &predicted[..]);
-            findings.rows.push(VersusRow::of_pairs(&case, peer, "times", pairs, ratio, target)?);
+            findings.rows.push(VersusRow::of_pairs(&case, peer, "times", pairs, ratio, target)?.limit());
         }
     }
     for (way, samples) in names.iter().zip(&samples) {
         eprintln!(
-            "{way}: {:.1} ms per step over the link, {:.1} ms without it, {:.3} MB sent per step",
+            "{way}: {:.1} ms per step over the link, {:.1} ms without it, {:.3} MB sent per step ({:.2}%)",
             millis(&samples.linked),
             millis(&samples.unlinked),
-            median(&samples.bytes[1..]).unwrap_or(f64::NAN) / 1e6
+            median(&samples.bytes[1..]).unwrap_or(f64::NAN) / 1e6,
+            samples.bytes.iter().sum::<f64>() / none.bytes.iter().sum::<f64>() * 100.0
         );
     }
     eprintln!("no communication: {:.1} ms per step", millis(&local));

@@ -28,7 +28,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         let best = format!("the best of a grid: {workers} workers, prefetch {prefetch}");
         let mut turns = Turns::default();
         turns.ours("tuned", || rate(&builder().num_workers(Auto).prefetch(Auto).build()?, device));
-        turns.limit(&best, || rate(&builder().num_workers(workers).prefetch_factor(prefetch).build()?, device));
+        turns.ours(&best, || rate(&builder().num_workers(workers).prefetch_factor(prefetch).build()?, device));
         turns.take("autotune", bench.pairs)?;
         let case = Case { text, unit: "batches/s", ratio: Ratio::ShareOfRate };
         turns.compare(&mut bench.findings, case, ("tuned", &best), Some(Target::AtLeast(0.95)))?;

@@ -60,11 +60,11 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let (loader, threads) = (data.loader(0)?, tch::get_num_threads());
     let mut turns = Turns::default();
     turns.ours("ours", || rate(|| loader.iter().try_fold(0, |seen, batch| Ok(seen + batch?.1.size()[0]))));
-    turns.limit("one index_select a batch, 1 thread", || {
+    turns.ours("one index_select a batch, 1 thread", || {
         tch::set_num_threads(1);
         rate(|| data.index_select())
     });
-    turns.limit("one index_select a batch, libtorch's threads", || {
+    turns.ours("one index_select a batch, libtorch's threads", || {
         tch::set_num_threads(threads);
         rate(|| data.index_select())
     });

@@ -32,7 +32,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         let (text, samples): (_, (&[f64], &[f64])) = (format!("{CASE}: {what}"), (&[after], &[before]));
         let target = Some(Target::AtMost(limit));
         let row = VersusRow::of_pairs(&text, "itself, before them", unit, samples, Ratio::ShareOfCost, target)?;
-        bench.findings.rows.push(row);
+        bench.findings.rows.push(row.limit());
     }
     Ok(())
 }

@@ -89,7 +89,7 @@ fn compare<B: Send + 'static>(
     let mut turns = Turns::default();
     turns.ours("begun", || resumed(Until::Begun));
     turns.ours("first batch", || resumed(Until::FirstBatch));
-    turns.limit(FIRST_OF_EPOCH, || {
+    turns.ours(FIRST_OF_EPOCH, || {
         let loader = make()?;
         // A new epoch each time, so that it begins with other shards and entries, as after loading a state.
         loader.set_epoch(first.replace(first.get() + 1));
@@ -97,7 +97,7 @@ fn compare<B: Send + 'static>(
         loader.iter().next().context("the loader gave no batch")??;
         Ok(1e3 * started.elapsed().as_secs_f64())
     });
-    turns.limit(LIMIT, || Ok(ALLOWED));
+    turns.ours(LIMIT, || Ok(ALLOWED));
     turns.take(&format!("resume, {what}"), bench.pairs)?;
     let target = |of| (of == limited).then_some(Target::AtMost(1.0));
     let texts = [

@@ -52,7 +52,7 @@ fn row(plant: &Plant, pairs: u32) -> Result<Result<VersusRow, String>> {
     let case = format!("loop with {}: {what}", plant.name);
     let target = Some(Target::Within(0.15));
     let row = VersusRow::of_pairs(&case, peer, unit, (&gains, &bounds), Ratio::ShareOfCost, target);
-    Ok(row.map_err(|error| error.to_string()))
+    Ok(row.map(VersusRow::limit).map_err(|error| error.to_string()))
 }
 
 /// The measured speed-up by the remedy, and the diagnosis' bound of it. A loop that leaks memory does not get faster:

@@ -33,7 +33,7 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
     let training = RefCell::new(Training::new()?);
     let timer = StepTimer::builder().build()?;
     let mut turns = Turns::default();
-    turns.limit(PLAIN, || training.borrow_mut().steps(STEPS, None));
+    turns.ours(PLAIN, || training.borrow_mut().steps(STEPS, None));
     turns.ours("timer", || training.borrow_mut().steps(STEPS, Some(&timer)));
     turns.take("profile, step timer", pairs.unwrap_or(SHORT_PAIRS))?;
     let mut row = |turns: &Turns<'_>, what: &str, name: &str| {
@@ -45,7 +45,7 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
 
     let pairs = pairs.unwrap_or(PAIRS);
     let mut turns = Turns::default();
-    turns.limit(PLAIN, || training.borrow_mut().steps(WATCHED_STEPS, None));
+    turns.ours(PLAIN, || training.borrow_mut().steps(WATCHED_STEPS, None));
     turns.ours("both", || {
         // Ten times as often as by default.
         let _monitor = Monitor::builder().interval(Duration::from_millis(100)).threads(true).start()?;
@@ -65,14 +65,14 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
         }
         Ok(started.elapsed().as_secs_f64() * 1e6 / f64::from(EMPTY_STEPS))
     });
-    turns.limit(SHARE_OF_STEP, || Ok(50.0));
+    turns.ours(SHARE_OF_STEP, || Ok(50.0));
     turns.ours("monitor", || {
         let mut monitor = Monitor::builder().interval(Duration::from_millis(100)).threads(true).start()?;
         std::thread::sleep(Duration::from_millis(1050));
         monitor.stop();
         busy_milliseconds(&monitor.samples())
     });
-    turns.limit(SHARE_OF_CORE, || Ok(10.0));
+    turns.ours(SHARE_OF_CORE, || Ok(10.0));
     turns.take("profile, their own time", pairs.min(15))?;
     let mut row = |what: &str, unit, pair| {
         let case = Case { text: what, unit, ratio: Ratio::ShareOfCost };
@@ -89,7 +89,7 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
         }
         Ok(started.elapsed().as_secs_f64() * 1e9 / f64::from(SCOPES))
     });
-    turns.limit(LIMIT, || Ok(20.0));
+    turns.ours(LIMIT, || Ok(20.0));
     turns.take("profile, scopes", pairs)?;
     let case = Case { text: "a scope while no profiler is on", unit: "ns", ratio: Ratio::ShareOfCost };
     turns.compare(findings, case, ("scope", LIMIT), Some(Target::AtMost(1.0)))
