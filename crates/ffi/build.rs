@@ -5,12 +5,13 @@ mod cuda_headers;
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 22] = [
+const SOURCES: [&str; 23] = [
     "error",
     "allocations",
     "dispatch",
     "tensor_list",
     "autocast",
+    "mapped_files",
     "host_allocator",
     "memory",
     "copy_stream",

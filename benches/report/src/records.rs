@@ -105,7 +105,8 @@ fn lasting(case: &str) -> String {
     let case = renamed.map_or(case, |(_, new)| new);
     let (text, meaning) = case.rsplit_once(" (").unwrap_or((case, ""));
     let parts = text.split(", ").filter(|part| !part.ends_with("% of the bytes"));
-    let parts: Vec<&str> = parts.map(|part| part.split_once(" a rank: ").map_or(part, |(samples, _)| samples)).collect();
+    let parts: Vec<&str> =
+        parts.map(|part| part.split_once(" a rank: ").map_or(part, |(samples, _)| samples)).collect();
     if meaning.is_empty() { parts.join(", ") } else { format!("{} ({meaning}", parts.join(", ")) }
 }
 

@@ -106,9 +106,7 @@ impl<'a> Turns<'a> {
             }
             for way in &mut self.ways {
                 let sample = match &mut way.measured {
-                    Measured::Ours(measure) => {
-                        measure().with_context(|| format!("{what}, {}", way.name))?
-                    }
+                    Measured::Ours(measure) => measure().with_context(|| format!("{what}, {}", way.name))?,
                     Measured::Missing(_) => continue,
                     Measured::Peer(measure) => match measure() {
                         Ok(sample) => sample,

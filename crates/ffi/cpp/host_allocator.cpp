@@ -16,6 +16,7 @@
 #include "allocations.h"
 #include "guarded.h"
 #include "huge_pages.h"
+#include "mapped_files.h"
 
 namespace {
 
@@ -34,6 +35,8 @@ class HostAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
+    int folder = overdrive::folder_for_tensors();
+    if (folder >= 0 && bytes >= kSmallest) return in_file(folder, bytes);
     bool counts = counts_.load();
     bool is_watched = overdrive::is_watched();
     if (bytes < kSmallest && !counts && !is_watched) return before_->allocate(bytes);
@@ -95,6 +98,7 @@ class HostAllocator final : public c10::Allocator {
     size_t bytes;
     size_t asked;
     bool is_counted;
+    bool is_file;
   };
 
   static void give_back(void* data);
@@ -119,7 +123,7 @@ class HostAllocator final : public c10::Allocator {
     if (block.data == nullptr) block = make(bytes);
     try {
       std::lock_guard<std::mutex> lock(mutex_);
-      lent_.emplace(block.data, Lent{block.bytes, bytes, counted != 0});
+      lent_.emplace(block.data, Lent{block.bytes, bytes, counted != 0, false});
     } catch (...) {
       free_block(block.data, block.bytes);
       throw;
@@ -127,6 +131,19 @@ class HostAllocator final : public c10::Allocator {
     // The allocator before reports its own.
     if (!is_small) c10::profiledCPUMemoryReporter().New(block.data, bytes);
     return block.data;
+  }
+
+  // A block on the disk, which is neither counted nor watched: it is no memory.
+  c10::DataPtr in_file(int folder, size_t bytes) {
+    void* data = overdrive::map_file(folder, bytes);
+    try {
+      std::lock_guard<std::mutex> lock(mutex_);
+      lent_.emplace(data, Lent{bytes, bytes, false, true});
+    } catch (...) {
+      overdrive::unmap_file(data, bytes);
+      throw;
+    }
+    return {data, data, &give_back, c10::Device(c10::kCPU)};
   }
 
   void free_block(void* data, size_t bytes) { bytes < kSmallest ? before_->raw_deallocate(data) : c10::free_cpu(data); }
@@ -166,6 +183,12 @@ class HostAllocator final : public c10::Allocator {
     if (found == lent_.end()) {
       lock.unlock();
       return before_->raw_deallocate(data);
+    }
+    if (found->second.is_file) {
+      size_t bytes = found->second.bytes;
+      lent_.erase(found);
+      lock.unlock();
+      return overdrive::unmap_file(data, bytes);
     }
     // While no other thread can be lent the block.
     overdrive::report(OD_FREED, data, found->second.asked, -1);
@@ -247,6 +270,10 @@ od_status od_host_memory_count(size_t limit, od_error* err) noexcept {
     allocator().install();
     allocator().count(limit);
   });
+}
+
+od_status od_host_memory_install(od_error* err) noexcept {
+  return overdrive::guarded(err, [] { allocator().install(); });
 }
 
 od_status od_host_memory_stats(od_host_memory* out, od_error* err) noexcept {

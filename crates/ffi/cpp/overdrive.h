@@ -139,6 +139,13 @@ typedef struct od_host_memory {
 od_status od_host_memory_count(size_t limit, od_error* err) noexcept;
 od_status od_host_memory_stats(od_host_memory* out, od_error* err) noexcept;
 od_status od_host_memory_reset_peak(od_error* err) noexcept;
+// Has large tensors asked where they should be.
+od_status od_host_memory_install(od_error* err) noexcept;
+
+// mapped_files.cpp
+// From now on large tensors that this thread makes are in files in this folder, a descriptor that stays open; -1 for
+// memory. Returns the folder before.
+int32_t od_host_memory_in_folder(int32_t folder) noexcept;
 
 // memory.cpp
 od_status od_empty_pinned(const int64_t* shape, size_t n_dims, int32_t scalar_type, at::Tensor** out,

@@ -1,5 +1,8 @@
 //! How much host memory tensors have.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
 use crate::error::{Error, check};
 use crate::raw;
 
@@ -55,4 +58,34 @@ pub fn stats() -> Result<HostMemoryStats, Error> {
 pub fn reset_peak() -> Result<(), Error> {
     // SAFETY: no pointers but the error slot.
     check(|err| unsafe { raw::od_host_memory_reset_peak(err) })
+}
+
+/// Calls `work`; tensors of 256 KiB and more that it makes on the host, on this thread, are in files in an open folder and
+/// mapped into memory: the system reads what is used, and writes and drops it where memory gets scarce. The files have no
+/// names and end with their tensors, also when the process is killed. They are not counted by [`count`].
+///
+/// A tensor for which the disk has no room is an error where it is made. A disk that fails later ends the process with
+/// SIGBUS, as with any mapped file. Linux only; a folder in a `tmpfs` is memory.
+///
+/// # Errors
+/// When memory runs out; then nothing was called.
+///
+/// # Source
+/// `torch.UntypedStorage.from_file`
+pub fn in_files<T>(folder: &File, work: impl FnOnce() -> T) -> Result<T, Error> {
+    // SAFETY: no pointers but the error slot.
+    check(|err| unsafe { raw::od_host_memory_install(err) })?;
+    // SAFETY: the folder is open until the guard sets the one before.
+    let _guard = InFolder(unsafe { raw::od_host_memory_in_folder(folder.as_raw_fd()) });
+    Ok(work())
+}
+
+/// Sets the folder of before, also after a panic.
+struct InFolder(i32);
+
+impl Drop for InFolder {
+    fn drop(&mut self) {
+        // SAFETY: whoever set it still has it open: the call of `in_files` around this one.
+        unsafe { raw::od_host_memory_in_folder(self.0) };
+    }
 }

@@ -215,6 +215,8 @@ unsafe extern "C" {
     pub fn od_host_memory_count(limit: usize, err: *mut Error) -> Status;
     pub fn od_host_memory_stats(out: *mut HostMemory, err: *mut Error) -> Status;
     pub fn od_host_memory_reset_peak(err: *mut Error) -> Status;
+    pub fn od_host_memory_install(err: *mut Error) -> Status;
+    pub fn od_host_memory_in_folder(folder: i32) -> i32;
 
     pub fn od_empty_pinned(
         shape: *const i64,

@@ -1,8 +1,10 @@
 //! An optimizer on the host for parameters on a GPU.
 
 mod on_device;
+mod on_disk;
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use overdrive_core::{
     Activity, Behavior, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict, StateError,
@@ -11,7 +13,9 @@ use overdrive_core::{
 use overdrive_ffi::TensorId;
 use tch::{Device, Tensor};
 
+use crate::error::MemoryError;
 use on_device::{OnDevice, master};
+use on_disk::OnDisk;
 
 /// Steps on the host, where an optimizer keeps its state and computes, for parameters on a GPU.
 ///
@@ -57,6 +61,8 @@ pub struct CpuOffloadOptimizer<O> {
     params: Vec<Parameter>,
     /// `None` where the parameters are on a CPU.
     device: Option<OnDevice>,
+    /// Where its state is, if not in memory.
+    disk: Option<OnDisk>,
 }
 
 impl<O: Optimizer> CpuOffloadOptimizer<O> {
@@ -105,7 +111,7 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
         }
         let Device::Cuda(number) = first else {
             let inner = checked(build(params.iter().map(Parameter::share).collect())?)?;
-            return Ok(Self { params: inner.parameters(), inner, device: None });
+            return Ok(Self { params: inner.parameters(), inner, device: None, disk: None });
         };
         let masters = params.iter().map(master).collect::<Result<Vec<_>, _>>()?;
         let named = |(param, master): (&Parameter, &Tensor)| match param.name() {
@@ -124,7 +130,25 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
         let params: Vec<_> = places.iter().map(|&at| params[at].share()).collect();
         let masters = places.iter().map(|&at| masters[at].shallow_clone()).collect();
         let device = OnDevice::new(number, &params, masters, frees)?;
-        Ok(Self { inner, params, device: Some(device) })
+        Ok(Self { inner, params, device: Some(device), disk: None })
+    }
+
+    /// The state that the optimizer makes from now on is in files in this folder, mapped into memory, as of
+    /// [`in_files`](overdrive_ffi::host_memory::in_files): the host needs memory for what a step uses at a time. The
+    /// system writes while training goes on. Steps are the same to the bit. Call it before the first step. For
+    /// parameters of a CPU, too.
+    ///
+    /// That is what the first step of a parameter makes, and what is loaded; state of less than 256 KiB stays in memory. A
+    /// step for whose state the disk has no room is an error, and changes nothing.
+    ///
+    /// # Errors
+    /// When the folder cannot be opened.
+    ///
+    /// # Source
+    /// DeepSpeed's `offload_optimizer` with `"device": "nvme"`
+    pub fn state_on_disk(mut self, folder: impl AsRef<Path>) -> Result<Self, MemoryError> {
+        self.disk = Some(OnDisk::open(folder.as_ref())?);
+        Ok(self)
     }
 
     /// The optimizer on the host.
@@ -146,6 +170,13 @@ fn checked<O: Optimizer>(inner: O) -> Result<O, OptimizerError> {
         return Err(OptimizerError::DoesNotFit { part: "CpuOffloadOptimizer", reason });
     }
     Ok(inner)
+}
+
+fn step(inner: &mut impl Optimizer, disk: Option<&mut OnDisk>) -> Result<(), OptimizerError> {
+    match disk {
+        Some(disk) => disk.step(inner),
+        None => inner.step(),
+    }
 }
 
 impl<O: Optimizer> Optimizer for CpuOffloadOptimizer<O> {
@@ -200,10 +231,10 @@ impl<O: Optimizer> Optimizer for CpuOffloadOptimizer<O> {
         if !self.behavior().steps_in_backward {
             check_not_stepped_in_backward(self)?;
         }
-        let Some(device) = &mut self.device else { return self.inner.step() };
+        let Some(device) = &mut self.device else { return step(&mut self.inner, self.disk.as_mut()) };
         device.follow()?;
         device.take_gradients()?;
-        let stepped = self.inner.step();
+        let stepped = step(&mut self.inner, self.disk.as_mut());
         device.give()?;
         device.forget();
         stepped
@@ -251,7 +282,11 @@ impl<O: Optimizer> Stateful for CpuOffloadOptimizer<O> {
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        (&mut self.inner as &mut dyn Optimizer).load_state_dict(state)
+        let mut load = || (&mut self.inner as &mut dyn Optimizer).load_state_dict(state);
+        match &self.disk {
+            Some(disk) => disk.make(load)?,
+            None => load(),
+        }
     }
 
     fn differs_by_rank(&self) -> bool {
