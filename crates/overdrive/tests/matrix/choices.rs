@@ -46,6 +46,7 @@ parts! {
         OneBit = "1-bit adam",
         ScheduleFree = "adamw(schedule-free)",
         Prodigy = "prodigy",
+        Offloaded = "adamw(offloaded)",
     }
     scaler: Scaling { Off = "no scaler", On = "scaler", }
     accumulator: Accum { Off = "no accumulator", Samples = "windows of samples", Tokens = "windows of tokens", }

@@ -73,7 +73,7 @@ impl Formula {
         let adamw = |weight_decay| Rule::AdamW { beta1: 0.9, weight_decay, averages: Vec::new() };
         let (rule, rates) = match cell.optimizer {
             Opt::Sgd | Opt::Tch | Opt::Masters | Opt::Sam | Opt::SamLookahead => (sgd(), vec![SGD_LR]),
-            Opt::AdamW | Opt::InBackward | Opt::Lookahead => (adamw(0.01), vec![ADAMW_LR]),
+            Opt::AdamW | Opt::InBackward | Opt::Lookahead | Opt::Offloaded => (adamw(0.01), vec![ADAMW_LR]),
             Opt::OneBit => (adamw(0.0), vec![ADAMW_LR]),
             Opt::Lamb => {
                 let lamb = Lamb::builder(params).lr(LAMB_LR).max_grad_norm(Some(LAMB_NORM)).build()?;

@@ -1,8 +1,9 @@
 //! The optimizers as a user's program builds them.
 
 use anyhow::{Context, Result};
-use overdrive::core::{OptimizerError, StateError};
+use overdrive::core::{IntoParameters, OptimizerError, Parameter, StateError};
 use overdrive::ddp::{OneBitAdam, OneBitAdamOptions};
+use overdrive::memory::CpuOffloadOptimizer;
 use overdrive::optim::{
     AdamOptions, AdamWScheduleFree, InBackward, Joint, Lamb, Lookahead, LowPrecision, Muon, Prodigy, Sam,
     hidden_matrices,
@@ -42,8 +43,7 @@ macro_rules! each {
 }
 
 /// The trained parameters, with their names.
-fn trained(vs: &nn::VarStore) -> Vec<overdrive::core::Parameter> {
-    use overdrive::core::IntoParameters;
+fn trained(vs: &nn::VarStore) -> Vec<Parameter> {
     vs.into_parameters().into_iter().filter(|param| param.tensor().requires_grad()).collect()
 }
 
@@ -81,6 +81,11 @@ impl Subject {
             }
             Opt::ScheduleFree => Self::Boxed(Box::new(AdamWScheduleFree::builder(trained(vs)).lr(ADAMW_LR).build()?)),
             Opt::Prodigy => Self::Boxed(Box::new(Prodigy::builder(trained(vs)).d0(PRODIGY_D0).build()?)),
+            Opt::Offloaded => {
+                let inner = |params: Vec<Parameter>| AdamW::builder(params).lr(ADAMW_LR).build();
+                let offloaded = CpuOffloadOptimizer::new(trained(vs), inner)?;
+                Self::Boxed(Box::new(offloaded.state_on_disk(std::env::temp_dir())?))
+            }
             Opt::OneBit => {
                 let group = group.context("1-bit Adam has a group")?;
                 // Its compressed steps are tested elsewhere; before `freeze_step` it is Adam.
