@@ -53,7 +53,7 @@ fn command(ws: &Workspace) -> Result<Command> {
     let programs = artifacts::build(ws, &["build", "--workspace", "--bin", "overdrive-parity"])?;
     let parity = programs.first().context("cargo has built no program")?;
     let mut command = ws.command(ws.join(".cargo/with-libtorch"));
-    // Options of its own may be paths.
+    // In the user's current folder, because its options may be relative paths.
     command.arg(&parity.path).current_dir(std::env::current_dir()?).env("LIBTORCH", &libtorch.dir);
     command.env("OVERDRIVE_PYTHON", python::with_torch(ws, &libtorch)?);
     Ok(command)

@@ -1,4 +1,4 @@
-//! Finds Pythons, and the one with the torch that parity and comparisons run against.
+//! Finds Python interpreters, among them the one with the PyTorch that `parity`, `bench` and `versus` compare with.
 
 use std::env;
 use std::ffi::OsStr;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::libtorch::{self, Libtorch};
 use crate::workspace::Workspace;
 
-/// What `probe.py` reports about a Python.
+/// What `probe.py` reports about a Python interpreter.
 #[derive(Debug, Deserialize)]
 pub struct Python {
     pub executable: PathBuf,
@@ -19,7 +19,7 @@ pub struct Python {
     /// Whether `python -m venv` can make an environment with pip in it.
     pub venv: bool,
     pub torch: Option<Torch>,
-    /// Packages that parity and comparisons need and that are not installed.
+    /// Packages that parity and comparisons need, but that are not installed.
     pub lacks: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ pub struct Torch {
 }
 
 impl Python {
-    /// Runs `probe.py` in a Python; `None` if the program does not exist or does not run.
+    /// Runs `probe.py` with this interpreter; `None` if the program does not exist or does not run.
     pub fn probe(ws: &Workspace, program: impl AsRef<OsStr>) -> Option<Self> {
         let probe = ws.command(program).args(["-c", include_str!("probe.py")]).stderr(Stdio::null()).output().ok()?;
         parse(&String::from_utf8_lossy(&probe.stdout))
@@ -41,13 +41,14 @@ impl Python {
     }
 }
 
-/// Parses the last line: a torch that warns on import may print before it.
+/// Parses the last line only, because a torch that warns on import prints before it.
 fn parse(output: &str) -> Option<Python> {
     serde_json::from_str(output.lines().last()?).ok()
 }
 
-/// The Python for parity and comparisons: OVERDRIVE_PYTHON if set, else the first of these that has the right torch:
-/// that of the environment around the libtorch folder, `.libtorch/bin/python`, `python3`.
+/// The Python for parity and comparisons. If OVERDRIVE_PYTHON is set, it is the only candidate; otherwise the
+/// candidates are the Python of the environment that the libtorch folder is in, `.libtorch/bin/python`, and `python3`.
+/// The first one with the right torch is taken.
 pub fn with_torch(ws: &Workspace, libtorch: &Libtorch) -> Result<PathBuf> {
     let chosen = env::var_os("OVERDRIVE_PYTHON").filter(|value| !value.is_empty()).map(PathBuf::from);
     let candidates = match chosen {

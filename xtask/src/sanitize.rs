@@ -20,13 +20,13 @@ pub struct Options {
 
 const PACKAGES: [&str; 3] = ["overdrive-ffi", "overdrive-ddp", "overdrive-dataload"];
 
-/// libtorch keeps much until the process ends, its CUDA libraries reserve the shadow's addresses, and some tests ask
-/// for more memory than there is.
+/// What each option is for: libtorch keeps memory until the process ends; its CUDA libraries reserve addresses in the
+/// gap of the shadow memory; some tests ask for more memory than there is.
 const ASAN_OPTIONS: &str = "detect_leaks=0:protect_shadow_gap=0:allocator_may_return_null=1";
 const CXXFLAGS: [&str; 2] = ["-fsanitize=address", "-fno-omit-frame-pointer"];
 const RUSTFLAGS: [&str; 2] = ["-Zsanitizer=address", "-Cforce-frame-pointers=yes"];
 
-/// Sanitizers are an unstable option of a compiler that has them built in.
+/// The stable compiler has sanitizers built in, but their option is unstable: this variable allows it.
 const UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
 pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {

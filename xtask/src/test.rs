@@ -56,8 +56,8 @@ pub fn on_the_stand_in(ws: &Workspace) -> Result<Totals> {
     Ok(totals)
 }
 
-/// The tests of compiled steps, which [`run`] leaves out by default. Compiling takes one core, so two halves of them run
-/// at a time.
+/// The tests of compiled steps, which [`run`] leaves out by default. Compiling takes one core, so the tests run in two
+/// halves at the same time.
 pub fn compiled(ws: &Workspace) -> Result<Totals> {
     setup::quietly(ws)?;
     let base = ["test", "--workspace", "--test", "compile"];
@@ -128,7 +128,7 @@ fn of_packages(
     if has("bin") {
         jobs.push(vec!["--bins"]);
     }
-    // The kinds of a library are its types.
+    // Cargo's `kind` of a library is its crate type.
     if ["lib", "rlib", "proc-macro"].into_iter().any(has) {
         jobs.extend([vec!["--lib"], vec!["--doc"]]);
     }

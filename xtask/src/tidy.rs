@@ -39,7 +39,8 @@ struct Member {
     name: String,
     folder: String,
     license: Option<String>,
-    /// Folders of the workspace's packages that it depends on, for tests and builds too; of tests without test support.
+    /// The folders of the workspace's packages that it depends on, also for builds and tests; without test support that
+    /// only its tests need.
     depends_on: Vec<String>,
     /// The root source files of its libraries and programs.
     roots: Vec<String>,

@@ -49,9 +49,10 @@ impl CheckpointBuilder {
         self
     }
 
-    /// How many checkpoints to keep in addition to the newest ones: those with the best `metric`, a
-    /// [field](Checkpoint::set) that you set to a number before saving. A checkpoint without it is never among the
-    /// best; of equal ones, the earlier is better. With several ranks, rank 0's metric counts.
+    /// How many checkpoints to keep for their `metric`, a [field](Checkpoint::set) that you set to a number before
+    /// saving: those with the best metric are kept even when they are no longer among the newest. A checkpoint without
+    /// the metric is never among the best; of equal ones, the earlier is better. With several ranks, rank 0's metric
+    /// counts.
     pub fn keep_best(mut self, checkpoints: usize, metric: impl Into<String>, goal: Goal) -> Self {
         self.retention.best = Some(Best { count: checkpoints, metric: metric.into(), goal });
         self

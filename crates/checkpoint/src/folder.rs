@@ -120,7 +120,7 @@ impl Folder {
     pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
         let number = |name: &String| {
             let step = name.strip_prefix(STEP)?.parse().ok()?;
-            // Another spelling of the number is not one of ours.
+            // Only the name that we give to this step counts, not `step-7`, say, whose number lacks the leading zeros.
             (self.step(step).file_name()?.to_str() == Some(name)).then_some(step)
         };
         let mut steps: Vec<u64> = self.names()?.iter().filter_map(number).collect();

@@ -128,7 +128,7 @@ impl Ranks {
         Ok(self.max(i64::from(yes))? == 1)
     }
 
-    /// Rank 0's number, on all ranks; none for none and NaN.
+    /// Gives all ranks the number of rank 0; `None` if it has none, or NaN.
     pub fn rank_0s(&self, value: Option<f64>) -> Result<Option<f64>, CheckpointError> {
         if !self.are_several() {
             return Ok(value.filter(|value| !value.is_nan()));

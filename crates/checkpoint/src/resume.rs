@@ -163,8 +163,8 @@ impl Checkpoint {
         if let Some(error) = skipped {
             return Err(error);
         }
-        // A single checkpoint may be the very first, during whose write another rank died. With two, all ranks had the
-        // first.
+        // A rank may have died while the very first checkpoint was written: then the other ranks have one, and it has
+        // none. A rank begins its second only when all ranks have the first, so two without a common step are an error.
         let own = match found.len() {
             0 | 1 => Ok(()),
             _ => Err(CheckpointError::NoCommonStep { folder: self.folder.root().to_path_buf(), found }),

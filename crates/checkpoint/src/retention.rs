@@ -25,13 +25,14 @@ pub(crate) struct Retention {
 #[derive(Clone, Debug)]
 pub(crate) struct Best {
     pub count: usize,
-    /// The name of the field.
+    /// The name of the field that holds the metric.
     pub metric: String,
     pub goal: Goal,
 }
 
 impl Retention {
-    /// The steps that are not kept. `steps` is in order; `written`, the new one, is always kept.
+    /// The steps whose checkpoints are to be removed. `steps` is in rising order; `written`, the newly saved step, is
+    /// always kept.
     pub fn surplus(&self, folder: &Folder, steps: &[u64], written: u64) -> Vec<u64> {
         let surplus = steps.len().saturating_sub(self.newest);
         let old = || steps.iter().copied().filter(|&step| step != written).take(surplus);
@@ -55,7 +56,8 @@ impl Best {
         let order = |one: &(f64, u64), other: &(f64, u64)| {
             let better = one.0.partial_cmp(&other.0).unwrap_or(Ordering::Equal);
             let better = if self.goal == Goal::Max { better.reverse() } else { better };
-            // Of equals the earlier one: later checkpoints may repeat its metric, because the field was not set again.
+            // A field that was not set again keeps its value in later checkpoints. So of equal metrics the earlier one
+            // wins.
             better.then(one.1.cmp(&other.1))
         };
         known.sort_by(order);

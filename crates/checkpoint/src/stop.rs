@@ -5,10 +5,10 @@ use std::time::Instant;
 use crate::error::CheckpointError;
 use crate::ranks::Ranks;
 
-/// A time limit, a signal.
+/// What can ask a run to stop: a time limit, or a signal.
 pub(crate) struct Stop {
     pub at: Option<Instant>,
-    /// Every how many steps the ranks agree.
+    /// Every how many steps the ranks agree on whether to stop.
     pub agree_every: u64,
     #[cfg(feature = "signal")]
     pub watch: Option<crate::signal::Watch>,

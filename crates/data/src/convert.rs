@@ -1,4 +1,5 @@
-//! Converts a source to a target: reads, scales and writes samples, in order.
+//! Converts a dataset to another format: reads the source's samples, scales their images if asked to, and writes them
+//! to the target in the same order.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,14 +18,14 @@ use crate::sample::Sample;
 use crate::source;
 use crate::target::{self, Refused, Target};
 
-/// A batch of samples ends when it reaches this size, so it exceeds it by at most one sample.
+/// Limits the memory of a batch: the sample that reaches this size is the batch's last one.
 const BATCH_BYTES: usize = 1 << 26;
-/// Samples per thread and batch: enough for differences in size to even out.
+/// Samples per thread and batch. Images differ in size; over this many, every thread has about the same work.
 const SAMPLES_PER_WORKER: usize = 16;
 
 /// Stopped by Ctrl-C or a signal to terminate.
 #[derive(Debug, thiserror::Error)]
-#[error("interrupted; nothing was left of the target")]
+#[error("interrupted; the incomplete target was removed")]
 pub struct Interrupted;
 
 /// The result of a conversion.
@@ -123,7 +124,7 @@ impl Job {
         Ok(summary)
     }
 
-    /// The next samples, in order; empty at the end.
+    /// The next batch of samples, in order; empty at the end of the source.
     fn read(&self, samples: &mut impl Iterator<Item = Result<Sample>>) -> Result<Vec<Result<Sample>>> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         while batch.len() < SAMPLES_PER_WORKER * self.workers.current_num_threads() && bytes < BATCH_BYTES {

@@ -21,7 +21,7 @@ pub fn encode(key: Option<&str>, fields: &[(String, Vec<u8>)]) -> Vec<u8> {
     }
     for (name, content) in fields {
         let number = std::str::from_utf8(content).ok().filter(|_| name == LABEL);
-        // Only a number that turns back into the same text.
+        // Only where the number turns back into the same text: `007` and `+7` stay text.
         let number = number.and_then(|text| text.parse::<i64>().ok().filter(|number| number.to_string() == text));
         example = example.with(&**name, number.map_or_else(|| bytes(content), |number| Feature::Int64(vec![number])));
     }

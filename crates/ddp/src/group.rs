@@ -52,7 +52,8 @@ struct Inner {
     timeout: AtomicU64,
     /// How many sub-groups have been made; the same count on all ranks.
     sub_groups: AtomicU64,
-    /// The same members over Gloo, for numbers of the host of a group over NCCL; made when they are first exchanged.
+    /// For a group over NCCL: a group of the same members over Gloo, which exchanges numbers of the host. Made when
+    /// first used.
     host: Mutex<Option<ProcessGroup>>,
     /// How many times the ranks have agreed on something through the store; the same count on all ranks.
     agreements: AtomicU64,
@@ -272,7 +273,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// This rank's device, where small tensors are that the group itself sends: over [`Backend::Nccl`] the rank's GPU
+    /// The device of the small tensors that the group itself sends: over [`Backend::Nccl`] the rank's GPU
     /// ([`cuda_device`](ProcessGroupBuilder::cuda_device)), otherwise the CPU.
     pub fn device(&self) -> Device {
         match self.0.backend {
@@ -281,8 +282,9 @@ impl ProcessGroup {
         }
     }
 
-    /// The group that exchanges numbers of the host: over NCCL they would go to the device and come back, after all of
-    /// its work. Every rank calls it, at the first time to make the group.
+    /// The group that exchanges numbers of the host. Over NCCL they would have to go to the device and back, and so
+    /// wait for all of its work; so a group over NCCL has one over Gloo for them. The first call makes that group, so
+    /// every rank has to call it.
     pub(crate) fn of_the_host(&self) -> Result<Self, DdpError> {
         let inner = &*self.0;
         if inner.backend != Backend::Nccl {
@@ -348,7 +350,8 @@ impl ProcessGroup {
     }
 }
 
-/// The GPU of a rank that nothing else tells, as in PyTorch. Without a guess it would be GPU 0 for all ranks of a host.
+/// Guesses a rank's GPU where neither the caller nor the launcher names it, as PyTorch does. Otherwise all ranks of a
+/// host would use GPU 0.
 fn guessed_device(rank: usize, world_size: usize, gpus: usize) -> Option<usize> {
     let device = rank.checked_rem(gpus)?;
     if world_size > 1 {

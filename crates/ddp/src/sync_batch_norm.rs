@@ -101,8 +101,9 @@ impl SyncBatchNorm {
         };
         let rows = inputs.f_to_kind(kind)?.f_transpose(0, 1)?.f_reshape([channels, -1])?;
         let own = inputs.numel() as i64 / channels.max(1);
-        // If the mean is large, the variance is a small difference of large sums of squares. So each rank sends its
-        // mean and the squares around it, which are then moved to the common mean (Chan et al.), as in PyTorch.
+        // The variance as a difference of sums of squares would lose its digits if the mean is large. So each rank
+        // sends its mean and its sum of squared deviations from that mean. They are combined as Chan et al. do, as in
+        // PyTorch.
         let sum = rows.f_sum_dim_intlist(1, false, kind)?;
         let own_mean = DIV.tensor(&[Arg::Tensor(&sum), Arg::Double(own.max(1) as f64)])?;
         let own_squares = rows.f_sub(&own_mean.f_unsqueeze(1)?)?.f_square()?.f_sum_dim_intlist(1, false, kind)?;
@@ -111,7 +112,8 @@ impl SyncBatchNorm {
         let (means, squares) = (stats.f_narrow(1, 0, channels)?, stats.f_narrow(1, channels, channels)?);
         let counts = stats.f_narrow(1, 2 * channels, 1)?.f_detach()?;
         let total = counts.f_sum(kind)?;
-        // A rank with two values or more need not read, and so need not wait for, the others'.
+        // Reading `total` waits for the device and the other ranks. A rank with two values or more knows that `total`
+        // is at least 2, so it does not read it.
         if own < 2 && total.f_double_value(&[])? < 2.0 {
             let count = total.f_double_value(&[])?;
             return Err(DdpError::InvalidTensor {
@@ -129,10 +131,10 @@ impl SyncBatchNorm {
         Ok((mean, var))
     }
 
-    /// Every rank's vector, as the rows of a matrix; its backward sums the gradients over ranks.
+    /// Gathers every rank's vector into the rows of a matrix. The backward pass sums the gradients over ranks.
     fn of_each_rank(&self, own: &Tensor) -> Result<Tensor, DdpError> {
         let (ranks, rank, length) = (self.group.size() as i64, self.group.rank() as i64, own.numel() as i64);
-        // The other ranks' rows are zeros here, so the sum over ranks has every rank's row.
+        // On each rank the other ranks' rows are zeros, so the sum over ranks has every rank's row.
         let padded = own.f_constant_pad_nd([rank * length, (ranks - 1 - rank) * length])?;
         Ok(self.group.sum_with_grad("SyncBatchNorm", &padded)?.f_view([ranks, length])?)
     }

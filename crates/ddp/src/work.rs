@@ -18,7 +18,7 @@ type Finish<T> = Box<dyn FnOnce(&c10d::Work) -> Result<T, DdpError> + Send>;
 pub struct Work<T = ()> {
     work: c10d::Work,
     context: Context,
-    /// How long the host waits for NCCL, where its result is needed there.
+    /// Over NCCL, how long [`wait`](Self::wait) blocks the host at most; `None` if only the stream waits.
     on_host: Option<Duration>,
     finish: Finish<T>,
 }
@@ -73,7 +73,7 @@ impl<T> Work<T> {
         Work { on_host: self.on_host, ..work }
     }
 
-    /// The host is to wait for it for at most so long, also over NCCL, whose errors [`wait`](Self::wait) then returns.
+    /// Makes [`wait`](Self::wait) block the host, for at most `timeout`, over NCCL too: it then returns NCCL's errors.
     pub(crate) fn on_host(self, timeout: Duration) -> Self {
         Self { on_host: Some(timeout), ..self }
     }

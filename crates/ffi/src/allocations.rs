@@ -25,16 +25,16 @@ pub enum Category {
     Gradient,
     /// State of an optimizer.
     OptimizerState,
-    /// A batch.
+    /// A batch of the model's inputs.
     Input,
-    /// What the forward pass has left for the backward pass.
+    /// A tensor that the forward pass has saved for the backward pass.
     Activation,
-    /// All else: what an operator or a pass needs for a moment.
+    /// Everything else, such as the intermediate results of an operator or a pass.
     Temporary,
 }
 
 impl Category {
-    /// All, in their order.
+    /// All categories, in their order.
     pub const ALL: [Self; 6] =
         [Self::Parameter, Self::Gradient, Self::OptimizerState, Self::Input, Self::Activation, Self::Temporary];
 }
@@ -42,7 +42,7 @@ impl Category {
 /// A moment of a [`History`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment {
-    /// How many events there were before.
+    /// How many allocations, frees, and beginnings and ends of backward passes there were before.
     pub event: usize,
     /// Nanoseconds since the beginning.
     pub nanoseconds: u64,
@@ -57,19 +57,19 @@ pub struct Block {
     pub address: u64,
     /// How much was asked for.
     pub bytes: u64,
-    /// The history's beginning, if the memory is older.
+    /// When it was allocated; the history's beginning, if that was earlier.
     pub allocated: Moment,
-    /// None while it is in use.
+    /// When it was freed; `None` while it is in use.
     pub freed: Option<Moment>,
-    /// What it was said to be used for.
+    /// What it is used for, if [`AllocationWatch::tag`] was called for it.
     pub tag: Option<Category>,
     caller: Option<Arc<Backtrace>>,
 }
 
 impl Block {
-    /// The line or function that had it allocated: the innermost one that belongs neither to libtorch, tch, the standard
-    /// library nor a crate of Overdrive. A backward pass allocates for the caller of `backward`; on a CUDA device it runs on
-    /// another thread, so that nobody is known. Takes milliseconds.
+    /// The line or function that had it allocated: the innermost one that belongs neither to libtorch, tch, the
+    /// standard library nor a crate of Overdrive. In a backward pass that is the caller of `backward`; for tensors of a
+    /// CUDA device the pass runs on another thread, so there it is `None`. Takes milliseconds.
     ///
     /// Lines need a program with debug information.
     pub fn caller(&self) -> Option<String> {
@@ -82,24 +82,25 @@ impl Block {
     }
 }
 
-/// What was allocated and freed while somebody watched.
+/// What was allocated and freed while an [`AllocationWatch`] lived.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     /// In the order in which they were allocated.
     pub blocks: Vec<Block>,
-    /// When backward passes began and ended. A pass within another one is in it.
+    /// When backward passes began and ended, by their beginnings. A pass within another one has an entry of its own.
     pub passes: Vec<(Moment, Option<Moment>)>,
     /// The last moment.
     pub end: Moment,
 }
 
 /// Watches what libtorch allocates for tensors in the whole process, until this is dropped: on the host, but for pinned
-/// memory and memory that tensors borrow, and on CUDA devices. Each allocation and each free then takes a lock, and with
-/// callers each allocation a walk of the stack. The allocator that reports on the host stays in place afterwards, as for
-/// [`cache_host_memory`](crate::cache_host_memory).
+/// memory and memory that tensors borrow, and on CUDA devices. Each allocation and each free then takes a lock, and
+/// with callers each allocation records a backtrace. The allocator that reports on the host stays in place afterwards,
+/// as for [`cache_host_memory`](crate::cache_host_memory).
 ///
-/// Memory that was allocated before is seen when it is freed or tagged; pieces below 256 KiB on the host only if they were
-/// watched or [counted](crate::host_memory::count) then. Memory of CUDA is not seen with `backend:cudaMallocAsync`.
+/// Memory that was allocated before the watch is seen when it is freed or tagged. On the host, pieces below 256 KiB are
+/// seen then only if they were watched or [counted](crate::host_memory::count) when they were allocated. CUDA memory is
+/// not seen with `backend:cudaMallocAsync`.
 #[derive(Debug)]
 pub struct AllocationWatch {
     raw: NonNull<raw::Watch>,
@@ -116,13 +117,13 @@ struct Notes {
     begin: Instant,
     with_callers: bool,
     events: usize,
-    /// The blocks in use, by their place.
+    /// The blocks in use: for each device index and address, the block's index in the history.
     alive: HashMap<(i32, u64), usize>,
     history: History,
 }
 
 impl AllocationWatch {
-    /// Begins; `with_callers` also notes who had each block allocated.
+    /// Starts to watch. With `with_callers`, each allocation records a backtrace, for [`Block::caller`].
     ///
     /// Where there is a CUDA device, CUDA is initialised.
     ///
@@ -136,16 +137,17 @@ impl AllocationWatch {
         let mut out = ptr::null_mut();
         // SAFETY: the C++ side drops `owner`, once, also on failure; `out` lives through the call.
         check(|err| unsafe { raw::od_watch_begin(owner, on_event, on_drop, &mut out, err) })?;
-        let raw = NonNull::new(out).ok_or_else(|| Error::refused("no watch was begun"))?;
+        let raw = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no watch"))?;
         Ok(Self { raw, notes })
     }
 
-    /// Now.
+    /// The present moment of the history.
     pub fn now(&self) -> Moment {
         lock(&self.notes).now()
     }
 
-    /// Says what the memory of a tensor is used for. A tensor that is older than the watch counts from its first moment.
+    /// Records what the memory of a tensor is used for. Memory that is older than the watch counts as allocated at its
+    /// beginning.
     ///
     /// # Errors
     /// When the tensor has no memory of its own, as a sparse one.
@@ -163,7 +165,7 @@ impl AllocationWatch {
         Ok(())
     }
 
-    /// Ends, with what was seen.
+    /// Stops watching, and returns what was seen.
     pub fn end(self) -> History {
         let notes = Arc::clone(&self.notes);
         // Afterwards nothing is reported any more.
@@ -193,7 +195,8 @@ impl Notes {
         blocks.push(Block { device, address, bytes, allocated, freed: None, tag: None, caller });
         let number = blocks.len() - 1;
         if let Some(before) = self.alive.insert(place, number) {
-            // It was tagged, older than the watch, and freed without a report.
+            // The earlier block at this address was older than the watch and known only by its tag, and its free was
+            // not reported: it must have ended by now.
             blocks[before].freed = Some(allocated);
         }
         number
@@ -208,7 +211,7 @@ impl Notes {
             }
             raw::FREED => {
                 let number = self.alive.remove(&place);
-                // Older than the watch: all that is known of it is its end.
+                // It was allocated before the watch, so only the time of its free is known.
                 let number = number.unwrap_or_else(|| self.add(place, bytes, Moment::default(), None));
                 self.alive.remove(&place);
                 self.history.blocks[number].freed = Some(now);

@@ -20,7 +20,7 @@ use crate::tensor_list::TensorList;
 /// For tensors of a GPU it runs on a thread of libtorch's, otherwise on the thread that runs the pass. Several threads
 /// may run passes over one graph.
 pub trait Backward: Send + Sync {
-    /// The gradients of the inputs, from those of the outputs; undefined tensors stand for none.
+    /// The gradients of the inputs, from those of the outputs. An undefined tensor means that there is no gradient.
     ///
     /// # Errors
     /// Its message comes out of the pass. So does the message of a panic, which [`grad`] and [`backward`]
@@ -37,7 +37,7 @@ pub struct Call<'a> {
     pub materialize_grads: bool,
     /// Whether differentiating the gradients is an error.
     pub once_differentiable: bool,
-    /// The inputs; undefined tensors stand for none.
+    /// The inputs; an undefined tensor stands for an input that is left out.
     pub inputs: &'a [&'a Tensor],
     /// What backward can ask for.
     pub saved: &'a [Tensor],
@@ -127,7 +127,7 @@ pub struct GradOptions {
     pub allow_unused: bool,
 }
 
-/// The gradients of the inputs; `grad` of no leaf changes. `grad_outputs` is empty, or has one tensor for each output;
+/// The gradients of the inputs. No leaf's `grad` changes. `grad_outputs` is empty, or has one tensor for each output;
 /// an undefined one stands for 1.
 ///
 /// # Errors

@@ -70,7 +70,7 @@ pub(crate) extern "C" fn drop_box<T>(pointer: *mut c_void) {
 fn status(error: &BoxError) -> raw::Status {
     let kind = match error.downcast_ref::<Error>() {
         Some(error) => error.kind(),
-        // It may hold one of libtorch's, which is known by its wording.
+        // It may contain an error of libtorch, whose kind is recognised by its wording.
         None => Error::from(tch::TchError::Torch(error.to_string())).kind(),
     };
     match kind {

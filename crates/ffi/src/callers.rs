@@ -1,4 +1,4 @@
-//! Who of the program called libtorch.
+//! Finds the place in the user's program that called libtorch.
 
 /// Crates that stand between an operator and its caller.
 const BETWEEN: [&str; 7] = ["overdrive_", "tch::", "torch_sys::", "core::", "std::", "alloc::", "rust_"];

@@ -61,15 +61,14 @@ impl CopyStream {
         Ok(CopyEvent(NonNull::new(out).expect("a status of success comes with an event")))
     }
 
-    /// Tells that no batch is used any more until the next [`wait`](CopyEvent::wait): the memory of tensors that were
-    /// dropped goes back to libtorch's allocator, which gives it to copies of this stream, or frees it. Until then, that
-    /// of the last batch is kept.
+    /// Ends the last batch: the memory of its dropped tensors goes back to libtorch's allocator, which gives it to
+    /// later copies of this stream, or frees it. Without this call it is kept until the next [`wait`](CopyEvent::wait).
     ///
     /// # Errors
     /// `Cuda`
     ///
     /// # Syncs
-    /// No: only this stream waits, for what used that memory.
+    /// No: only this stream waits, for the work that used that memory.
     pub fn end_batch(&self) -> Result<(), Error> {
         // SAFETY: the stream lives through the call.
         check(|err| unsafe { raw::od_copy_stream_end_batch(self.0.as_ptr(), err) })
@@ -96,14 +95,14 @@ pub struct CopyEvent(NonNull<raw::CopyEvent>);
 unsafe impl Send for CopyEvent {}
 
 impl CopyEvent {
-    /// Makes the calling thread's current stream wait until the copies before this point are done, and use `tensors`
-    /// from then on: the next batch.
+    /// Makes the calling thread's current stream wait until the copies before this point are done, and begins the next
+    /// batch: from now on this stream uses `tensors`.
     ///
-    /// When such a tensor is dropped, its memory goes to later copies: before they write it, their stream waits for what
-    /// this stream was given until then. It begins to wait when another batch is used, so that copies overlap with the
-    /// computation of this one. So a loop needs memory for no more tensors at a time than it holds, however far the host
-    /// is ahead of the device. Work on a third stream has to be joined with this one before the drop: `record_stream`
-    /// has no effect on these tensors.
+    /// The memory of a dropped tensor is reused by later copies. Before they write it, the copy stream waits for the
+    /// work that this stream was given until the drop. That wait begins only with the next batch, so that copies
+    /// overlap with the computation of this one. So a loop needs memory for no more tensors at a time than it holds,
+    /// however far the host is ahead of the device. Work on a third stream has to be joined with this one before the
+    /// drop: `record_stream` has no effect on these tensors.
     ///
     /// # Errors
     /// `Cuda`; `Other` for a tensor that is not on a CUDA device.
@@ -114,8 +113,8 @@ impl CopyEvent {
         self.wait_as(true, tensors)
     }
 
-    /// As [`wait`](Self::wait), by a thread that prepares a batch while another one is used: the copies that follow do
-    /// not wait for that one.
+    /// As [`wait`](Self::wait), but the last batch goes on: for a thread that prepares the next batch meanwhile, and
+    /// whose copies must not wait for the computation of the last one.
     ///
     /// # Errors
     /// As for `wait`.

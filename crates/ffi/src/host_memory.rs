@@ -1,4 +1,4 @@
-//! How much host memory tensors have.
+//! How much host memory tensors use.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -6,12 +6,12 @@ use std::os::fd::AsRawFd;
 use crate::error::{Error, check};
 use crate::raw;
 
-/// What tensors on the host have and had.
+/// How much memory tensors on the host use and have used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostMemoryStats {
-    /// Bytes that tensors made since counting began have now.
+    /// Bytes in use now, by tensors that were made since counting began.
     pub allocated: u64,
-    /// The most that they had at once, since then or since [`reset_peak`].
+    /// The most bytes in use at once, since counting began or since [`reset_peak`].
     pub peak: u64,
     /// How often memory was allocated.
     pub allocations: u64,
@@ -19,9 +19,9 @@ pub struct HostMemoryStats {
     pub refused: u64,
 }
 
-/// Begins to count what libtorch allocates for tensors on the host, in the whole process, and allows at most `limit` bytes;
-/// more is an error of the kind [`OutOfMemory`](crate::ErrorKind::OutOfMemory). `usize::MAX` is no limit. May be called
-/// again to change the limit. Not counted are what was allocated before the first call, pinned memory, memory that a
+/// Starts to count what libtorch allocates for tensors on the host, in the whole process, and allows at most `limit`
+/// bytes; more is an error of the kind [`OutOfMemory`](crate::ErrorKind::OutOfMemory). `usize::MAX` is no limit. Call
+/// it again to change the limit. Not counted are what was allocated before the first call, pinned memory, memory that a
 /// tensor borrows, and what [`cache_host_memory`](crate::cache_host_memory) keeps.
 ///
 /// Each allocation then takes a lock, some 0.1 us.
@@ -48,7 +48,7 @@ pub fn stats() -> Result<HostMemoryStats, Error> {
     Ok(HostMemoryStats { allocated, peak, allocations, refused })
 }
 
-/// The peak counts from now on.
+/// Sets the peak to what is in use now.
 ///
 /// # Errors
 /// When memory runs out.
@@ -60,9 +60,10 @@ pub fn reset_peak() -> Result<(), Error> {
     check(|err| unsafe { raw::od_host_memory_reset_peak(err) })
 }
 
-/// Calls `work`; tensors of 256 KiB and more that it makes on the host, on this thread, are in files in an open folder and
-/// mapped into memory: the system reads what is used, and writes and drops it where memory gets scarce. The files have no
-/// names and end with their tensors, also when the process is killed. They are not counted by [`count`].
+/// Calls `work`, and puts the tensors of 256 KiB and more that it makes on the host, on this thread, into files in an
+/// open folder. The files are mapped into memory: the system reads what is used, and writes it back and drops it when
+/// memory gets scarce. The files have no names, and end with their tensors, also when the process is killed. [`count`]
+/// does not count them.
 ///
 /// A tensor for which the disk has no room is an error where it is made. A disk that fails later ends the process with
 /// SIGBUS, as with any mapped file. Linux only; a folder in a `tmpfs` is memory.
@@ -80,7 +81,7 @@ pub fn in_files<T>(folder: &File, work: impl FnOnce() -> T) -> Result<T, Error> 
     Ok(work())
 }
 
-/// Sets the folder of before, also after a panic.
+/// Restores the previous folder when dropped, also by a panic.
 struct InFolder(i32);
 
 impl Drop for InFolder {

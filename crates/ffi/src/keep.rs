@@ -11,25 +11,25 @@ use crate::callback::drop_box;
 use crate::error::{Error, check};
 use crate::raw_keep as raw;
 
-/// What is kept.
+/// Decides which results are kept.
 pub trait Keeps: Send + Sync {
     /// Whether a call's result is kept.
     fn keeps(&self, call: Call<'_>) -> bool;
 
-    /// Whether [`ran`](Self::ran) wants to be told.
+    /// Whether [`ran`](Self::ran) is to be called.
     fn measures(&self) -> bool {
         false
     }
 
-    /// Told in the first run of each result of a call that is not kept, right after the question about that call. For times,
-    /// operators of a CUDA device are waited for.
+    /// Called in the first run for each result of a call that is not kept, right after [`keeps`](Self::keeps) was asked
+    /// about that call. The host waits for operators of a CUDA device, so that their times are right.
     fn ran(&self, _ran: Ran) {}
 }
 
 /// A call of an operator whose result can be kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'c> {
-    /// How many of this operator there were before in this run.
+    /// How many calls of this operator there were before in this run.
     pub number: usize,
     /// `aten::mm`
     pub name: &'c str,
@@ -44,7 +44,7 @@ pub struct Ran {
     pub nanoseconds: u64,
     /// Where the result's memory is, as in [`address_of`](crate::address_of).
     pub address: usize,
-    /// How much it is.
+    /// The size of that memory.
     pub bytes: usize,
 }
 
@@ -76,7 +76,7 @@ pub struct KeepRun<'k> {
 }
 
 impl Keeper {
-    /// An empty one.
+    /// A keeper without results.
     ///
     /// # Errors
     /// When memory runs out.
@@ -87,7 +87,7 @@ impl Keeper {
         let mut out = ptr::null_mut();
         // SAFETY: the C++ side drops `owner`, once, also on failure; `out` lives through the call.
         check(|err| unsafe { raw::od_keeper_new(owner, on_operator, ran, drop_box::<Owner>, &mut out, err) })?;
-        NonNull::new(out).map(Self).ok_or_else(|| Error::refused("no keeper was made"))
+        NonNull::new(out).map(Self).ok_or_else(|| Error::refused("libtorch returned no keeper"))
     }
 
     /// Begins the run whose results are kept.
@@ -98,7 +98,7 @@ impl Keeper {
         self.begin(false)
     }
 
-    /// Begins a run with what is kept, from the first operator on.
+    /// Begins a run that takes the kept results in place of running their operators. Calls are numbered from 0 again.
     ///
     /// # Errors
     /// When memory runs out.
@@ -112,19 +112,19 @@ impl Keeper {
         Ok(KeepRun { keeper: self, _not_send: PhantomData })
     }
 
-    /// Says that all that was kept so far is needed.
+    /// Marks all results that were kept so far as needed: [`finish`](Self::finish) frees the later ones.
     pub fn need(&self) {
         // SAFETY: the keeper is live.
         unsafe { raw::od_keeper_need(self.0.as_ptr()) }
     }
 
-    /// How many bytes are kept, of memory that other tensors may have as well.
+    /// The bytes of the kept results, whose memory other tensors may share.
     pub fn bytes(&self) -> usize {
         // SAFETY: the keeper is live.
         unsafe { raw::od_keeper_bytes(self.0.as_ptr()) }
     }
 
-    /// Frees what is not needed, and what was changed in place since.
+    /// Frees the results that are not needed, and those that were changed in place since they were kept.
     pub fn finish(&self) {
         // SAFETY: the keeper is live.
         unsafe { raw::od_keeper_finish(self.0.as_ptr()) }

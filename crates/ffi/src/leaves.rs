@@ -7,8 +7,9 @@ use tch::Tensor;
 use crate::error::{Error, check};
 use crate::raw_leaves as raw;
 
-/// Leaves that require gradients, and how often each was changed in place when a part of the forward pass used it. Also
-/// those that no operator saves, such as biases.
+/// Finds leaves that were changed in place after a part of the forward pass had used them: computing that part again
+/// would give other results. autograd finds this only for tensors that an operator saves; this also for others that
+/// require gradients, such as biases.
 pub struct Leaves(NonNull<raw::Leaves>);
 
 // SAFETY: the C++ side locks all access.
@@ -25,10 +26,10 @@ impl Leaves {
         let mut out = ptr::null_mut();
         // SAFETY: `out` receives an owner.
         check(|err| unsafe { raw::od_leaves_new(&mut out, err) })?;
-        NonNull::new(out).map(Self).ok_or_else(|| Error::refused("no leaves were noted"))
+        NonNull::new(out).map(Self).ok_or_else(|| Error::refused("libtorch returned no list of leaves"))
     }
 
-    /// Takes note of the leaves that a tensor was computed of since then.
+    /// Notes the leaves from which `tensor` was computed since [`begin`](Self::begin), and their versions.
     ///
     /// # Errors
     /// When memory runs out.
@@ -37,7 +38,7 @@ impl Leaves {
         check(|err| unsafe { raw::od_leaves_see(self.0.as_ptr(), tensor.as_ptr(), err) })
     }
 
-    /// Says that the part is over. Until then this keeps its graph.
+    /// Ends the part, and releases its graph, which is kept alive until then.
     pub fn finish(&self) {
         // SAFETY: it is live.
         unsafe { raw::od_leaves_finish(self.0.as_ptr()) }

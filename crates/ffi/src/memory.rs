@@ -21,7 +21,7 @@ use crate::raw;
 /// to lock; `Other` for a negative size.
 ///
 /// # Syncs
-/// Allocating may wait for the driver; a block that the caching allocator already holds does not.
+/// A new block may wait for the driver; a block that the caching allocator reuses does not.
 ///
 /// # Source
 /// `torch.empty(.., pin_memory=True)`
@@ -33,8 +33,8 @@ pub fn empty_pinned(shape: &[i64], kind: Kind) -> Result<Tensor, Error> {
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
-/// Where a tensor's memory is, which other tensors may share: on the tensor's device, so that it may be no address of the
-/// host's.
+/// The address of a tensor's storage. Tensors that share the storage have the same one. For a tensor on a GPU it is an
+/// address of the GPU's memory, which the host cannot read.
 ///
 /// # Errors
 /// For a tensor without memory of its own, such as a sparse one.
@@ -42,7 +42,7 @@ pub fn address_of(tensor: &Tensor) -> Result<usize, Error> {
     Ok(storage_of(tensor)?.data.addr())
 }
 
-/// The memory that a tensor is in, which other tensors may share.
+/// The storage of a tensor: its address and size, and how many tensors share it.
 ///
 /// # Errors
 /// For a tensor without memory of its own, such as a sparse one.
@@ -55,7 +55,7 @@ pub(crate) fn storage_of(tensor: &Tensor) -> Result<raw::Storage, Error> {
 
 /// A tensor in the memory of a vector, without a copy.
 ///
-/// The vector's bytes are read as `kind`, in the machine's byte order; it may be longer than the tensor needs.
+/// The vector's bytes are read as `kind`, in the machine's byte order. The vector may be longer than the tensor needs.
 ///
 /// # Shapes
 /// `shape`, row-major.
@@ -65,7 +65,7 @@ pub(crate) fn storage_of(tensor: &Tensor) -> Result<raw::Storage, Error> {
 /// `kind`, and for `Kind::Bool` when a byte is neither 0 nor 1.
 ///
 /// # Source
-/// `torch.from_numpy`, which shares the memory; here the tensor takes it over.
+/// `torch.from_numpy`, which shares the memory; here the tensor owns it from then on.
 #[doc(alias = "from_blob")]
 pub fn tensor_from_vec<T: Element + Send + 'static>(
     values: Vec<T>,
@@ -81,7 +81,7 @@ pub fn tensor_from_vec<T: Element + Send + 'static>(
     // A complex number has the alignment of its parts.
     let alignment = kind.elt_size_in_bytes().min(align_of::<f64>());
     if bytes != Some(0) && !values.as_ptr().addr().is_multiple_of(alignment) {
-        return Err(Error::refused(format!("the vector should be aligned to the {alignment} bytes of {kind:?}")));
+        return Err(Error::refused(format!("the vector should be aligned to {alignment} bytes, as {kind:?} needs")));
     }
     if kind == Kind::Bool && T::KIND != Kind::Bool {
         // SAFETY: elements are plain numbers without padding, and `bytes` of them are there.
@@ -106,7 +106,7 @@ pub fn tensor_from_vec<T: Element + Send + 'static>(
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
-/// Freeing memory does not panic, so nothing has to be caught here.
+/// A panic must not unwind into C++. Freeing a vector of plain numbers cannot panic, so nothing is caught here.
 extern "C" fn drop_vector<T: Element>(owner: *mut c_void) {
     // SAFETY: `owner` came out of `Box::into_raw` above as a `Vec<T>`, and is passed here once.
     drop(unsafe { Box::from_raw(owner.cast::<Vec<T>>()) });

@@ -26,7 +26,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// That of a tensor.
+    /// The form of a tensor.
     ///
     /// # Errors
     /// When the tensor is undefined or has no strides (a sparse one), or its values are not those in its memory: it is
@@ -44,7 +44,7 @@ impl Form {
         Err(Error::refused(format!("a {:?} tensor of shape {:?} {why}", tensor.f_kind()?, tensor.size())))
     }
 
-    /// Whether a tensor has it.
+    /// Whether a tensor has this form.
     pub fn fits(&self, tensor: &Tensor) -> bool {
         values(tensor) == raw::IN_MEMORY
             && tensor.kind() == self.kind
@@ -60,7 +60,7 @@ fn values(tensor: &Tensor) -> i32 {
     unsafe { raw::od_tensor_values(tensor.as_ptr()) }
 }
 
-/// Whether a tensor's values are the negatives or conjugates of those in its memory (`Tensor.is_neg`, `Tensor.is_conj`).
+/// Whether a tensor's values are the negatives or conjugates of those in its memory (`Tensor.is_neg`, `is_conj`).
 pub fn is_lazy(tensor: &Tensor) -> bool {
     values(tensor) == raw::LAZY
 }
@@ -78,8 +78,8 @@ impl std::fmt::Display for Form {
     }
 }
 
-/// A package made by AOTInductor (`torch._inductor.aoti_compile_and_package`), loaded into this process. It runs without
-/// Python.
+/// A package made by AOTInductor (`torch._inductor.aoti_compile_and_package`), loaded into this process. It runs
+/// without Python.
 pub struct Package {
     handle: NonNull<raw::Package>,
     inputs: Vec<Form>,
@@ -89,7 +89,7 @@ pub struct Package {
     least_size: i64,
 }
 
-/// The least size of a dimension that varies: for a compiler, dimensions of size 1 are others, as they broadcast.
+/// The least size of a dimension that varies. A dimension of size 1 broadcasts, so a compiler makes other code for it.
 pub const LEAST_SIZE: i64 = 2;
 
 // SAFETY: the loader has no state of a thread, and `run` takes `&mut self`.
@@ -131,12 +131,14 @@ impl Package {
         Ok(package)
     }
 
-    /// The least size that varying dimensions may have: 2, or more if the step has others that would be 1 then.
+    /// The least size that varying dimensions may have: 2, or more if another dimension of the step, which depends on
+    /// them, would otherwise be 1.
     pub fn least_size(&self) -> i64 {
         self.least_size
     }
 
-    /// Runs it. Inputs that it updates are written in place, without a note for autograd (`Tensor._version`).
+    /// Runs it. Inputs that it updates are written in place; autograd does not notice (`Tensor._version` stays the
+    /// same).
     ///
     /// # Errors
     /// When an input has another form than it was compiled for, and when the package fails.
@@ -166,7 +168,7 @@ impl Package {
         let size = if first.defined() { first.size().first().copied().unwrap_or(0) } else { 0 };
         let least = self.least_size;
         if size < least {
-            return Err(Error::refused(format!("a batch of {size}, but this step is for sizes from {least}")));
+            return Err(Error::refused(format!("a batch of size {size}, but this step needs at least {least}")));
         }
         for &place in &self.varying {
             self.inputs[place].shape[0] = size;
@@ -178,7 +180,7 @@ impl Package {
 /// An error unless this user or root owns the file or folder, and nobody else may write to it.
 ///
 /// # Errors
-/// As said, and when it cannot be looked at.
+/// When that is not so, or the owner and permissions cannot be read.
 pub fn check_owner(path: &Path) -> Result<(), Error> {
     let refused = |reason: String| Err(Error::refused(format!("{}: {reason}", path.display())));
     let (about, own) = match (std::fs::metadata(path), std::fs::metadata("/proc/self")) {
@@ -190,7 +192,7 @@ pub fn check_owner(path: &Path) -> Result<(), Error> {
     }
     match about.mode() & 0o022 {
         0 => Ok(()),
-        _ => refused("others may write to it: take that right away (chmod go-w)".to_owned()),
+        _ => refused("others may write to it: remove that permission (chmod go-w)".to_owned()),
     }
 }
 

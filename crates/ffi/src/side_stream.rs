@@ -1,4 +1,4 @@
-//! Copies between a GPU and host memory beside the computation, into memory that is there already.
+//! Copies between a GPU and host memory that overlap with the computation, into tensors that exist already.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -8,15 +8,15 @@ use tch::Tensor;
 use crate::error::{Error, check};
 use crate::raw_side_stream as raw;
 
-/// A separate CUDA stream for copies both ways, one after the other: a copy into host memory that the stream's next copy
-/// reads needs no event between the two.
+/// A separate CUDA stream for copies in both directions. The copies of one stream run in order, so a copy may read host
+/// memory that an earlier one has written, without an event between the two.
 ///
 /// # Source
 /// `torch.cuda.Stream` around `Tensor.copy_(.., non_blocking=True)`
 pub struct SideStream(NonNull<raw::SideStream>);
 
-// SAFETY: the handle of a stream is a plain number, CUDA takes calls on a stream from any thread, and the events are behind
-// a lock.
+// SAFETY: the handle of a stream is a plain number, CUDA takes calls on a stream from any thread, and a lock guards the
+// events.
 unsafe impl Send for SideStream {}
 // SAFETY: as above.
 unsafe impl Sync for SideStream {}
@@ -34,13 +34,13 @@ impl SideStream {
         Ok(Self(NonNull::new(out).expect("a status of success comes with a stream")))
     }
 
-    /// Starts a copy, behind what the calling thread's current stream was given so far. One of the tensors is on the
-    /// stream's device and kept by the result, the other one is pinned host memory, which the caller keeps until the copy
-    /// has ended.
+    /// Starts a copy, which begins after the work that the calling thread's current stream was given so far. One tensor
+    /// is on the stream's device; the result keeps it alive. The other one is in pinned host memory; the caller has to
+    /// keep it until the copy has ended.
     ///
     /// # Errors
-    /// `Other` for tensors of different shapes or dtypes, or on other devices; `OutOfMemory` where one of them needs a
-    /// temporary one, because it has gaps; `Cuda`.
+    /// `Other` for tensors of different shapes or dtypes, or on other devices; `OutOfMemory` when a tensor is not
+    /// contiguous and there is no memory for a contiguous copy; `Cuda`.
     ///
     /// # Syncs
     /// The host waits only for tensors in pageable memory.
@@ -54,7 +54,7 @@ impl SideStream {
     /// Waits until the host may read and write the memory of all copies that were started.
     ///
     /// # Errors
-    /// `Cuda`, also for what failed on the device before.
+    /// `Cuda`, also for earlier work of the device that failed.
     ///
     /// # Syncs
     /// Yes, until the copies have ended.
@@ -77,15 +77,15 @@ impl fmt::Debug for SideStream {
     }
 }
 
-/// A copy of a [`SideStream`], and the device's tensor. When it is dropped, the stream from which it was started waits for
-/// the copy, and may then use the tensor's memory for another one.
+/// A copy that a [`SideStream`] has started. It keeps the device's tensor alive. When it is dropped, the stream that
+/// was current at the start waits for the copy, so that the tensor's memory can be reused on that stream.
 pub struct Transfer(NonNull<raw::Transfer>);
 
 // SAFETY: CUDA takes calls on an event from any thread, and `&mut` in `tensor` keeps them from overlapping.
 unsafe impl Send for Transfer {}
 
 impl Transfer {
-    /// The device's tensor. The calling thread's current stream waits for the copy.
+    /// The device's tensor, to be used on the calling thread's current stream, which waits for the copy.
     ///
     /// # Errors
     /// `Cuda`

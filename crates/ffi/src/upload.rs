@@ -33,7 +33,7 @@ pub struct DeviceConstants<const N: usize> {
 }
 
 impl<const N: usize> DeviceConstants<N> {
-    /// None yet.
+    /// Constants that are on no device yet.
     pub const fn new() -> Self {
         Self { made: Mutex::new(Vec::new()) }
     }

@@ -34,7 +34,7 @@ options! {
 
 impl Algorithm for AdadeltaOptions {
     const LR: f64 = 1.0;
-    /// Only for the saved state: PyTorch's has `step`.
+    /// The steps do not depend on the count; it is kept because PyTorch's saved state has `step`.
     const COUNTS_STEPS: bool = true;
     const ELEMENTWISE: bool = true;
 

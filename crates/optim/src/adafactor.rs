@@ -142,15 +142,17 @@ impl Algorithm for AdafactorOptions {
         foreach::rsqrt_(&updates)?;
         foreach::mul_(&updates, &grads)?;
 
-        // A parameter's step size is its root mean square, at least eps2, times the rate; divided by the update's root mean
-        // square over d, if that is larger than 1. With norms for root mean squares the lengths cancel out. Scalars on
-        // the device, so that the host does not wait; both lists at once, so that there are few launches.
+        // A parameter's step size is the rate times max(eps2, its root mean square), divided by max(1, the update's
+        // root mean square / d). 2-norms take the place of root mean squares, because the numbers of elements cancel
+        // out. The norms stay on the device, so that the host does not wait for it; those of both lists are computed
+        // together, so that there are few kernel launches.
         let mut lists = params;
         let count = lists.len();
         lists.extend(updates.to_vec()?);
         let [zero] = ZERO.on(lists[0].device(), || Ok::<_, TchError>([Tensor::from(0.0)]))?;
         let norms = Tensor::f_stack(&foreach::norm(&TensorList::new(&lists)?, 2.0)?.to_vec()?, 0)?;
-        // In float64. NaN gives way to the lower bound, as in Python's `max(bound, norm)`.
+        // The maximum with a float64 zero makes the norms float64, and a norm of NaN 0: below, it becomes the lower
+        // bound, as in Python's `max(bound, norm)`.
         let norms = as_list(&norms.f_fmax(&zero.f_view([1])?)?)?;
         let lows = [self.eps.1, self.d].into_iter().flat_map(|least| roots.iter().map(move |root| root * least));
         foreach::clamp_min_each_(&norms, &lows.collect::<Vec<_>>())?;
@@ -191,7 +193,8 @@ impl AdafactorOptions {
             averages.extend(list.to_vec()?);
         }
         let (norms, averages) = (TensorList::new(&norms)?, TensorList::new(&averages)?);
-        // The mean of squares, from the norm: no tensor of squares is needed. Rows and columns at once.
+        // The mean of squares is the squared norm divided by the length, so no tensor of squares is needed. Rows and
+        // columns are averaged together, so that there are few kernel launches.
         let kept: Vec<f64> = shares.iter().chain(shares).map(|share| 1.0 - share).collect();
         foreach::mul_each_(&averages, &kept)?;
         foreach::addcmul_each_(&averages, &norms, &norms, &weights)?;

@@ -69,7 +69,7 @@ impl<Scope> Options<AdamW8BitOptions, Scope> {
     }
 }
 
-/// So many numbers are updated by operators at once.
+/// How many numbers the operators update at once, which limits the memory for their float32 copies.
 const AT_ONCE: usize = 1 << 24;
 
 fn blocks(param: &Tensor) -> i64 {

@@ -33,8 +33,8 @@ pub trait Algorithm: OptionSet + Clone + Default + std::fmt::Debug + Send + 'sta
     /// Whether its first slot is a copy of the parameter, which moves with it.
     const KEEPS_COPY: bool = false;
 
-    /// Called before each pass, with the values of all groups: for numbers that belong to a group and change from step to
-    /// step. They are kept if the step succeeds. `false` ends the step, and they are not kept.
+    /// Called before each pass. May change numbers of the groups that differ from step to step, such as counters; the
+    /// changes are kept only if the whole step succeeds. `false` ends the step without them.
     fn begin(_groups: &mut [Values<Self>], _pass: usize) -> Result<bool, OptimizerError> {
         Ok(true)
     }
@@ -98,7 +98,8 @@ pub enum Field<'a> {
     Optional(&'a mut Option<f64>),
     /// One of these words.
     Word(&'a mut &'static str, &'static [&'static str]),
-    /// The same; the first word if a state lacks the entry. For options that PyTorch's optimizer of that name lacks.
+    /// One of these words, for an option that PyTorch's optimizer of that name lacks: its states have no such entry, so
+    /// the first word is taken where a state has none.
     OwnWord(&'a mut &'static str, &'static [&'static str]),
     /// A constant that tells this algorithm from another with the same entries: a state with the other value is
     /// refused.
@@ -228,8 +229,8 @@ pub(crate) fn fill(list: &TensorList, values: &[f64]) -> Result<(), TorchError> 
     foreach::add_each_(list, values)
 }
 
-/// Python's `number ** 0.5`, which sometimes differs from `sqrt` in the last bit. The compiler would replace the one by
-/// the other.
+/// Python's `number ** 0.5`, which sometimes differs from `sqrt` in the last bit. The black box keeps the compiler from
+/// replacing `powf(0.5)` by `sqrt`.
 pub(crate) fn power_of_half(number: f64) -> f64 {
     number.powf(std::hint::black_box(0.5))
 }

@@ -63,7 +63,7 @@ impl Algorithm for AsgdOptions {
         foreach::addcmul_(step.params, &directions, etas, -1.0)?;
         drop(directions);
         foreach::addcmul_(averages, &foreach::sub(step.params, averages)?, mus, 1.0)?;
-        // Of the next step.
+        // The learning rates and averaging weights of the next step.
         fill(etas, &self.etas(step)?)?;
         fill(mus, &step.by_count(|count| 1.0 / (count - self.t0).max(1.0))?)
     }

@@ -1,4 +1,4 @@
-//! Two optimizers as one: Muon for the hidden matrices and AdamW for the rest, say.
+//! Joins two optimizers into one, for example Muon for the hidden matrices and AdamW for the rest.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use overdrive_core::{
 use tch::Tensor;
 
 /// Two optimizers over different parameters, used as one: by a schedule, a `GradScaler`, an accumulator, a checkpoint.
-/// The first one's groups are numbered before the second's; groups added later follow after all of them.
+/// Parameter groups are numbered: those of the first optimizer, then those of the second, then groups added later.
 ///
 /// ```
 /// # use overdrive_core::Optimizer;
@@ -36,9 +36,9 @@ pub struct Joint<A, B> {
     id: OptimizerId,
     first: A,
     second: B,
-    /// For each group number, the optimizer that has the group and its number there; groups added later are at the end.
+    /// By group number: which optimizer has the group, and the group's number in that optimizer.
     order: Vec<(Owner, usize)>,
-    /// How many groups were there at the last `check_apart`.
+    /// The number of groups at the last `check_apart`, which is repeated when groups were added.
     checked: usize,
 }
 
@@ -110,7 +110,7 @@ impl<A: Optimizer, B: Optimizer> Joint<A, B> {
         (&mut self.first, &mut self.second)
     }
 
-    /// Checks before any parameter is updated.
+    /// Both optimizers' checks, before either updates a parameter: a step that is refused changes nothing.
     fn check_both(&mut self) -> Result<(), OptimizerError> {
         let groups = self.num_groups();
         if groups != self.checked {
@@ -262,7 +262,7 @@ impl Owner {
 }
 
 impl<A: Optimizer, B: Optimizer> Joint<A, B> {
-    /// The order of the groups in a saved state: schedules address groups by number, so numbers must not change.
+    /// The order of the groups in a saved state. Schedules address groups by number, so loading keeps the numbers.
     fn saved_order(&self, state: &StateDict) -> Result<Vec<(Owner, usize)>, StateError> {
         let counts = [(Owner::First, self.first.num_groups()), (Owner::Second, self.second.num_groups())];
         if state.get("order").is_err() {
@@ -286,8 +286,9 @@ impl<A: Optimizer, B: Optimizer> Joint<A, B> {
     }
 }
 
-/// The states of the two under `first` and `second`. If groups were added later, also `order`: for each group number,
-/// which of the two has the group. If the second refuses its state, the first gets back the state it had.
+/// The states of the two are saved under `first` and `second`. A group that was added to the first later comes after
+/// the second's groups: then `order` says for each group number which optimizer has the group. If the second refuses
+/// its state on loading, the first gets back the state it had.
 impl<A: Optimizer, B: Optimizer> Stateful for Joint<A, B> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();

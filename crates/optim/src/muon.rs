@@ -80,7 +80,7 @@ impl Algorithm for MuonOptions {
     const COUNTS_STEPS: bool = false;
 
     fn check(&self) -> Result<(), OptimizerError> {
-        // Not among the ranges, because errors call each of them by the name of all.
+        // Checked here, because the error of a declared range would name a single coefficient and not the option.
         let (a, b, c) = self.ns_coefficients;
         let any = f64::MIN..f64::INFINITY;
         [a, b, c]

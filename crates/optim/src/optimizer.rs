@@ -215,7 +215,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
                 for bucket in &mut group.buckets {
                     let shared = bucket.shares_count();
                     let stepped = bucket.step((&values.options, values.lr, self.packing.fused), scale);
-                    // Each parameter has a count of its own then: other tensors.
+                    // Splitting a shared step count makes new tensors: see `Optimizer::revision`.
                     self.revision += u64::from(shared && !bucket.shares_count());
                     stepped?;
                 }

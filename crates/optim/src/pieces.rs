@@ -1,7 +1,8 @@
 //! A large tensor on the CPU, stepped piece by piece.
 //!
-//! Each operator of a step passes over the whole tensor, and intermediate results are as large: memory that the system
-//! zeroes again for every step. Pieces and their intermediate results stay in the processor's cache.
+//! Each operator of a step passes over all that it is given. For a whole large tensor, the intermediate results would
+//! be as large, in memory that the system has to zero in every step. A piece and its intermediate results stay in the
+//! processor's cache.
 
 use overdrive_core::TorchError;
 use overdrive_ffi::TensorList;

@@ -12,19 +12,19 @@ use crate::foreach;
 use crate::optimizer::{GroupOptimizer, Values};
 use crate::options::{BETA, Limits, NOT_NEGATIVE, Value, options};
 
-/// Prodigy: Adam that finds the size of its steps, from how far the parameters are from where they started; lr 1, a factor
-/// of that size.
+/// Prodigy: Adam that estimates its own step size [`d`](Self::d), from how far the parameters have moved since the
+/// start. The learning rate (1) is a factor of `d`.
 ///
-/// The size [`d`](Self::d) is that of all groups, and so are the options `betas`, `beta3`, `d0`, `d_coef`, `growth_rate`,
-/// `decouple` and `use_bias_correction`, which it takes from the first group. Groups have the same learning rate, or 0:
-/// such a group stays as it is.
+/// All groups share `d`, and the options `betas`, `beta3`, `d0`, `d_coef`, `growth_rate`, `decouple` and
+/// `use_bias_correction`, which are those of the first group. All groups need the same learning rate, except that
+/// groups with a learning rate of 0 are not trained.
 ///
 /// # Syncs
 /// Each step waits for the device, to read what `d` is computed from: once for each group, device and dtype.
 ///
 /// # Source
-/// `prodigyopt.Prodigy`; Mishchenko and Defazio, "Prodigy: An Expeditiously Adaptive Parameter-Free Learner", 2023. There
-/// a group with a learning rate of 0 still moves by weight decay and by earlier gradients.
+/// `prodigyopt.Prodigy`; Mishchenko and Defazio, "Prodigy: An Expeditiously Adaptive Parameter-Free Learner", 2023.
+/// There a group with a learning rate of 0 still moves by weight decay and by earlier gradients.
 pub type Prodigy = GroupOptimizer<ProdigyOptions>;
 
 /// The options of a [`Prodigy`].
@@ -37,11 +37,11 @@ pub(crate) struct Now {
     moves: bool,
     /// The length of the step.
     dlr: f64,
-    /// The first group's, as `beta3` and `decouple`.
+    /// This, `beta3` and `decouple` are the first group's.
     betas: (f64, f64),
     beta3: f64,
     decouple: bool,
-    /// For each parameter, the product of its gradient and its way from the start, and the sum of `|s|`.
+    /// For each parameter, the dot product of its gradient and its displacement since the start, and the sum of `|s|`.
     measured: RefCell<Vec<(f64, f64)>>,
 }
 
@@ -96,7 +96,8 @@ options! {
 }
 
 impl<Scope> Options<ProdigyOptions, Scope> {
-    /// The decay rate of the sums that `d` is computed from, in [0, 1); default: the square root of the second of `betas`.
+    /// The decay rate of the sums that `d` is computed from, in [0, 1); default: the square root of the second of
+    /// `betas`.
     pub fn beta3(self, beta3: impl Into<Option<f64>>) -> Self {
         let beta3 = beta3.into();
         self.with(move |options| options.beta3 = beta3)
@@ -109,7 +110,7 @@ impl<Scope> Options<ProdigyOptions, Scope> {
 }
 
 impl GroupOptimizer<ProdigyOptions> {
-    /// The size of its steps, which the learning rate is a factor of.
+    /// The estimated step size, of which the learning rate is a factor.
     ///
     /// # Source
     /// `optimizer.param_groups[0]["d"]`
@@ -129,7 +130,7 @@ impl Algorithm for ProdigyOptions {
     }
 
     fn check(&self) -> Result<(), OptimizerError> {
-        // Infinity is in no range.
+        // Not declared as a range: ranges exclude their end, and infinity, the default, has to be allowed.
         if self.growth_rate.is_nan() || self.growth_rate < 1.0 {
             let (option, found, expected) = ("growth_rate", self.growth_rate, "at least 1");
             return Err(OptimizerError::InvalidOption { option, found, expected });
@@ -169,7 +170,7 @@ fn sliced(tensor: &Tensor, slice: i64) -> Result<Tensor, TorchError> {
 }
 
 impl ProdigyOptions {
-    /// The pass that updates the averages and measures.
+    /// Begins the first pass, which updates the averages and measures what `d` is computed from.
     fn begin_measuring(groups: &mut [Values<Self>]) -> Result<bool, OptimizerError> {
         let lr = groups.iter().map(|group| group.lr).fold(0.0, f64::max);
         if let Some(other) = groups.iter().find(|group| group.lr != lr && group.lr != 0.0) {
@@ -196,7 +197,8 @@ impl ProdigyOptions {
         Ok(true)
     }
 
-    /// Computes `d` from what was measured; false if there was nothing, or only gradients of 0.
+    /// Begins the second pass, which moves the parameters: computes `d` from what the first one measured. False, which
+    /// ends the step, if nothing was measured or all gradients were 0.
     fn begin_moving(groups: &mut [Values<Self>]) -> bool {
         let Some(Values { options: first, .. }) = groups.first().cloned() else { return false };
         let (mut numerator, mut denominator) = (0.0, 0.0);
@@ -261,7 +263,7 @@ impl ProdigyOptions {
         let dlr = self.now.dlr;
         let denominators = foreach::sqrt(&step.slots[2])?;
         foreach::add_scalar_(&denominators, self.d * self.eps)?;
-        // Before the parameters change, on which these depend.
+        // Computed before the parameters change, because the L2 penalty depends on them.
         let grads = step.penalised_grads(false, if self.now.decouple { 0.0 } else { self.weight_decay })?;
         if self.now.decouple && self.weight_decay != 0.0 {
             foreach::add_(step.params, step.params, -self.weight_decay * dlr)?;

@@ -37,7 +37,7 @@ options! {
 
 impl Algorithm for RpropOptions {
     const LR: f64 = 1e-2;
-    /// Only for the saved state: PyTorch's has `step`.
+    /// The steps do not depend on the count; it is kept because PyTorch's saved state has `step`.
     const COUNTS_STEPS: bool = true;
     const ELEMENTWISE: bool = true;
 

@@ -7,7 +7,7 @@ use overdrive_core::TorchError;
 
 /// Why something could not be profiled, or a profile could not be written.
 ///
-/// Each message is complete, so printing the error alone is enough.
+/// Each message includes its cause, so printing the error alone is enough.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
@@ -38,7 +38,7 @@ pub enum ProfileError {
         name: &'static str,
         /// Its value.
         value: String,
-        /// What it should be.
+        /// What is wrong with it, or what it should be.
         problem: String,
     },
 
@@ -53,7 +53,7 @@ pub enum ProfileError {
         problem: String,
     },
 
-    /// A sort key of a table that does not exist.
+    /// An unknown sort key of a table.
     #[error("{0:?} is not a sort key: give one of {names}", names = known_sort_keys())]
     UnknownSortKey(String),
 

@@ -2,19 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-/// Steps with a number of threads that are at least not timed: libtorch makes or parks threads.
+/// After each change of the number of threads, at least this many steps are not timed: libtorch starts or parks
+/// threads.
 const SETTLING: usize = 2;
-/// Steps with it that are; their median counts.
+/// How many steps are timed after that; their median counts.
 const TIMED: usize = 7;
-/// More threads have to be this much faster than fewer: they take cores from a loader's workers.
+/// Threads take cores from a loader's workers. So a larger number of threads has to be this much faster to be chosen.
 const MIN_GAIN: f64 = 0.03;
 
 /// Finds the number of threads with which steps are fastest, and leaves libtorch set to it.
 ///
-/// libtorch computes with as many threads as there are cores. Where one core is busy with something else, a loader's worker
-/// for instance, each operator waits for the thread that shares it, and spins meanwhile: on 2 cores, a step of a CNN took 33
-/// to 60 ms with two threads beside one busy core, and 23 ms with one. Which number is best depends on the model, the loader
-/// and the machine, so it is measured: ten steps each with all threads, one fewer, and half of them.
+/// libtorch computes with as many threads as there are cores. Where a core is busy with something else, such as a
+/// loader's worker, each operator waits for the thread on that core, and the other threads spin meanwhile: on 2 cores,
+/// one of them busy, a step of a CNN took 33 to 60 ms with two threads, and 23 ms with one. Which number is best
+/// depends on the model, the loader and the machine, so it is measured: ten steps each with all threads, one fewer, and
+/// half of them.
 ///
 /// ```
 /// use overdrive_profile::ThreadTuner;
@@ -34,20 +36,20 @@ const MIN_GAIN: f64 = 0.03;
 pub struct ThreadTuner {
     clock: Box<dyn Fn() -> Duration + Send>,
     set: Box<dyn Fn(i32) + Send>,
-    /// Steps with a number of threads that are not timed.
+    /// How many steps with each number of threads are not timed.
     settling: usize,
-    /// Those to try; the one being tried is the first.
+    /// The numbers of threads to try; the first is being tried.
     left: Vec<i32>,
-    /// Seconds of its steps.
+    /// The seconds that each step took with it.
     times: Vec<f64>,
     /// When the last step ended.
     last: Option<Duration>,
-    /// Of those tried: threads, and seconds of a step.
+    /// The numbers of threads that were tried, each with the median seconds of a step.
     tried: Vec<(i32, f64)>,
 }
 
 impl ThreadTuner {
-    /// Tries `most` threads first, which counts as 1 below that. It begins with the next step.
+    /// Sets libtorch to `most` threads, at least 1, which are tried first. The trial begins with the next step.
     pub fn new(most: i32) -> Self {
         let start = Instant::now();
         Self::with(most, move || start.elapsed(), tch::set_num_threads)
@@ -62,14 +64,14 @@ impl ThreadTuner {
         Self { clock, set, settling: SETTLING, left, times: Vec::new(), last: None, tried: Vec::new() }
     }
 
-    /// Does not time the first `steps` steps with each number of threads, and at least two: as many as a loader's workers
-    /// read ahead, because those batches were prepared beside another number of threads. Default 2.
+    /// The number of steps with each number of threads that are not timed, at least 2; default 2. Set it to as many
+    /// batches as a loader's workers read ahead: those batches were prepared while another number of threads computed.
     pub fn settling_steps(mut self, steps: usize) -> Self {
         self.settling = steps.max(SETTLING);
         self
     }
 
-    /// A step has ended. The number of threads, once: in the step that decides.
+    /// Call it at the end of each step. Returns the number of threads once, at the step at which it is decided.
     pub fn step(&mut self) -> Option<i32> {
         let &threads = self.left.first()?;
         let now = (self.clock)();
@@ -94,7 +96,7 @@ impl ThreadTuner {
         Some(best)
     }
 
-    /// The fastest; of those that are about as fast, the fewest threads.
+    /// The smallest number of threads that is within [`MIN_GAIN`] of the fastest.
     fn best(&self) -> i32 {
         let fastest = self.tried.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min);
         let good = self.tried.iter().filter(|(_, seconds)| *seconds <= fastest * (1.0 + MIN_GAIN));

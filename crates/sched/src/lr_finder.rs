@@ -25,11 +25,11 @@ pub enum Sweep {
 /// Finds a learning rate: trains a few steps at rates that rise from tiny to huge, and watches the loss.
 ///
 /// Afterwards the model, the optimizer's state and its rates are, bit for bit, what they were before, also when a step
-/// fails or panics. Gradients are freed. What else the steps move stays where it is: the loader, random generators, a
-/// `GradScaler`.
+/// fails or panics. Gradients are freed. Nothing else that the steps change is restored: the loader's position, random
+/// generators, a `GradScaler`.
 ///
-/// With several ranks, the step has to return the mean of all ranks' losses: each rank stops by what it is given, and a
-/// rank that goes on alone waits for the others.
+/// With several ranks, the step has to return the mean of all ranks' losses. Each rank decides by the loss when to
+/// stop; with different losses, one rank would stop and the others would wait for it.
 ///
 /// ```
 /// use overdrive_core::{Module, Optimizer};
@@ -122,7 +122,7 @@ impl LrFinder {
     ///
     /// # Errors
     /// When an option is out of range, the optimizer's state cannot be saved (tch's), a step fails, a loss is not one
-    /// number, or libtorch fails. If what was before cannot be restored, that error comes first.
+    /// number, or libtorch fails. If the state from before cannot be restored, that error is returned instead.
     ///
     /// # Syncs
     /// Reads the loss at each step.
@@ -199,7 +199,7 @@ fn read(loss: &Tensor) -> Result<f64, ScheduleError> {
     value.map_err(|error| TorchError::from(error).into())
 }
 
-/// An optimizer during the sweep. Dropped by a panic, it restores what was before.
+/// An optimizer during the sweep. If a panic drops it, it restores the state from before.
 struct Sweeping<'a, O: Optimizer + ?Sized> {
     opt: &'a mut O,
     before: Option<Snapshot>,
@@ -233,7 +233,7 @@ impl Snapshot {
         let _no_grad = tch::no_grad_guard();
         let own = model.named_parameters().into_iter().map(|it| it.tensor().shallow_clone());
         let buffers = model.named_buffers().into_iter().map(|(_, buffer)| buffer);
-        // The optimizer may train a part of the model, or more than the model.
+        // The optimizer may train a part of the model, or more than the model: each tensor is copied once.
         let mut seen = HashSet::new();
         let once = |tensor: &Tensor| seen.insert((tensor.data_ptr(), tensor.numel()));
         let copied = |tensor: Tensor| tensor.f_detach_copy().map(|copy| (tensor, copy));
@@ -242,7 +242,7 @@ impl Snapshot {
         Ok(Self { tensors, state, lrs: (0..opt.num_groups()).map(|group| opt.lr(group)).collect() })
     }
 
-    /// The optimizer's state comes after the parameters, because float32 copies of them belong to it.
+    /// Restores the parameters first: the optimizer's state, restored after them, may hold float32 copies of them.
     fn restore<O: Optimizer + ?Sized>(self, opt: &mut O) -> Result<(), ScheduleError> {
         tch::no_grad(|| self.tensors.into_iter().try_for_each(|(mut tensor, copy)| tensor.f_copy_(&copy).map(drop)))
             .map_err(TorchError::from)?;

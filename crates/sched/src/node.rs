@@ -83,8 +83,8 @@ impl Node {
         }
     }
 
-    /// Takes over the schedule's own base rates. As in PyTorch, this comes after the first value, which is computed
-    /// from the group's rate.
+    /// Sets the base rates to the schedule's own, if it has any. As in PyTorch, this comes after the first value, which
+    /// is computed from the group's rate.
     fn take_own_base_lrs(&mut self) {
         if let Self::Single { schedule, base_lrs, .. } = self {
             for (index, base_lr) in base_lrs.iter_mut().enumerate() {
@@ -102,7 +102,7 @@ impl Node {
         }
     }
 
-    /// PyTorch's `_initial_step`: only a single schedule knows that this is its first step.
+    /// PyTorch's `_initial_step`: a single schedule sets its initial value; a sequence or chain makes an ordinary step.
     fn first_value(&mut self, groups: &mut [Group]) -> Result<(), ScheduleError> {
         match self {
             Self::Single { last_epoch, .. } => {

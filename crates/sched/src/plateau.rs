@@ -15,7 +15,8 @@ pub enum ThresholdMode {
 
 /// Lowers the rates by a factor when a metric has not improved for a while.
 ///
-/// The only schedule that is not a function of the step. A metric of NaN is not an improvement.
+/// Unlike the other schedules, its rates follow from the metrics and not from the step. A metric of NaN is not an
+/// improvement.
 ///
 /// ```
 /// use overdrive_sched::ReduceLrOnPlateau;
@@ -36,7 +37,7 @@ pub struct ReduceLrOnPlateau {
     options: ReduceLrOnPlateauBuilder,
     pub(crate) lrs: Vec<f64>,
     pub(crate) state: PlateauState,
-    /// The claim on the optimizer whose rates it sets; none before the first use.
+    /// Keeps other schedules from setting the same optimizer's rates; `None` before the first use.
     #[cfg(feature = "torch")]
     pub(crate) claim: Option<crate::claim::Claim>,
 }
@@ -99,7 +100,7 @@ impl ReduceLrOnPlateauBuilder {
         self
     }
 
-    /// For how many metrics after lowering the rates missing improvements are not counted; default 0.
+    /// After a reduction, the number of metrics whose lack of improvement is not counted; default 0.
     pub fn cooldown(mut self, cooldown: u64) -> Self {
         self.cooldown = cooldown;
         self
@@ -154,7 +155,8 @@ impl ReduceLrOnPlateau {
         }
     }
 
-    /// Takes the next metric. True if `patience` is exhausted, so that the rates were lowered (down to `min_lr`).
+    /// Takes the next metric. Returns whether `patience` is exhausted: then every rate is lowered, except those that
+    /// are at `min_lr` or would change by no more than `eps`.
     pub fn update(&mut self, metric: f64) -> bool {
         let state = &mut self.state;
         state.last_epoch += 1;

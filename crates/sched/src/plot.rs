@@ -87,7 +87,7 @@ pub(crate) fn plot_sweep(title: &str, what: &str, labels: &[String], values: &[f
 
 type Line = Vec<(u64, f64)>;
 
-/// A place on an axis, and what is written there.
+/// A position on an axis, and its label.
 type Mark = (f64, String);
 
 fn step_marks(steps: u64) -> Vec<Mark> {

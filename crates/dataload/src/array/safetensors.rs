@@ -1,7 +1,7 @@
 //! The safetensors format.
 //!
-//! The `safetensors` crate parses and checks the header. Its own readers need the whole file in memory or mapped; this
-//! one reads only the header and the tensors that are asked for.
+//! The readers of the `safetensors` crate need the whole file in memory or mapped. This one uses that crate to parse
+//! and check the header, and reads only the header and the tensors that are asked for.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,8 @@ use crate::content::Content;
 use crate::tensor::tensor_from_bytes;
 
 const LENGTH_BYTES: u64 = 8;
-/// Enough for a few hundred thousand tensors. Parsing takes several times as much memory.
+/// A limit, because parsing takes several times as much memory as the header. Enough for a few hundred thousand
+/// tensors.
 const MAX_HEADER_BYTES: u64 = 1 << 25;
 
 /// A safetensors file whose header has been read and checked, and whose tensors are read one by one.
@@ -45,7 +46,8 @@ impl SafeTensorsFile {
     ///
     /// # Errors
     /// [`DataError::Corrupt`] for a header that is truncated, is not JSON, has overlapping or missing data ranges, or
-    /// disagrees with the file's length; [`DataError::TooLarge`] for a header above 32 MiB; [`DataError::Io`].
+    /// disagrees with the file's length; [`DataError::TooLarge`] for a header above 32 MiB; [`DataError::Layout`] for a
+    /// compressed file; [`DataError::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, DataError> {
         Self::new(Content::open(Arc::from(path.as_ref()))?)
     }
@@ -101,6 +103,7 @@ impl SafeTensorsFile {
     ///
     /// # Errors
     /// [`DataError::Layout`] for a name that is not in the file, or an element type that has no [`Kind`];
+    /// [`DataError::Corrupt`] for a bool that is neither 0 nor 1, or a shape of 2^63 elements or more;
     /// [`DataError::Io`].
     pub fn tensor(&mut self, name: &str) -> Result<Tensor, DataError> {
         let path = self.content.path().clone();
@@ -119,7 +122,7 @@ impl SafeTensorsFile {
             )
         })?;
         let sizes = sizes_of(&info.shape).ok_or_else(|| {
-            self.content.corrupt(LENGTH_BYTES, format!("a shape below 2^63 for {name:?}"), format!("{:?}", info.shape))
+            self.content.corrupt(LENGTH_BYTES, format!("under 2^63 elements in {name:?}"), format!("{:?}", info.shape))
         })?;
         let (start, end) = info.data_offsets;
         let bytes = end.saturating_sub(start) as u64;

@@ -238,7 +238,8 @@ impl<'a> Canvas<'a> {
         let may_scale = self.dct_scaling && antialias && interpolation != Interpolation::Nearest;
         let eighths = [1, 2, 4].into_iter().find(enough).filter(|_| may_scale).unwrap_or(8);
         let [left, top, width, height] = self.decode_scaled(eighths)?;
-        // Of two equally near pixels, the same side is always taken: so the flip has to come first.
+        // Of two equally near pixels, always the one on the same side is taken. After a flip it would be the other one,
+        // so the flip comes first.
         if interpolation == Interpolation::Nearest {
             self.apply_flips();
         }

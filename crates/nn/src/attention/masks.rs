@@ -7,7 +7,7 @@ use crate::error::NnError;
 
 static MASKED_FILL: LazyOp = LazyOp::new("aten::masked_fill_", "Scalar");
 
-/// How many sequences there are, how long they are, and how many heads attend.
+/// The sizes of one call of attention: the number of sequences, their lengths, and the number of heads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shapes {
     /// None without a batch dimension.
@@ -19,7 +19,7 @@ pub(crate) struct Shapes {
 }
 
 impl Shapes {
-    /// The shapes of inputs with these sizes, checked.
+    /// The sizes of these inputs, whose vectors should have the lengths `sizes`; an error if the shapes do not fit.
     pub(super) fn of(
         [query, key, value]: [&Tensor; 3],
         sizes: [i64; 3],
@@ -58,7 +58,7 @@ impl Shapes {
         self.batch.unwrap_or(1)
     }
 
-    /// The number of sequences, each counted once per head.
+    /// The number of sequences times the number of heads.
     pub(super) fn rows(self) -> i64 {
         self.sequences() * self.heads
     }
@@ -78,7 +78,7 @@ pub(crate) struct Masks {
 }
 
 impl Masks {
-    /// Masks of scores of a dtype, checked.
+    /// Checks the masks' shapes, and converts bool masks to `kind`, the dtype of the scores.
     pub(crate) fn new(
         attn: Option<&Tensor>,
         key_padding: Option<&Tensor>,
@@ -110,7 +110,8 @@ impl Masks {
         })
     }
 
-    /// Both as one mask, and its kind, as the fused operators take them.
+    /// Both masks as one, and PyTorch's `mask_type` for its fused operators: 1 for key padding alone, 2 with an
+    /// attention mask.
     pub(crate) fn merged(&self, shapes: Shapes) -> Result<(Option<Tensor>, Option<i64>), TchError> {
         let (batch, heads, length) = (shapes.sequences(), shapes.heads, shapes.queries);
         let Some(attn) = &self.attn else {
@@ -130,7 +131,7 @@ impl Masks {
         Ok((Some(mask), Some(2)))
     }
 
-    /// Lets every place attend to one more key.
+    /// Extends the masks by one more key, to which every position may attend.
     pub(super) fn add_key(&mut self) -> Result<(), TchError> {
         for mask in [&mut self.attn, &mut self.key_padding].into_iter().flatten() {
             *mask = mask.f_pad([0, 1], "constant", None)?;
@@ -138,7 +139,7 @@ impl Masks {
         Ok(())
     }
 
-    /// Both as one mask, `[1 or rows, queries, keys]`, with the keys that were added.
+    /// Both masks as one that broadcasts to `[rows, queries, keys]`; `keys` includes the keys that were added.
     pub(super) fn by_head(self, shapes: Shapes, keys: i64) -> Result<Option<Tensor>, TchError> {
         let attn = match self.attn {
             Some(mask) if mask.dim() == 2 => Some(mask.f_unsqueeze(0)?),
@@ -150,7 +151,7 @@ impl Masks {
         attn.map_or(Ok(padding.shallow_clone()), |attn| attn.f_add(&padding)).map(Some)
     }
 
-    /// Whether the attention mask is the causal one.
+    /// Whether the attention mask equals that of [`generate_square_subsequent_mask`].
     pub(crate) fn are_causal(&self, shapes: Shapes) -> Result<bool, NnError> {
         let length = shapes.queries;
         match &self.attn {
@@ -162,7 +163,7 @@ impl Masks {
     }
 }
 
-/// A mask as it is added to scores: one that is bool becomes 0 and minus infinity.
+/// A mask to add to the scores. In a bool mask, true becomes minus infinity and false 0; other masks stay as they are.
 fn added(mask: &Tensor, kind: Kind) -> Result<Tensor, NnError> {
     if mask.f_is_floating_point()? {
         return Ok(mask.shallow_clone());
@@ -175,7 +176,7 @@ fn added(mask: &Tensor, kind: Kind) -> Result<Tensor, NnError> {
     Ok(MASKED_FILL.tensor(&[Arg::Tensor(&zeros), Arg::Tensor(mask), Arg::Double(f64::NEG_INFINITY)])?)
 }
 
-/// The mask with which each place attends to itself and those before it: minus infinity above the diagonal, else 0.
+/// The causal mask: each position attends to itself and those before it. Minus infinity above the diagonal, else 0.
 ///
 /// # Errors
 /// When `size` is negative, the dtype is not floating-point, or memory runs out.

@@ -33,11 +33,11 @@ pub struct MultiheadAttention {
     pub in_proj_weight: Option<Parameter>,
     /// `[3 * embed_dim]`.
     pub in_proj_bias: Option<Parameter>,
-    /// The last projection.
+    /// The output projection.
     pub out_proj: Linear,
-    /// `[1, 1, embed_dim]`, added to the keys as one more place.
+    /// `[1, 1, embed_dim]`, appended to the keys as one more position.
     pub bias_k: Option<Parameter>,
-    /// `[1, 1, embed_dim]`, added to the values as one more place.
+    /// `[1, 1, embed_dim]`, appended to the values as one more position.
     pub bias_v: Option<Parameter>,
     state: ModuleState,
     #[module(skip)]
@@ -127,7 +127,7 @@ impl MultiheadAttentionBuilder {
         let packed = is_packed.then(|| empty(&[3 * embed_dim, embed_dim])).transpose()?;
         let separate = |size: i64| (!is_packed).then(|| empty(&[embed_dim, size])).transpose();
         let (q, k, v) = (separate(embed_dim)?, separate(kdim)?, separate(vdim)?);
-        // PyTorch draws the last projection first.
+        // First, as in PyTorch: layers draw random numbers for their weights in the order in which they are made.
         let out_proj = Linear::builder(embed_dim, embed_dim).bias(self.bias);
         let out_proj = out_proj.name("NonDynamicallyQuantizableLinear").build()?;
         let (bias_k, bias_v) = match self.add_bias_kv {
@@ -164,11 +164,13 @@ impl MultiheadAttentionBuilder {
 /// How [`MultiheadAttention::attend`] attends. The default is PyTorch's.
 #[derive(Clone, Copy, Debug)]
 pub struct Attend<'a> {
-    /// Keys to ignore, `[batch, keys]`: true, or added to the scores.
+    /// Keys to ignore, `[batch, keys]`, or `[keys]` without a batch. A bool mask is true where a key is ignored;
+    /// another mask is added to the scores.
     pub key_padding_mask: Option<&'a Tensor>,
     /// Whether the weights are returned; without them the fast kernels are used. Default true.
     pub need_weights: bool,
-    /// Places not to attend to, `[queries, keys]` or `[batch * heads, queries, keys]`: true, or added to the scores.
+    /// Positions not to attend to, `[queries, keys]` or `[batch * heads, queries, keys]`. A bool mask is true where a
+    /// query must not attend; another mask is added to the scores.
     pub attn_mask: Option<&'a Tensor>,
     /// Whether the weights are averaged over the heads; default true.
     pub average_attn_weights: bool,
@@ -258,7 +260,7 @@ impl MultiheadAttention {
         self.attend_in_steps(inputs, masks, shapes, how)
     }
 
-    /// The shapes of inputs, checked.
+    /// The sizes of these inputs; an error if their shapes do not fit the layer.
     pub(crate) fn shapes(&self, inputs: [&Tensor; 3]) -> Result<Shapes, TchError> {
         let MultiheadAttentionBuilder { embed_dim, num_heads, kdim, vdim, batch_first, .. } = self.options;
         let sizes = [embed_dim, kdim.unwrap_or(embed_dim), vdim.unwrap_or(embed_dim)];

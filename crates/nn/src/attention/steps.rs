@@ -78,7 +78,8 @@ impl MultiheadAttention {
 
     /// Queries, keys and values, `[length, batch, embed_dim]`.
     fn projected(&self, [query, key, value]: [&Tensor; 3], shapes: Shapes) -> Result<[Tensor; 3], TchError> {
-        // PyTorch does not see that inputs are one tensor once it has added a batch dimension to each.
+        // Not without a batch: PyTorch adds a batch dimension to each input, and then no longer sees that they are one
+        // tensor.
         let is_same = |a, b| shapes.batch.is_some() && TensorId::of(a) == TensorId::of(b);
         let is_kv = is_same(key, value);
         let is_self = is_kv && is_same(query, key);

@@ -43,12 +43,12 @@ macro_rules! builder {
 
 pub(super) use builder;
 
-/// A convolution whose stride alone changes the size of the image, without a bias.
+/// A convolution without a bias, padded so that only the stride changes the size of the image.
 pub(super) fn conv(inputs: i64, outputs: i64, kernel_size: i64) -> ConvBuilder<2> {
     Conv2d::builder(inputs, outputs, kernel_size).padding((kernel_size - 1) / 2).bias(false)
 }
 
-/// A number of channels close to `channels` that 8 divides.
+/// The number of channels, rounded to a multiple of 8 that is at least 8.
 ///
 /// # Source
 /// `_make_divisible` of torchvision
@@ -74,7 +74,7 @@ pub(super) fn pool(x: &Tensor) -> Result<Tensor, NnError> {
     Flatten::new().forward(&AdaptiveAvgPool2d::new(1).forward(x)?)
 }
 
-/// What is applied in place.
+/// The activation at the end of a [`Conv2dNormActivation`], computed in place.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Activation {
     Relu6,
@@ -108,7 +108,7 @@ impl Forward for Conv2dNormActivation {
     }
 }
 
-/// Weighs channels by what all of them hold.
+/// Multiplies each channel by a weight that two layers compute from the means of all channels.
 ///
 /// # Source
 /// `torchvision.ops.SqueezeExcitation` with SiLU; Hu et al., "Squeeze-and-Excitation Networks", 2017.

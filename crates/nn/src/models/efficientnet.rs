@@ -9,8 +9,8 @@ use super::blocks::{
 };
 use crate::{Dropout, Forward, Linear, NnError, Sequential, init, sequential};
 
-/// Of each stage: by how much its blocks expand the channels, the size of their kernels, the first one's stride, the
-/// channels, the number of blocks.
+/// For each stage: the factor by which its blocks expand the channels, the size of their kernels, the first block's
+/// stride, the number of output channels, and the number of blocks.
 const STAGES: [(i64, i64, i64, i64, usize); 7] = [
     (1, 3, 1, 16, 1),
     (6, 3, 2, 24, 2),
@@ -46,7 +46,7 @@ builder! {
     }
 }
 
-/// B0 with its defaults, for 1000 classes.
+/// EfficientNet-B0 with its defaults, for 1000 classes.
 ///
 /// # Errors
 /// When memory runs out.

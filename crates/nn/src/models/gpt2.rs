@@ -32,19 +32,19 @@ pub struct Gpt2LmHeadModel {
 
 builder! {
     Gpt2LmHeadModel => Gpt2LmHeadModelBuilder {
-        /// The number of tokens; default 50257.
+        /// The number of tokens in the vocabulary; default 50257.
         vocab_size: i64 = 50257,
         /// The length of the longest sequence; default 1024.
         n_positions: i64 = 1024,
-        /// The size of a vector; default 768.
+        /// The size of the embeddings and hidden states; default 768.
         n_embd: i64 = 768,
         /// The number of layers; default 12.
         n_layer: usize = 12,
         /// The number of heads of each attention; default 12.
         n_head: i64 = 12,
-        /// The probability of dropout behind each attention and perceptron; default 0.1.
+        /// The probability of dropout after each attention and MLP; default 0.1.
         resid_pdrop: f64 = 0.1,
-        /// The probability of dropout behind the embeddings; default 0.1.
+        /// The probability of dropout after the embeddings; default 0.1.
         embd_pdrop: f64 = 0.1,
         /// The probability that an attention weight is dropped in training; default 0.1.
         attn_pdrop: f64 = 0.1,
@@ -86,7 +86,8 @@ impl Gpt2LmHeadModelBuilder {
         }
         let transformer = Transformer::new(self)?;
         let mut lm_head = Linear::builder(n_embd, vocab_size).bias(false).build()?;
-        // Hugging Face draws the head too, before it becomes the embedding.
+        // As in Hugging Face, the head gets random weights of its own before it is tied to the embedding: without them,
+        // the next random numbers would differ.
         init::normal_(&lm_head.weight, 0.0, initializer_range)?;
         lm_head.weight = transformer.wte.weight.tie();
         Ok(Gpt2LmHeadModel { transformer, lm_head, state: ModuleState::default() })
@@ -131,7 +132,8 @@ impl Transformer {
             h: (0..n_layer).map(|_| Block::new(options)).collect::<Result<_, _>>()?,
             ln_f: LayerNorm::builder(n_embd).eps(options.layer_norm_epsilon).build()?,
         };
-        // Hugging Face draws all anew once the model is complete, and the projections of residual branches once more.
+        // As in Hugging Face, all weights are initialised again once the model is complete, and the output projections
+        // of residual branches once more: one seed then gives the same weights.
         init::normal_(&own.wte.weight, 0.0, std)?;
         init::normal_(&own.wpe.weight, 0.0, std)?;
         let scaled = std / (2.0 * n_layer as f64).sqrt();
@@ -208,7 +210,8 @@ impl Attention {
             let (size, head_size) = (x.size(), n_embd / self.n_head);
             let parts = all.f_split(n_embd, 2)?;
             let by_head = |part: usize| parts[part].f_view([size[0], size[1], -1, head_size])?.f_transpose(1, 2);
-            // Hugging Face's cache copies keys and values, and what is contiguous is summed in another order.
+            // Contiguous, because Hugging Face's cache copies keys and values, and the operator sums contiguous ones in
+            // another order.
             let (query, key, value) = (by_head(0)?, by_head(1)?.f_contiguous()?, by_head(2)?.f_contiguous()?);
             let dropout = if self.state.is_training() { self.attn_pdrop } else { 0.0 };
             let (is_causal, scale) = (size[1] > 1, (head_size as f64).powf(-0.5));
@@ -234,7 +237,7 @@ impl Perceptron {
     }
 }
 
-/// GELU by its approximation with tanh, in the steps of Hugging Face and their order, on which rounding depends.
+/// GELU, approximated with tanh. The operators and their order are Hugging Face's, because rounding depends on them.
 ///
 /// # Source
 /// `NewGELUActivation` of transformers

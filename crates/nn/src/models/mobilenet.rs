@@ -6,8 +6,8 @@ use tch::Tensor;
 use super::blocks::{Activation, Conv2dNormActivation, builder, conv, init_convs, make_divisible, pool};
 use crate::{BatchNorm2d, Dropout, Forward, Linear, NnError, Sequential, init, sequential};
 
-/// Of each stage: by how much its blocks expand the channels, the channels, the number of blocks, the first one's
-/// stride.
+/// For each stage: the factor by which its blocks expand the channels, the number of output channels, the number of
+/// blocks, and the first block's stride.
 const STAGES: [(i64, i64, usize, i64); 7] =
     [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)];
 
@@ -36,7 +36,7 @@ builder! {
     }
 }
 
-/// With its defaults, for 1000 classes.
+/// MobileNetV2 with its defaults, for 1000 classes.
 ///
 /// # Errors
 /// When memory runs out.

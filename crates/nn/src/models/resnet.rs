@@ -18,13 +18,13 @@ pub struct Resnet {
     pub conv1: Conv2d,
     /// The first normalization.
     pub bn1: BatchNorm2d,
-    /// Blocks of the first size.
+    /// The first stage: its feature maps have a quarter of the image's height and width.
     pub layer1: Sequential,
-    /// Blocks of half the size.
+    /// The second stage: an eighth of the image's height and width.
     pub layer2: Sequential,
-    /// Blocks of a quarter of the size.
+    /// The third stage: a sixteenth of the image's height and width.
     pub layer3: Sequential,
-    /// Blocks of an eighth of the size.
+    /// The fourth stage: a thirty-second of the image's height and width.
     pub layer4: Sequential,
     /// The head: replace it to train for other classes.
     pub fc: Linear,
@@ -33,13 +33,13 @@ pub struct Resnet {
 /// The kind of a [`Resnet`]'s blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResnetBlock {
-    /// Two convolutions.
+    /// Two 3x3 convolutions.
     ///
     /// # Source
     /// `BasicBlock`
     #[doc(alias = "BasicBlock")]
     Basic,
-    /// Three, of which the middle one has a quarter of the channels.
+    /// A bottleneck: a 1x1 convolution to a quarter of the output's channels, a 3x3 one, and a 1x1 one to all of them.
     ///
     /// # Source
     /// `Bottleneck`
@@ -61,7 +61,7 @@ pub struct ResnetBuilder {
     num_classes: i64,
 }
 
-/// With 18 layers, for 1000 classes: `Resnet::builder(ResnetBlock::Basic, [2, 2, 2, 2])`.
+/// ResNet-18 for 1000 classes, the same as `Resnet::builder(ResnetBlock::Basic, [2, 2, 2, 2])`.
 ///
 /// # Errors
 /// When memory runs out.
@@ -72,7 +72,7 @@ pub fn resnet18() -> Result<Resnet, NnError> {
     Resnet::builder(ResnetBlock::Basic, [2, 2, 2, 2]).build()
 }
 
-/// With 34 layers, for 1000 classes: `Resnet::builder(ResnetBlock::Basic, [3, 4, 6, 3])`.
+/// ResNet-34 for 1000 classes, the same as `Resnet::builder(ResnetBlock::Basic, [3, 4, 6, 3])`.
 ///
 /// # Errors
 /// When memory runs out.
@@ -83,7 +83,7 @@ pub fn resnet34() -> Result<Resnet, NnError> {
     Resnet::builder(ResnetBlock::Basic, [3, 4, 6, 3]).build()
 }
 
-/// With 50 layers, for 1000 classes: `Resnet::builder(ResnetBlock::Bottleneck, [3, 4, 6, 3])`.
+/// ResNet-50 for 1000 classes, the same as `Resnet::builder(ResnetBlock::Bottleneck, [3, 4, 6, 3])`.
 ///
 /// # Errors
 /// When memory runs out.
@@ -104,7 +104,7 @@ impl ResnetBuilder {
     /// The model with new weights.
     ///
     /// # Errors
-    /// When a layer has no block, the number of classes is negative, or memory runs out.
+    /// When one of the four layers has no block, the number of classes is negative, or memory runs out.
     pub fn build(self) -> Result<Resnet, NnError> {
         let Self { block, layers, num_classes } = self;
         layers.iter().try_for_each(|count| at_least("Resnet", "layers", *count as i64, 1))?;
@@ -157,7 +157,8 @@ impl Resnet {
     }
 }
 
-/// The projection of a block whose output has another size than its input.
+/// A 1x1 convolution with batch normalization that gives a block's input the shape of its output; `None` where the
+/// shapes are the same.
 fn downsample(inputs: i64, outputs: i64, stride: i64) -> Result<Option<Sequential>, NnError> {
     if stride == 1 && inputs == outputs {
         return Ok(None);
@@ -165,7 +166,7 @@ fn downsample(inputs: i64, outputs: i64, stride: i64) -> Result<Option<Sequentia
     Ok(Some(sequential![conv(inputs, outputs, 1).stride(stride).build()?, BatchNorm2d::new(outputs)?]))
 }
 
-/// What a block adds its input to.
+/// The end of a block: adds the block's input, projected if need be, to its output, then applies ReLU.
 fn add(mut out: Tensor, x: &Tensor, downsample: &Option<Sequential>) -> Result<Tensor, NnError> {
     let mut out = match downsample {
         Some(downsample) => out.f_add_(&downsample.forward(x)?)?,
@@ -185,7 +186,7 @@ struct BasicBlock {
 
 impl BasicBlock {
     fn new(inputs: i64, planes: i64, stride: i64) -> Result<Self, NnError> {
-        // torchvision draws the projection first.
+        // First, as in torchvision: layers draw random numbers for their weights in the order in which they are made.
         let downsample = downsample(inputs, planes, stride)?;
         let (conv1, bn1) = (conv(inputs, planes, 3).stride(stride).build()?, BatchNorm2d::new(planes)?);
         let (conv2, bn2) = (conv(planes, planes, 3).build()?, BatchNorm2d::new(planes)?);

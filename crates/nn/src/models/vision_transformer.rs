@@ -11,7 +11,7 @@ use crate::{
     sequential,
 };
 
-/// What torchvision adds to the variance.
+/// The `eps` of torchvision's layer normalizations.
 const EPS: f64 = 1e-6;
 
 /// A transformer that sees an image as a sequence of patches; parameters have torchvision's names.
@@ -22,9 +22,9 @@ const EPS: f64 = 1e-6;
 #[derive(Debug, Module)]
 #[doc(alias = "vit")]
 pub struct VisionTransformer {
-    /// `[1, 1, hidden_dim]`: the place whose output the head sees.
+    /// `[1, 1, hidden_dim]`: a learned first position, whose output the head classifies.
     pub class_token: Parameter,
-    /// Makes a vector of each patch.
+    /// The projection of each patch to a vector.
     pub conv_proj: Conv2d,
     encoder: Encoder,
     /// What follows the encoder.
@@ -50,9 +50,9 @@ builder! {
         num_layers: usize = 12,
         /// The number of heads of each attention; default 12.
         num_heads: i64 = 12,
-        /// The size of a vector; default 768.
+        /// The size of the embeddings and hidden states; default 768.
         hidden_dim: i64 = 768,
-        /// The size of the vectors within the perceptrons; default 3072.
+        /// The hidden size of the MLPs; default 3072.
         mlp_dim: i64 = 3072,
         /// The probability of dropout; default 0.
         dropout: f64 = 0.0,

@@ -11,7 +11,8 @@ pub struct TableOptions {
     pub sort_by: Option<SortBy>,
     /// The maximum number of rows; `None` shows all.
     pub row_limit: Option<usize>,
-    /// Longer names are cut; `None` never cuts.
+    /// The largest width of the name column. Names are cut from 3 characters below it on, as in PyTorch; `None` never
+    /// cuts.
     pub max_name_column_width: Option<usize>,
     /// Longer shapes are cut; `None` never cuts.
     pub max_shapes_column_width: Option<usize>,
@@ -68,7 +69,8 @@ pub(super) struct Row<'a> {
     pub flops: u64,
     pub is_async: bool,
     pub is_top_level: bool,
-    /// Whether it ran on a device: only such rows are summed, because operators repeat the time of their kernels.
+    /// Whether it ran on a device. Only such rows count for the device's total: an operator's row repeats the time of
+    /// its kernels.
     pub is_device_work: bool,
 }
 

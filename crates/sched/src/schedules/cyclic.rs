@@ -72,13 +72,13 @@ impl CyclicLr {
         }
     }
 
-    /// The number of steps up, at least 1; default 2000.
+    /// The number of steps from `base_lr` to `max_lr`, at least 1; default 2000.
     pub fn step_size_up(mut self, step_size_up: u64) -> Self {
         self.step_size_up = step_size_up;
         self
     }
 
-    /// The number of steps down; default as many as up.
+    /// The number of steps from `max_lr` back to `base_lr`; default as many as up.
     pub fn step_size_down(mut self, step_size_down: u64) -> Self {
         self.step_size_down = Some(step_size_down);
         self

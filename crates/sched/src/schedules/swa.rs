@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use crate::error::Check;
 use crate::{AnnealStrategy, At, PerGroup, Schedule, ScheduleError};
 
-/// From the rate so far to a constant one, at which weights are averaged.
+/// Moves the rate from its present value to a constant one, at which weights are averaged.
 ///
 /// It is the last part of a schedule: `SequentialLr::new(schedule).then(160, SwaLr::new(0.05))`.
 ///
@@ -39,7 +39,7 @@ impl SwaLr {
         self
     }
 
-    /// The constant rate's share after so many steps.
+    /// The constant rate's share of the rate after `step` steps: rises from 0 to 1.
     fn share(&self, step: u64) -> f64 {
         let part = (step as f64 / self.anneal_epochs.max(1) as f64).min(1.0);
         match self.anneal_strategy {
@@ -57,7 +57,7 @@ impl Schedule for SwaLr {
     fn lr(&self, at: &At) -> f64 {
         let (swa_lr, step) = (self.swa_lr.get(at.group), at.step.max(u64::from(self.anneal_epochs == 0)));
         let before = self.share(step.saturating_sub(1));
-        // The rate from which the present one is on its way.
+        // The rate before the first step: follows from the previous rate and the constant rate's share of it.
         let initial = if before == 1.0 { swa_lr } else { (at.lr - before * swa_lr) / (1.0 - before) };
         let share = self.share(step);
         swa_lr * share + initial * (1.0 - share)

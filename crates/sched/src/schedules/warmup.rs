@@ -1,4 +1,5 @@
-//! Schedules with a warm-up that PyTorch lacks: cosine, warmup-stable-decay, and inverse square root.
+//! What PyTorch lacks: schedules with a warm-up (cosine, warmup-stable-decay, inverse square root, Noam), and
+//! layer-wise learning rates.
 
 use std::f64::consts::PI;
 
@@ -10,7 +11,7 @@ fn warm_up(step: u64, warmup: u64, start_factor: f64) -> f64 {
     start_factor + (1.0 - start_factor) * (step as f64 / warmup as f64)
 }
 
-/// A linear warm-up, then half a cosine down; the rate stays at the final value.
+/// A linear warm-up, then half a cosine down. After the last step the rate stays at its final value.
 ///
 /// # Source
 /// Goyal et al., "Accurate, Large Minibatch SGD" (2017) for the warm-up, Loshchilov and Hutter, "SGDR" (2017) for the
@@ -81,12 +82,12 @@ pub enum DecayShape {
     Linear,
     /// Half a cosine.
     Cosine,
-    /// `1 - sqrt(share)`: steep at first.
+    /// `1 - sqrt(t)`, where `t` rises from 0 to 1 during the decay: steep at first.
     OneMinusSqrt,
 }
 
 impl DecayShape {
-    /// The decay factor, from 1 to 0, `since` steps into `length`.
+    /// The decay factor after `since` of `length` steps of the decay: it falls from 1 to 0.
     fn left(self, since: u64, length: u64) -> f64 {
         if since >= length {
             return 0.0;
@@ -100,7 +101,8 @@ impl DecayShape {
     }
 }
 
-/// A linear warm-up, a plateau at the base rate, and a decay at the end; the rate stays at the final value.
+/// A linear warm-up, a plateau at the base rate, and a decay at the end. After the last step the rate stays at its
+/// final value.
 ///
 /// # Source
 /// Hu et al., "MiniCPM" (2024); Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
@@ -118,7 +120,7 @@ pub struct WarmupStableDecayLr {
 }
 
 impl WarmupStableDecayLr {
-    /// The numbers of steps up, at the base rate, and down.
+    /// The numbers of steps of the warm-up, of the plateau at the base rate, and of the decay.
     pub fn new(warmup_steps: u64, stable_steps: u64, decay_steps: u64) -> Self {
         let (start_factor, end_factor) = (0.0, 0.0);
         Self { warmup_steps, stable_steps, decay_steps, start_factor, end_factor, shape: DecayShape::Linear }
@@ -250,8 +252,8 @@ impl Schedule for NoamLr {
     }
 }
 
-/// Base rates that shrink from the output to the input: group `g` of `groups`, counted from the input, gets
-/// `lr * decay^(groups - 1 - g)`.
+/// Base rates for layer-wise decay: the closer a group is to the input, the smaller its rate. Group `g` of `groups`,
+/// counted from 0 at the input, gets `lr * decay^(groups - 1 - g)`.
 ///
 /// ```
 /// use overdrive_sched::{CosineAnnealingLr, Scheduler, layer_wise_lrs};

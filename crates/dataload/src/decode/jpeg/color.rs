@@ -60,7 +60,7 @@ fn pack<const N: usize>(red: u8, green: u8, blue: u8) -> [u8; N] {
     std::array::from_fn(|i| all[i])
 }
 
-/// How light an ink printed with black looks; both are given inverted.
+/// The brightness of an ink that is printed together with black; both are given inverted.
 fn on_paper(ink: u8, black: u8) -> u8 {
     let product = u32::from(255 - ink) * u32::from(black) + 128;
     black.saturating_sub(((product + (product >> 8)) >> 8) as u8)

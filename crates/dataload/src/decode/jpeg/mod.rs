@@ -1,8 +1,9 @@
 //! This crate's own JPEG decoder, for baseline and progressive files.
 //!
 //! It exists for crops: it runs the inverse DCT and colour conversion only for the blocks that a region needs. In a
-//! file of one scan it stops after the region's last row, and skips to the first one where there are restart markers.
-//! Its pixels equal those of libjpeg-turbo's default settings, and so Pillow's and torchvision's, bit for bit.
+//! file of one scan it stops after the region's last row; restart markers let it skip the data before the region's
+//! first row. Its pixels equal those of libjpeg-turbo's default settings, and so Pillow's and torchvision's, bit for
+//! bit.
 //!
 //! JPEG has no checksums, so a flipped bit that leaves the codes readable silently changes pixels. Missing or surplus
 //! data is noticed at restart markers; missing data also at the end of a scan, if decoding gets that far. Bytes after
@@ -31,7 +32,8 @@ use crate::{Color, DataError, Image, Region};
 
 pub(crate) const MAGIC: &[u8] = b"\xff\xd8\xff";
 
-/// A block of 64 pixels takes at least one bit in any kind of JPEG, so a header that declares more pixels is wrong.
+/// A header that declares more pixels than this per byte of the file is wrong: in any kind of JPEG, a block of 64
+/// pixels takes at least one bit.
 const MOST_PIXELS_A_BYTE: u64 = 8 * 64;
 
 /// Buffers above this size are freed after the image that needed them.
@@ -110,9 +112,11 @@ impl<'a> Jpeg<'a> {
         self.markers.frame.width
     }
 
-    /// Decodes `region`, in coordinates of the image at `eighths` eighths of its size, to pixels of `N` bytes.
+    /// Scales the image to `eighths` eighths of its size (8 is the full size), and decodes `region` of the scaled image
+    /// to pixels of `N` bytes.
     ///
-    /// The rest of the file is only scanned for its end marker, so that a truncated file is an error all the same.
+    /// The data after the region is only searched for the marker that ends it, so that a truncated file is an error all
+    /// the same.
     pub(crate) fn decode<const N: usize>(
         &self,
         region: &Region,
@@ -165,7 +169,7 @@ pub(super) fn decode(encoded: &[u8], color: Color, path: &Path) -> Result<Image,
     let channels = if grey && color != Color::Rgb { 1 } else { 3 };
     jpeg.check_size(channels)?;
     let mut pixels: Arc<[u8]> = std::iter::repeat_n(0, channels * height * width).collect();
-    // Newly made, it has no other owner.
+    // Always succeeds: the new `Arc` has no other owner.
     if let Some(pixels) = Arc::get_mut(&mut pixels) {
         match channels {
             1 => jpeg.decode::<1>(&whole, 8, pixels)?,
