@@ -50,7 +50,7 @@ impl Best {
     pub fn of(&self, folder: &Folder, steps: &[u64]) -> Vec<u64> {
         let metric = |&step: &u64| {
             let Metric { name, value } = Manifest::read(&folder.step(step)).ok()?.metric?;
-            (name == self.metric).then_some((value, step))
+            (name == self.metric && !value.is_nan()).then_some((value, step))
         };
         let mut known: Vec<(f64, u64)> = steps.iter().filter_map(metric).collect();
         let order = |one: &(f64, u64), other: &(f64, u64)| {
