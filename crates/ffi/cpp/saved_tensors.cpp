@@ -201,12 +201,14 @@ int32_t od_tensor_is_relu_saving(const at::Tensor* tensor) noexcept {
 struct od_same_tensor {
   explicit od_same_tensor(const at::Tensor& tensor)
       : storage(tensor.storage().getWeakStorageImpl()), offset(tensor.storage_offset()), sizes(tensor.sizes()),
-        strides(tensor.strides()), type(tensor.scalar_type()), version(tensor._version()) {}
+        strides(tensor.strides()), type(tensor.scalar_type()), version(tensor._version()),
+        is_conj(tensor.is_conj()), is_neg(tensor.is_neg()) {}
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   int64_t offset;
   c10::DimVector sizes, strides;
   at::ScalarType type;
   int64_t version;
+  bool is_conj, is_neg;
 };
 
 od_status od_same_tensor_new(const at::Tensor* tensor, od_same_tensor** out, od_error* err) noexcept {
@@ -220,7 +222,8 @@ int32_t od_same_tensor_is(const od_same_tensor* same, const at::Tensor* tensor) 
   if (!overdrive::has_storage(*tensor)) return 0;
   bool is_there = same->storage._unsafe_get_target() == &overdrive::storage_of(*tensor);
   return is_there && same->offset == tensor->storage_offset() && tensor->sizes() == same->sizes &&
-         tensor->strides() == same->strides && tensor->scalar_type() == same->type && tensor->_version() == same->version;
+         tensor->strides() == same->strides && tensor->scalar_type() == same->type && tensor->_version() == same->version &&
+         tensor->is_conj() == same->is_conj && tensor->is_neg() == same->is_neg;
 }
 
 void od_same_tensor_free(od_same_tensor* same) noexcept { delete same; }

@@ -75,14 +75,17 @@ od_status od_side_stream_copy(const od_side_stream* side, const at::Tensor* from
     TORCH_CHECK(from->sizes() == to->sizes() && from->scalar_type() == to->scalar_type(), "a copy from ",
                 from->scalar_type(), " ", from->sizes(), " to ", to->scalar_type(), " ", to->sizes(),
                 " should be of one type and shape");
+    TORCH_CHECK(!to->is_conj() && !to->is_neg(), "a copy to a conjugated or negated view is asked for");
     overdrive::on_device(stream.device(), [&] {
       auto user = overdrive::current_stream(stream.device());
-      auto transfer = std::make_unique<od_transfer>(side->side, there, user);
+      at::NoGradGuard no_grad;
+      // A view that is conjugated or negated when it is read would be that on the host, before the copy has ended.
+      auto source = from->resolve_conj().resolve_neg();
+      auto transfer = std::make_unique<od_transfer>(side->side, from->is_cuda() ? source : *to, user);
       transfer->copied.record(user);
       transfer->copied.block(stream);
-      at::NoGradGuard no_grad;
       c10::StreamGuard guard(stream);
-      to->copy_(*from, /*non_blocking=*/true);
+      to->copy_(source, /*non_blocking=*/true);
       transfer->copied.record(stream);
       *out = transfer.release();
     });

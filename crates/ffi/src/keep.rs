@@ -42,7 +42,7 @@ pub struct Call<'c> {
 pub struct Ran {
     /// How long the call took.
     pub nanoseconds: u64,
-    /// Where the result's memory is, as in [`address_of`](crate::address_of).
+    /// Where the result's memory is, as in [`storage`](crate::storage).
     pub address: usize,
     /// The size of that memory.
     pub bytes: usize,

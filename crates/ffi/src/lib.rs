@@ -74,7 +74,7 @@ pub use grad_hook::GradHook;
 pub use host_buffer::HostBuffer;
 pub use host_cache::{cache_host_memory, cached_host_memory};
 pub use leaves::Leaves;
-pub use memory::{address_of, empty_pinned, tensor_from_vec};
+pub use memory::{Storage, empty_pinned, storage, tensor_from_vec};
 pub use op::{Arg, LazyOp, Op, Value};
 pub use package::{Form, LEAST_SIZE, Package, check_owner, is_lazy, share_memory};
 pub use rows::Rows;

@@ -33,13 +33,26 @@ pub fn empty_pinned(shape: &[i64], kind: Kind) -> Result<Tensor, Error> {
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
-/// The address of a tensor's storage. Tensors that share the storage have the same one. For a tensor on a GPU it is an
-/// address of the GPU's memory, which the host cannot read.
+/// A tensor's storage: the memory that it shares with its views.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// Tensors that share the storage have the same one. For a tensor on a GPU it is an address of the GPU's memory, which
+    /// the host cannot read.
+    pub address: usize,
+    /// Its size.
+    pub bytes: usize,
+}
+
+/// The storage of a tensor.
 ///
 /// # Errors
 /// For a tensor without memory of its own, such as a sparse one.
-pub fn address_of(tensor: &Tensor) -> Result<usize, Error> {
-    Ok(storage_of(tensor)?.data.addr())
+///
+/// # Source
+/// `torch.Tensor.untyped_storage`
+pub fn storage(tensor: &Tensor) -> Result<Storage, Error> {
+    let raw::Storage { data, bytes, .. } = storage_of(tensor)?;
+    Ok(Storage { address: data.addr(), bytes })
 }
 
 /// The storage of a tensor: its address and size, and how many tensors share it.

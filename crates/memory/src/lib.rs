@@ -28,6 +28,7 @@ pub mod account;
 mod back_off;
 pub mod checkpoint;
 mod error;
+mod layout;
 mod offload;
 mod saved;
 

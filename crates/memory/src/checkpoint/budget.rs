@@ -5,9 +5,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use overdrive_ffi::address_of;
 use overdrive_ffi::keep::{Call, Keeps, Ran};
 use overdrive_ffi::saved_tensors::{is_parameter, version};
+use overdrive_ffi::storage;
 use tch::Tensor;
 
 use super::knapsack;
@@ -100,7 +100,7 @@ impl Budget {
     /// A measurement of a function without a plan.
     pub(super) fn measure(&self, key: Key, inputs: &[Tensor]) -> Arc<Measure> {
         let of_inputs = inputs.iter().filter(|tensor| tensor.defined() && !is_parameter(tensor));
-        let of_inputs = of_inputs.filter_map(|tensor| Some((address_of(tensor).ok()?, bytes(tensor)))).collect();
+        let of_inputs = of_inputs.filter_map(|tensor| Some((storage(tensor).ok()?.address, bytes(tensor)))).collect();
         let notes = Notes { inputs: of_inputs, ..Notes::default() };
         Arc::new(Measure { budget: self.clone(), key, notes: Mutex::new(notes), is_over: AtomicBool::new(false) })
     }
@@ -210,7 +210,7 @@ impl Measure {
     pub(super) fn saves(&self, tensor: &Tensor) {
         let mut notes = self.notes();
         notes.end = notes.calls.len();
-        let Some(address) = address_of(tensor).ok().filter(|_| !is_parameter(tensor)) else { return };
+        let Some(address) = storage(tensor).ok().filter(|_| !is_parameter(tensor)).map(|it| it.address) else { return };
         if notes.inputs.contains_key(&address) {
             notes.saved_inputs.insert(address);
         } else if let Some(&call) = notes.made_by.get(&address) {

@@ -24,8 +24,9 @@ use on_disk::OnDisk;
 /// for them. Steps are those of the optimizer on a CPU, to the bit. Parameters of a CPU are given to the optimizer
 /// themselves.
 ///
-/// Gradients may be added up, clipped or unscaled before the step. Parameters that something else has written in place, such
-/// as loaded weights, are copied to the host in the next step.
+/// Gradients may be added up, clipped or unscaled before the step; they are dense. Parameters that something else has
+/// written in place, such as loaded weights, are copied to the host in the next step. What is written past autograd
+/// (`Tensor::data`, `set_data`) needs a call of [`params_changed`](Optimizer::params_changed).
 ///
 /// ```
 /// use overdrive_core::Optimizer;
@@ -82,7 +83,8 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
     }
 
     /// The same, and each gradient is copied to the host while the backward pass goes on, and freed: there are never more
-    /// than a few of them on the device. One backward pass a step; nothing can look at gradients before the step.
+    /// than a few of them on the device. Under `DistributedDataParallel` they are copied and freed at the end of the pass.
+    /// One backward pass a step; nothing can look at gradients before the step.
     ///
     /// # Errors
     /// As for [`new`](Self::new), and when a parameter is stepped in the backward pass by another optimizer.
@@ -113,6 +115,7 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
             let inner = checked(build(params.iter().map(Parameter::share).collect())?)?;
             return Ok(Self { params: inner.parameters(), inner, device: None, disk: None });
         };
+        check_leaves(&params)?;
         let masters = params.iter().map(master).collect::<Result<Vec<_>, _>>()?;
         let named = |(param, master): (&Parameter, &Tensor)| match param.name() {
             Some(name) => Parameter::named(name, master.shallow_clone()),
@@ -151,6 +154,19 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
         Ok(self)
     }
 
+    /// What is wrong before a step.
+    fn check(&self) -> Result<(), OptimizerError> {
+        check_averaged(self)?;
+        if !self.behavior().steps_in_backward {
+            check_not_stepped_in_backward(self)?;
+        }
+        if self.inner.params().len() != self.params.len() {
+            let reason = "parameters were added to the optimizer on the host: build it anew over all of them";
+            return Err(OptimizerError::DoesNotFit { part: "CpuOffloadOptimizer", reason });
+        }
+        self.device.as_ref().map_or(Ok(()), OnDevice::check)
+    }
+
     /// The optimizer on the host.
     pub fn inner(&self) -> &O {
         &self.inner
@@ -160,6 +176,23 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
     pub fn inner_mut(&mut self) -> &mut O {
         &mut self.inner
     }
+}
+
+/// What an optimizer checks of its parameters, and cannot see in their copies.
+fn check_leaves(params: &[Parameter]) -> Result<(), OptimizerError> {
+    let mut seen = HashMap::new();
+    for (at, param) in params.iter().enumerate() {
+        let refused = |reason: String| Err(OptimizerError::parameter(param, at, reason));
+        if !param.tensor().is_leaf() {
+            return refused("it is not a leaf: give the variable itself, not a tensor computed from it".to_owned());
+        }
+        if param.tensor().numel() > 0
+            && let Some(before) = seen.insert(param.tensor().data_ptr().addr(), at)
+        {
+            return refused(format!("it is the same memory as parameter {before}: give each parameter once"));
+        }
+    }
+    Ok(())
 }
 
 fn checked<O: Optimizer>(inner: O) -> Result<O, OptimizerError> {
@@ -196,7 +229,13 @@ impl<O: Optimizer> Optimizer for CpuOffloadOptimizer<O> {
         let mut behavior = self.inner.behavior();
         // The same holds for them.
         behavior.steps_in_backward = self.device.as_ref().is_some_and(OnDevice::frees);
+        // On a device it notices that weights were written.
+        behavior.keeps_copies &= self.device.is_none();
         behavior
+    }
+
+    fn trained(&self) -> Result<Vec<Tensor>, OptimizerError> {
+        if self.device.is_some() { Ok(self.params()) } else { self.inner.trained() }
     }
 
     fn num_groups(&self) -> usize {
@@ -227,20 +266,23 @@ impl<O: Optimizer> Optimizer for CpuOffloadOptimizer<O> {
     /// Once, until the gradients are on the host.
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
-        check_averaged(self)?;
-        if !self.behavior().steps_in_backward {
-            check_not_stepped_in_backward(self)?;
-        }
+        self.check()?;
         let Some(device) = &mut self.device else { return step(&mut self.inner, self.disk.as_mut()) };
-        device.follow()?;
-        device.take_gradients()?;
-        let stepped = step(&mut self.inner, self.disk.as_mut());
-        device.give()?;
+        if !device.catch_up()? {
+            device.follow()?;
+            device.take_gradients()?;
+            let stepped = step(&mut self.inner, self.disk.as_mut());
+            device.is_stepped(stepped.is_ok());
+            device.give()?;
+            // The gradients are there for another try.
+            stepped?;
+        }
         device.forget();
-        stepped
+        Ok(())
     }
 
     fn check_step(&self) -> Result<(), OptimizerError> {
+        self.check()?;
         self.inner.check_step()
     }
 
@@ -257,10 +299,11 @@ impl<O: Optimizer> Optimizer for CpuOffloadOptimizer<O> {
     }
 
     /// # Syncs
-    /// Yes, if they were changed.
+    /// Yes.
     fn params_changed(&mut self) -> Result<(), OptimizerError> {
         if let Some(device) = &mut self.device {
-            device.follow()?;
+            // Not all that writes says so.
+            device.copy_params()?;
             device.synchronize()?;
         }
         self.inner.params_changed()

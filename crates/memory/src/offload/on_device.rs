@@ -1,11 +1,14 @@
 //! The copies of parameters and gradients.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use overdrive_core::{Marked, OptimizerError, Parameter, STEPPED_IN_BACKWARD, TorchError};
-use overdrive_ffi::{GradHook, SideStream, TensorList, Transfer, empty_pinned, set_grad};
+use overdrive_core::{AVERAGED, IGNORED, Marked, OptimizerError, Parameter, STEPPED_IN_BACKWARD, TorchError};
+use overdrive_ffi::{GradHook, SideStream, SyncTensor, TensorList, Transfer, empty_pinned, set_grad};
 use tch::Tensor;
+
+use crate::layout::dense_strides;
 
 /// So many gradients that are to be freed may be on their way to the host.
 const UNDER_WAY: usize = 4;
@@ -19,6 +22,8 @@ pub(super) struct OnDevice {
     masters: Vec<Tensor>,
     /// How often the parameters were written when they were equal to their copies.
     writes: u64,
+    /// Whether the copies were stepped, and the parameters do not have all of their values yet.
+    owes: bool,
     hooks: Vec<GradHook>,
     /// Marks the parameters whose gradients are freed, so that clipping refuses them.
     marked: Option<Marked>,
@@ -31,6 +36,10 @@ struct Copies {
     grads: Vec<Mutex<Grad>>,
     /// Gradients that were freed, whose memory the device still reads.
     under_way: Mutex<VecDeque<Transfer>>,
+    /// Whether an error of a backward pass was returned, so that not all gradients are there.
+    is_lost: AtomicBool,
+    /// Whether the copies were stepped with these gradients.
+    is_used: AtomicBool,
 }
 
 /// A gradient on the host.
@@ -42,16 +51,27 @@ struct Grad {
     failed: Option<OptimizerError>,
 }
 
+/// Why gradients cannot be taken.
+fn refused(reason: &'static str) -> OptimizerError {
+    OptimizerError::DoesNotFit { part: "CpuOffloadOptimizer", reason }
+}
+
+const TWO_PASSES: &str = "it frees gradients, but there were two backward passes before a step: build it with `new`";
+const LOST: &str = "gradients were lost by an error in the backward pass: call `zero_grad`, and run the pass again";
+const SPARSE: &str = "a gradient is sparse, and is copied to the host only if it is dense: set `sparse: false` in the \
+                      embedding";
+const ALONE: &str = "a gradient is not averaged over the ranks, but other parameters' gradients are: make the \
+                     `DistributedDataParallel` anew after adding or unfreezing layers, or `ignore` parameters that each \
+                     rank trains for itself";
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A pinned tensor with a tensor's shape, dtype and strides.
 fn pinned_like(tensor: &Tensor) -> Result<Tensor, TorchError> {
-    // What a new tensor of the same layout has, without gaps.
-    let layout = tensor.f_empty_like()?.stride();
     let flat = empty_pinned(&[tensor.numel() as i64], tensor.kind())?;
-    Ok(flat.f_as_strided(tensor.size(), layout, None)?)
+    Ok(flat.f_as_strided(tensor.size(), dense_strides(tensor), None)?)
 }
 
 /// The copy of a parameter, as a leaf.
@@ -73,15 +93,30 @@ impl OnDevice {
             Ok(Mutex::new(Grad { host: pinned_like(param.tensor())?, is_taken: false, failed: None }))
         };
         let grads = params.iter().map(grad).collect::<Result<_, _>>()?;
-        let copies = Arc::new(Copies { stream: SideStream::new(device)?, grads, under_way: Mutex::default() });
+        let copies = Arc::new(Copies {
+            stream: SideStream::new(device)?,
+            grads,
+            under_way: Mutex::default(),
+            is_lost: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
+        });
         let tensors: Vec<_> = params.iter().map(|it| it.tensor().shallow_clone()).collect();
         let list = TensorList::new(&tensors)?;
-        let mut on_device =
-            Self { copies, writes: list.writes()?, params: list, masters, hooks: Vec::new(), marked: None };
+        let mut on_device = Self {
+            copies,
+            writes: list.writes()?,
+            params: list,
+            masters,
+            owes: false,
+            hooks: Vec::new(),
+            marked: None,
+        };
         if frees {
+            let all: Arc<[SyncTensor]> = tensors.iter().map(|it| SyncTensor(it.shallow_clone())).collect();
             for (at, param) in params.iter().enumerate() {
                 let (copies, tensor) = (Arc::clone(&on_device.copies), param.tensor().shallow_clone());
-                let hook = GradHook::new(param.tensor(), move || copies.is_complete(at, &tensor));
+                let all = Arc::clone(&all);
+                let hook = GradHook::new(param.tensor(), move || copies.is_complete(at, &tensor, &all));
                 let refused = |error: TorchError| OptimizerError::parameter(param, at, error.message());
                 on_device.hooks.push(hook.map_err(refused)?);
             }
@@ -102,21 +137,52 @@ impl OnDevice {
     /// The gradients are not needed any more.
     pub(super) fn forget(&self) {
         lock(&self.copies.under_way).clear();
+        self.copies.is_lost.store(false, Ordering::Relaxed);
+        self.copies.is_used.store(false, Ordering::Relaxed);
         for grad in &self.copies.grads {
             let mut grad = lock(grad);
             (grad.is_taken, grad.failed) = (false, None);
         }
     }
 
+    /// The errors of a step that are known before anything changes.
+    pub(super) fn check(&self) -> Result<(), OptimizerError> {
+        if self.copies.is_lost.load(Ordering::Relaxed) {
+            return Err(refused(LOST));
+        }
+        if self.params.sparse_grad()?.is_some() {
+            return Err(refused(SPARSE));
+        }
+        for (at, grad) in self.copies.grads.iter().enumerate() {
+            // A pass for which hooks were not called, such as one under DDP's `no_sync`.
+            if lock(grad).is_taken && self.params.get(at)?.f_grad()?.defined() {
+                return Err(refused(TWO_PASSES));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the step with these gradients is over: it failed only when the parameters were to get their values, which
+    /// they now have.
+    pub(super) fn catch_up(&mut self) -> Result<bool, TorchError> {
+        if !self.owes {
+            return Ok(false);
+        }
+        self.give()?;
+        Ok(self.copies.is_used.load(Ordering::Relaxed))
+    }
+
     /// Gives the copies the values of the parameters, if those were written.
     pub(super) fn follow(&mut self) -> Result<(), TorchError> {
+        if self.params.writes()? != self.writes { self.copy_params() } else { Ok(()) }
+    }
+
+    pub(super) fn copy_params(&mut self) -> Result<(), TorchError> {
         let writes = self.params.writes()?;
-        if writes != self.writes {
-            for (at, master) in self.masters.iter().enumerate() {
-                drop(self.copies.stream.copy(&self.params.get(at)?.f_detach()?, master)?);
-            }
-            self.writes = writes;
+        for (at, master) in self.masters.iter().enumerate() {
+            drop(self.copies.stream.copy(&self.params.get(at)?.f_detach()?, master)?);
         }
+        (self.writes, self.owes) = (writes, false);
         Ok(())
     }
 
@@ -127,6 +193,7 @@ impl OnDevice {
         for (at, grad) in self.copies.grads.iter().enumerate() {
             let (mut grad, found) = (lock(grad), self.params.get(at)?.grad());
             if let Some(error) = grad.failed.take() {
+                self.copies.is_lost.store(true, Ordering::Relaxed);
                 return Err(error);
             }
             if found.defined() {
@@ -142,31 +209,44 @@ impl OnDevice {
         Ok(())
     }
 
-    /// Gives the parameters the values of the copies. What the device is given from now on waits.
+    /// The optimizer on the host was called, and has used the gradients up or has failed.
+    pub(super) fn is_stepped(&self, is_used: bool) {
+        self.copies.is_used.store(is_used, Ordering::Relaxed);
+    }
+
+    /// The copies were stepped: gives the parameters their values. What the device is given from now on waits.
     pub(super) fn give(&mut self) -> Result<(), TorchError> {
+        self.owes = true;
         let copy = |(at, master)| self.copies.stream.copy(master, &self.params.get(at)?.f_detach()?);
         let transfers = self.masters.iter().enumerate().map(copy).collect::<Result<Vec<_>, _>>()?;
         drop(transfers);
-        self.writes = self.params.writes()?;
+        (self.writes, self.owes) = (self.params.writes()?, false);
         Ok(())
     }
 }
 
 impl Copies {
     /// In the backward pass: a gradient is complete.
-    fn is_complete(&self, at: usize, param: &Tensor) {
+    fn is_complete(&self, at: usize, param: &Tensor, all: &[SyncTensor]) {
         let mut grad = lock(&self.grads[at]);
-        if let Err(error) = self.take(&mut grad, param) {
+        if let Err(error) = self.take(&mut grad, param, all) {
             grad.failed.get_or_insert(error);
         }
     }
 
-    fn take(&self, grad: &mut Grad, param: &Tensor) -> Result<(), OptimizerError> {
+    fn take(&self, grad: &mut Grad, param: &Tensor, all: &[SyncTensor]) -> Result<(), OptimizerError> {
+        let found = param.f_grad()?;
         if grad.is_taken {
-            let reason = "it frees gradients, but there were two backward passes before a step: build it with `new`";
-            return Err(OptimizerError::DoesNotFit { part: "CpuOffloadOptimizer", reason });
+            return Err(refused(TWO_PASSES));
         }
-        let transfer = self.start(&grad.host, &param.grad())?;
+        if found.is_sparse() {
+            return Err(refused(SPARSE));
+        }
+        let is_alone = !AVERAGED.is_empty() && !AVERAGED.contains(param) && !IGNORED.contains(param);
+        if is_alone && AVERAGED.position(all.iter().map(|it| &**it)).is_some() {
+            return Err(refused(ALONE));
+        }
+        let transfer = self.start(&grad.host, &found)?;
         set_grad(param, None)?;
         grad.is_taken = true;
         let mut under_way = lock(&self.under_way);

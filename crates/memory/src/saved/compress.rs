@@ -9,9 +9,13 @@ use tch::{Kind, TchError, Tensor};
 
 use super::Store;
 
-/// How floating-point tensors are rounded; those with an infinity or a NaN stay as they are for the last two. Boolean ones,
-/// such as masks of dropout, are kept exactly, in one bit each, and so is what ReLU saves of its result: whether it is
-/// positive. Integers, complex numbers and what has no fewer bits than before stay as they are.
+/// How floating-point tensors are rounded. Boolean ones, such as masks of dropout, are kept exactly, in one bit each, and so
+/// is what ReLU saves of its result: whether it is positive. Integers, complex numbers and what has no fewer bits than
+/// before stay as they are.
+///
+/// Of the last two, a CPU's tensor with an infinity or a NaN stays as it is. On a GPU the host would have to wait to know:
+/// there all that shares a scale with it becomes NaN, and so do gradients. Use `BFloat16` where logits are masked with
+/// infinities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Compression {
@@ -53,9 +57,6 @@ impl Store for Compression {
     }
 
     fn store_relu(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError> {
-        if tensor.is_sparse() || tensor.is_mkldnn() {
-            return Ok(None);
-        }
         // ReLU's gradient is 0 where its result is not above 0; a NaN is neither.
         Ok(Some(Arc::new(Bits::pack(&tensor.f_le(0.0)?.f_logical_not()?, tensor.kind())?)))
     }

@@ -16,6 +16,7 @@ use super::Store;
 use super::order::Order;
 use super::work::Worker;
 use crate::error::MemoryError;
+use crate::layout::dense_strides;
 
 /// So many bytes wait to be written; then the forward pass waits.
 const MOST_WAITING: u64 = 32 << 20;
@@ -39,8 +40,10 @@ struct Files {
 struct OnDisk {
     files: Arc<Files>,
     path: PathBuf,
-    place: usize,
+    place: u64,
     shape: Vec<i64>,
+    /// Dense: another layout may have kernels that round otherwise.
+    stride: Vec<i64>,
     kind: Kind,
     device: Device,
     bytes: usize,
@@ -82,23 +85,20 @@ impl Disk {
 
 impl Store for Disk {
     fn store(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError> {
-        if tensor.is_sparse() || tensor.is_mkldnn() {
-            return Ok(None);
-        }
         let files = &self.0;
         let number = files.next.fetch_add(1, Ordering::Relaxed);
         // A copy, because the tensor may be changed in place before it is written.
-        let values = match tensor.device() {
-            Device::Cpu => tensor.f_detach()?.f_contiguous()?.f_detach_copy()?,
-            _ => tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?,
-        };
+        let (shape, stride) = (tensor.size(), dense_strides(tensor));
+        let mut values = Tensor::f_empty_strided(&shape, &stride, (tensor.kind(), Device::Cpu))?;
+        values.f_copy_(&tensor.f_detach()?)?;
         let bytes = values.numel() * values.kind().elt_size_in_bytes();
         files.wait_for_room(bytes as u64);
         let made = files.stored.push(|place| OnDisk {
             files: Arc::clone(files),
             path: files.folder.path().join(number.to_string()),
             place,
-            shape: tensor.size(),
+            shape,
+            stride,
             kind: tensor.kind(),
             device: tensor.device(),
             bytes,
@@ -131,7 +131,7 @@ impl Files {
     }
 
     /// Reads tensors that were stored before this one.
-    fn read_ahead(&self, of: usize) {
+    fn read_ahead(&self, of: u64) {
         for tensor in self.stored.before(of, READ_AHEAD) {
             self.worker.run(move || {
                 if let Some(tensor) = tensor.upgrade() {
@@ -156,8 +156,8 @@ impl OnDisk {
         };
         let write = || -> io::Result<()> {
             let mut bytes = vec![0; self.bytes];
-            let flat =
-                values.f_reshape([-1]).and_then(|values| values.f_view_dtype(Kind::Uint8)).map_err(io::Error::other)?;
+            let flat = values.f_as_strided([values.numel() as i64], [1], None);
+            let flat = flat.and_then(|values| values.f_view_dtype(Kind::Uint8)).map_err(io::Error::other)?;
             flat.f_copy_data_u8(&mut bytes, self.bytes).map_err(io::Error::other)?;
             File::create_new(&self.path)?.write_all(&bytes)
         };
@@ -172,7 +172,8 @@ impl OnDisk {
     fn read(&self) -> io::Result<Tensor> {
         let mut buffer = HostBuffer::zeroed(self.bytes, false).map_err(io::Error::other)?;
         File::open(&self.path)?.read_exact(buffer.as_mut_slice())?;
-        buffer.into_tensor(self.kind, &self.shape).map_err(io::Error::other)
+        let flat = buffer.into_tensor(self.kind, &[self.shape.iter().product()]).map_err(io::Error::other)?;
+        flat.f_as_strided(&self.shape, &self.stride, None).map_err(io::Error::other)
     }
 
     /// On the worker.
@@ -219,6 +220,7 @@ impl Packed for OnDisk {
 
 impl Drop for OnDisk {
     fn drop(&mut self) {
+        self.files.stored.remove(self.place);
         if matches!(*lock(&self.state), State::Waiting(_)) {
             self.files.is_done(self.bytes);
         }
@@ -234,6 +236,25 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn a_layout_without_gaps_comes_back_and_values_of_views_are_those_that_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Disk::new(folder.path()).unwrap();
+        let x = Tensor::rand([2, 3, 4, 5], (Kind::ComplexFloat, Device::Cpu));
+        for (tensor, is_dense) in
+            [(x.permute([0, 3, 1, 2]), true), (x.narrow(3, 1, 2), false), (x.conj(), true), (x.conj().imag(), false)]
+        {
+            let stored = disk.store(&tensor).unwrap().unwrap();
+            // After this the worker has written it.
+            let (done, told) = channel();
+            disk.0.worker.run(move || done.send(()).unwrap());
+            told.recv().unwrap();
+            let found = stored.unpack().unwrap();
+            assert_eq!(found, tensor.contiguous().resolve_conj().resolve_neg());
+            assert!(!is_dense || found.stride() == tensor.stride(), "{:?} of {:?}", found.stride(), tensor.stride());
+        }
+    }
 
     /// The forward pass waits while too much is to be written; what is not written yet is read from memory.
     #[test]

@@ -11,6 +11,7 @@ use tch::{Device, Kind, Tensor};
 use super::Store;
 use super::order::Order;
 use crate::error::MemoryError;
+use crate::layout::has_gaps;
 
 /// So many tensors are on the device too, those that were saved or needed last: the computation does not wait for their
 /// copies.
@@ -51,7 +52,7 @@ impl Host {
 impl Store for Host {
     fn store(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError> {
         let Device::Cuda(number) = tensor.device() else { return Ok(None) };
-        if tensor.is_sparse() || is_expanded(tensor) {
+        if is_expanded(tensor) {
             return Ok(None);
         }
         let side = self.side(number)?;
@@ -116,17 +117,10 @@ fn is_expanded(tensor: &Tensor) -> bool {
     tensor.size().iter().zip(tensor.stride()).any(|(&size, stride)| size > 1 && stride == 0)
 }
 
-fn has_gaps(tensor: &Tensor) -> bool {
-    let mut sides: Vec<_> = tensor.stride().into_iter().zip(tensor.size()).filter(|(_, size)| *size != 1).collect();
-    sides.sort_unstable();
-    let dense = sides.iter().scan(1, |next, (_, size)| Some(std::mem::replace(next, *next * size)));
-    sides.iter().zip(dense).any(|((stride, _), dense)| *stride != dense)
-}
-
 /// A tensor in pinned memory.
 struct OnHost {
     side: Arc<Side>,
-    place: usize,
+    place: u64,
     device: Device,
     block: SyncTensor,
     /// Of the block's memory.
@@ -185,6 +179,7 @@ impl OnHost {
 
 impl Drop for OnHost {
     fn drop(&mut self) {
+        self.side.stored.remove(self.place);
         self.side.blocks.give(self.block.shallow_clone());
     }
 }

@@ -4,6 +4,7 @@ mod closures;
 mod compress;
 mod disk;
 mod host;
+mod left_alone;
 mod once;
 mod order;
 mod work;
@@ -11,10 +12,10 @@ mod work;
 use std::path::Path;
 use std::sync::Arc;
 
-use overdrive_ffi::Error as TorchError;
 use overdrive_ffi::autograd::BoxError;
 pub use overdrive_ffi::saved_tensors::HooksGuard;
 use overdrive_ffi::saved_tensors::{Hooks, Packed, is_parameter, is_relu_saving};
+use overdrive_ffi::{Error as TorchError, storage};
 use tch::Tensor;
 
 use crate::error::MemoryError;
@@ -22,6 +23,7 @@ pub use closures::saved_tensors_hooks;
 pub use compress::Compression;
 use disk::Disk;
 use host::Host;
+use left_alone::LeftAlone;
 use once::Seen;
 
 /// Keeps tensors in another form.
@@ -38,8 +40,8 @@ pub(crate) trait Store: Send + Sync + 'static {
 /// Keeps what operators save for the backward pass in less memory, or elsewhere, while the guard of
 /// [`begin`](Self::begin) lives.
 ///
-/// Parameters and views of them stay as they are, and so do small tensors. A tensor that several operators save is kept
-/// once.
+/// Parameters that require gradients and views of them stay as they are, and so do small and sparse tensors. A tensor that
+/// several operators save is kept once.
 ///
 /// ```
 /// use overdrive_memory::{Compression, SavedTensors};
@@ -59,16 +61,21 @@ pub(crate) trait Store: Send + Sync + 'static {
 pub struct SavedTensors {
     store: Arc<dyn Store>,
     min_bytes: usize,
+    left_alone: Arc<LeftAlone>,
 }
 
 impl SavedTensors {
+    fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, min_bytes: 64 << 10, left_alone: Arc::default() }
+    }
+
     /// Saved tensors are rounded: gradients are approximations.
     pub fn compressed(compression: Compression) -> Self {
-        Self { store: Arc::new(compression), min_bytes: 64 << 10 }
+        Self::new(Arc::new(compression))
     }
 
     /// Saved tensors of GPUs are copied to pinned host memory beside the computation, and back ahead of the backward pass,
-    /// in the order in which it needs them. Gradients are the same to the bit.
+    /// in the order in which it needs them. The values are the same to the bit; a tensor with gaps in memory comes back dense.
     ///
     /// The last four that were saved or needed are on the device too. The host memory is used again: make it once, not for
     /// each step. It is given back when this and the last tensor in it are dropped. Tensors of a CPU stay as they are.
@@ -82,12 +89,12 @@ impl SavedTensors {
     /// `torch.autograd.graph.save_on_cpu(pin_memory=True)`, where the host waits for each copy
     #[doc(alias = "save_on_cpu")]
     pub fn on_host() -> Self {
-        Self { store: Arc::new(Host::default()), min_bytes: 64 << 10 }
+        Self::new(Arc::new(Host::default()))
     }
 
     /// Saved tensors are files, in a folder of their own within this one: written beside the forward pass by a thread, read
-    /// by it before the backward pass asks for them, and removed after. Gradients are the same to the bit. A killed process
-    /// leaves the files.
+    /// by it before the backward pass asks for them, and removed after. The values are the same to the bit; a tensor with
+    /// gaps in memory comes back dense. A killed process leaves the files.
     ///
     /// Use it where the disk is fast and no memory (a `tmpfs` is memory).
     ///
@@ -97,10 +104,17 @@ impl SavedTensors {
     /// # Syncs
     /// The forward pass waits while more than 32 MiB are to be written, and for the device for each tensor of a GPU.
     pub fn on_disk(folder: impl AsRef<Path>) -> Result<Self, MemoryError> {
-        Ok(Self { store: Arc::new(Disk::new(folder.as_ref())?), min_bytes: 64 << 10 })
+        Ok(Self::new(Arc::new(Disk::new(folder.as_ref())?)))
     }
 
-    /// Smaller tensors stay as they are; default 64 KiB.
+    /// These stay as they are, and so do views of them: frozen parameters, buffers and other tensors that are in memory for
+    /// longer than the backward pass. Parameters that require gradients need not be given.
+    pub fn leave_alone<'a>(mut self, tensors: impl IntoIterator<Item = &'a Tensor>) -> Self {
+        self.left_alone = Arc::new(self.left_alone.and(tensors));
+        self
+    }
+
+    /// Tensors in less memory than this stay as they are; default 64 KiB.
     pub fn min_bytes(mut self, bytes: usize) -> Self {
         self.min_bytes = bytes;
         self
@@ -111,8 +125,8 @@ impl SavedTensors {
     /// # Errors
     /// When the process has another autograd engine, such as Python's.
     pub fn begin(&self) -> Result<HooksGuard, TorchError> {
-        let (store, min_bytes) = (Arc::clone(&self.store), self.min_bytes);
-        HooksGuard::new(Arc::new(Filtered { store, min_bytes, seen: Seen::default() }))
+        let (store, left_alone) = (Arc::clone(&self.store), Arc::clone(&self.left_alone));
+        HooksGuard::new(Arc::new(Filtered { store, min_bytes: self.min_bytes, left_alone, seen: Seen::default() }))
     }
 }
 
@@ -126,13 +140,16 @@ impl std::fmt::Debug for SavedTensors {
 struct Filtered {
     store: Arc<dyn Store>,
     min_bytes: usize,
+    left_alone: Arc<LeftAlone>,
     seen: Seen,
 }
 
 impl Hooks for Filtered {
     fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>, BoxError> {
-        let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
-        if bytes < self.min_bytes || is_parameter(tensor) {
+        // A small part keeps the whole in memory. What has no storage, such as a sparse tensor, has no other form.
+        let Ok(storage) = storage(tensor) else { return Ok(None) };
+        let stays = is_parameter(tensor) || self.left_alone.contains(&storage.address);
+        if storage.bytes < self.min_bytes || stays {
             return Ok(None);
         }
         // Not for other operators that save the same tensor.

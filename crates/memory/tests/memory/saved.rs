@@ -99,6 +99,68 @@ fn tensors_with_infinities_stay_as_they_are() {
     }
 }
 
+/// A view that is conjugated when it is read is not the tensor itself, though all of its memory is the same.
+#[test]
+fn a_tensor_and_its_conjugate_are_two() {
+    let _alone = alone();
+    let x = Tensor::randn([100], (Kind::ComplexFloat, Device::Cpu)).set_requires_grad(true);
+    let run = || {
+        let z = &x * 2.0;
+        (&z * z.conj()).real().sum(Kind::Float)
+    };
+    let expected = grads(&run(), &[&x]);
+    let folder = tempfile::tempdir().unwrap();
+    let loss = {
+        let _guard = SavedTensors::on_disk(folder.path()).unwrap().min_bytes(0).begin().unwrap();
+        run()
+    };
+    assert_eq!(grads(&loss, &[&x]), expected);
+}
+
+#[test]
+fn what_is_left_alone_and_sparse_tensors_stay_as_they_are() {
+    let _alone = alone();
+    let (x, frozen) = (leaf(&[4, 4]), Tensor::randn([4, 4], FLOAT));
+    let expected = &frozen.sum_dim_intlist([0].as_slice(), false, Kind::Float).expand([4, 4], false);
+    let rounded = |saved: SavedTensors| {
+        let _guard = saved.begin().unwrap();
+        let found = &grads(&x.mm(&frozen.tr()).sum(Kind::Float), &[&x])[0];
+        !found.allclose(expected, 1e-6, 1e-6, false)
+    };
+    let int8 = || SavedTensors::compressed(Compression::Int8).min_bytes(0);
+    assert!(rounded(int8()), "autograd does not tell a frozen parameter from an activation");
+    assert!(!rounded(int8().leave_alone([&frozen])));
+    assert!(
+        !rounded(int8().leave_alone([&frozen.narrow(0, 1, 1)]).leave_alone([&x])),
+        "it is a view of the same memory"
+    );
+
+    let sparse = Tensor::eye(4, FLOAT).to_sparse_sparse_dim(2);
+    for saved in [int8(), SavedTensors::compressed(Compression::BFloat16).min_bytes(0)] {
+        let _guard = saved.begin().unwrap();
+        assert_eq!(grads(&sparse.mm(&x).sum(Kind::Float), &[&x])[0], x.ones_like());
+    }
+}
+
+/// It would keep the whole in memory.
+#[test]
+fn a_small_part_of_a_large_tensor_is_stored() {
+    let _alone = alone();
+    let x = leaf(&[1 << 20]);
+    host_memory::count(usize::MAX).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let saved = SavedTensors::on_disk(folder.path()).unwrap();
+    let before = host_memory::stats().unwrap().allocated;
+    let y = {
+        let _guard = saved.begin().unwrap();
+        (&x * 2.0).narrow(0, 5, 7).square().sum(Kind::Float)
+    };
+    let after = host_memory::stats().unwrap().allocated;
+    assert!(after - before < 4096, "{} bytes", after - before);
+    let expected = Tensor::cat(&[x.zeros_like().narrow(0, 0, 5), x.detach().narrow(0, 5, 7) * 8.0], 0);
+    assert_eq!(grads(&y, &[&x])[0].narrow(0, 0, 12), expected);
+}
+
 #[test]
 fn small_tensors_parameters_and_their_views_stay_as_they_are() {
     let _alone = alone();

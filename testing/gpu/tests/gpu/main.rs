@@ -110,6 +110,8 @@ fn main() -> Result<ExitCode> {
         offload::steps::a_step_on_the_host_waits_once_and_allocates_nothing,
         offload::steps::gradients_that_are_freed_leave_the_device,
         offload::steps::what_does_not_fit_a_step_on_the_host_is_refused,
+        offload::steps::weights_that_were_written_unnoticed_are_copied_when_that_is_said,
+        offload::steps::a_step_whose_last_copies_fail_is_completed_by_the_next_call,
         optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters,
         failures::a_launch_that_fails_is_the_steps_error_and_the_next_step_works,
         failures::a_kernel_that_fails_is_told_by_whatever_waits_next,

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use overdrive::core::{OptimizerError, Parameter};
-use overdrive::ffi::cuda;
+use overdrive::ffi::{cuda, set_grad};
 use overdrive::memory::CpuOffloadOptimizer;
 use overdrive::optim::{Lookahead, clip_grad_norm_};
 use overdrive::prelude::*;
@@ -211,6 +211,25 @@ pub fn what_does_not_fit_a_step_on_the_host_is_refused() -> Result<()> {
     let second = Offloaded::with_offloaded_gradients(&model.params, adamw);
     ensure!(told(second.map(drop)).contains("number 0"), "they have hooks");
     drop(opt);
+    let one = Tensor::ones([1], FLOAT).set_requires_grad(true);
+    ensure!(told(Offloaded::new(&[&one * 2.0], adamw).map(drop)).contains("it is not a leaf"));
+    let again = one.detach().set_requires_grad(true);
+    ensure!(
+        told(Offloaded::new(&[one.shallow_clone(), again], adamw).map(drop)).contains("the same memory as parameter 0")
+    );
+    let mut opt = Offloaded::new(&[one.shallow_clone()], adamw)?;
+    let more = Tensor::ones([1], FLOAT).set_requires_grad(true);
+    opt.inner_mut().add_param_group(AdamW::group([more]))?;
+    ensure!(told(opt.step()).contains("parameters were added to the optimizer on the host"));
+    // A pass for which no hook was called, as under `no_sync`, after one whose gradients were freed.
+    let mut opt = Offloaded::with_offloaded_gradients(&[one.shallow_clone()], adamw)?;
+    (&one * 2.0).f_backward()?;
+    set_grad(&one, Some(&one.ones_like()))?;
+    ensure!(told(opt.step()).contains("two backward passes before a step"));
+    opt.zero_grad()?;
+    (&one * 2.0).f_backward()?;
+    opt.step()?;
+    drop(opt);
     let mixed = [Tensor::ones([1], FLOAT), Tensor::ones([1], (Kind::Float, Device::Cpu))];
     ensure!(told(Offloaded::new(&mixed, adamw).map(drop)).contains("it is on Cpu, but the first one is on Cuda(0)"));
     ensure!(told(Offloaded::new(Vec::<Tensor>::new(), adamw).map(drop)).contains("no parameters"));
@@ -227,5 +246,44 @@ pub fn what_does_not_fit_a_step_on_the_host_is_refused() -> Result<()> {
         opt.zero_grad()?;
     }
     ensure!(model.values() != before);
+    Ok(())
+}
+
+/// What writes past autograd is not noticed until it is said.
+pub fn weights_that_were_written_unnoticed_are_copied_when_that_is_said() -> Result<()> {
+    let trained = |device: Device| -> Result<Vec<f32>> {
+        let model = Model::new(device);
+        let mut opt = CpuOffloadOptimizer::new(&model.params, adamw)?;
+        for step in 0..3 {
+            model.backward(step)?;
+            opt.step()?;
+            opt.zero_grad()?;
+            let _ = model.params[0].data().fill_(0.25);
+            opt.params_changed()?;
+        }
+        Ok(model.values())
+    };
+    let (found, expected) = (trained(GPU)?, trained(Device::Cpu)?);
+    ensure!(is_close(&found, &expected), "{found:?} instead of {expected:?}");
+    Ok(())
+}
+
+/// The copies were stepped, and are not stepped again.
+pub fn a_step_whose_last_copies_fail_is_completed_by_the_next_call() -> Result<()> {
+    let (fake, model) = (fake()?, Model::new(GPU));
+    let mut opt = CpuOffloadOptimizer::new(&model.params, adamw)?;
+    let expected = Model::new(Device::Cpu);
+    let mut plain = adamw(expected.params.iter().map(|it| Parameter::unnamed(it.shallow_clone())).collect())?;
+    for _ in 0..2 {
+        [&model, &expected].into_iter().try_for_each(|it| it.backward(0))?;
+        // Three gradients are copied to the host, then three parameters to the device.
+        fake.fail("cudaMemcpyAsync", 5, 1);
+        ensure!(opt.step().is_err());
+        opt.step()?;
+        plain.step()?;
+        opt.zero_grad()?;
+        plain.zero_grad()?;
+    }
+    ensure!(is_close(&model.values(), &expected.values()), "{:?}", model.values());
     Ok(())
 }
