@@ -1,13 +1,12 @@
 //! Reads a file from front to back, decompressing it where needed, with an offset for every error.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
 
-use crate::read::open_regular;
+use crate::read::Input;
 use crate::{Cancellation, DataError};
 
 /// Large enough to make the cost of system calls negligible, small enough to stay in a core's cache.
@@ -24,13 +23,13 @@ const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 #[cfg(feature = "zstd")]
 const ZSTD_WINDOW_LOG: u32 = 27;
 
-trait Input: Read + Seek + Send {}
+trait Bytes: Read + Seek + Send {}
 
-impl<R: Read + Seek + Send> Input for R {}
+impl<R: Read + Seek + Send> Bytes for R {}
 
 /// Limits each read to `most` bytes, and doubles the limit with every read, up to [`BUFFER_BYTES`].
 struct ReadLimiter {
-    input: Box<dyn Input>,
+    input: Box<dyn Bytes>,
     most: usize,
 }
 
@@ -74,8 +73,8 @@ enum Source {
 impl Content {
     /// Opens a regular file; gzip and zstd are recognised by their first bytes, not by the name.
     pub(crate) fn open(path: Arc<Path>) -> Result<Self, DataError> {
-        let (file, bytes) = open_regular(&path)?;
-        Self::new::<File>(file, bytes, path)
+        let (input, bytes) = Input::open(&path)?;
+        Self::new(input, bytes, path)
     }
 
     /// The content of `bytes`; `path` only names them in errors.

@@ -6,7 +6,7 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 
 use crate::DataError;
-use crate::read::{MAX_DEFLATE_RATIO, open_regular};
+use crate::read::{Input, MAX_DEFLATE_RATIO};
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const UNSIGNED_BYTE: u8 = 0x08;
@@ -31,7 +31,7 @@ pub struct IdxArray {
 /// fewer or more values than the header says, or damaged gzip data; [`DataError::TooLarge`] above 4 GiB.
 pub fn read_idx(path: impl AsRef<Path>) -> Result<IdxArray, DataError> {
     let path = path.as_ref();
-    let (file, file_bytes) = open_regular(path)?;
+    let (file, file_bytes) = Input::open(path)?;
     let mut file = BufReader::with_capacity(1 << 16, file);
     if file.fill_buf().map_err(DataError::io(path))?.starts_with(&GZIP_MAGIC) {
         let most = file_bytes.saturating_mul(MAX_DEFLATE_RATIO);

@@ -37,6 +37,8 @@ mod points;
 mod random_split;
 mod rank;
 mod read;
+#[cfg(feature = "remote")]
+mod remote;
 mod rng;
 mod sampler;
 #[cfg(any(feature = "parquet", feature = "tfrecord", feature = "webdataset"))]

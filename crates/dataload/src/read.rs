@@ -1,10 +1,116 @@
 //! Opens and reads files without trusting their sizes.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use crate::DataError;
+#[cfg(feature = "remote")]
+use crate::remote::RemoteFile;
+
+/// How the URLs begin that may stand in the place of a path.
+const SCHEMES: [&str; 5] = ["s3", "gs", "az", "http", "https"];
+
+/// Whether a path is the URL of a file elsewhere.
+pub(crate) fn is_url(path: &Path) -> bool {
+    path.to_str().and_then(|text| text.split_once("://")).is_some_and(|(scheme, _)| SCHEMES.contains(&scheme))
+}
+
+#[cfg(not(feature = "remote"))]
+pub(crate) fn no_remote(path: &Path) -> DataError {
+    DataError::layout(path, "a build with the feature `remote`", "a URL")
+}
+
+/// A file of this machine or elsewhere.
+pub(crate) enum Input {
+    File(File),
+    #[cfg(feature = "remote")]
+    Remote(RemoteFile),
+}
+
+impl Input {
+    /// Opens it, and returns it with its length in bytes.
+    pub(crate) fn open(path: &Path) -> Result<(Self, u64), DataError> {
+        if is_url(path) {
+            #[cfg(feature = "remote")]
+            return RemoteFile::open(path).map(|file| (file.len(), file)).map(|(bytes, file)| (Self::Remote(file), bytes));
+            #[cfg(not(feature = "remote"))]
+            return Err(no_remote(path));
+        }
+        open_regular(path).map(|(file, bytes)| (Self::File(file), bytes))
+    }
+
+    /// Fills `buffer` with the bytes at `offset`.
+    pub(crate) fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::File(file) => read_exact_at(file, offset, buffer),
+            #[cfg(feature = "remote")]
+            Self::Remote(file) => file.read_exact_at(offset, buffer),
+        }
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::File(file) => file.read(buffer),
+            #[cfg(feature = "remote")]
+            Self::Remote(file) => file.read(buffer),
+        }
+    }
+}
+
+impl Seek for Input {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        match self {
+            Self::File(file) => file.seek(to),
+            #[cfg(feature = "remote")]
+            Self::Remote(file) => file.seek(to),
+        }
+    }
+}
+
+#[cfg(unix)]
+pub(crate) fn read_exact_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
+}
+
+#[cfg(windows)]
+pub(crate) fn read_exact_at(file: &File, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+    while !buffer.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, buffer, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => {
+                buffer = &mut buffer[count..];
+                offset += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(all(unix, feature = "remote"))]
+pub(crate) fn write_all_at(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
+}
+
+#[cfg(all(windows, feature = "remote"))]
+pub(crate) fn write_all_at(file: &File, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_write(file, bytes, offset) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => {
+                bytes = &bytes[count..];
+                offset += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
 
 /// Deflate never expands a byte to more than this many, so a header that declares more is wrong.
 pub(crate) const MAX_DEFLATE_RATIO: u64 = 1032;
@@ -31,7 +137,7 @@ pub(crate) fn open_regular(path: &Path) -> Result<(File, u64), DataError> {
 
 /// Reads a whole file of at most `limit` bytes.
 pub(crate) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
-    let (file, bytes) = open_regular(path)?;
+    let (file, bytes) = Input::open(path)?;
     if bytes > limit {
         return Err(DataError::TooLarge { path: path.to_owned(), what: "the file", bytes, limit });
     }
@@ -42,16 +148,18 @@ pub(crate) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
 }
 
 /// Asks the operating system to fetch a file into its cache, without waiting for that.
-#[cfg(all(target_os = "linux", any(feature = "tfrecord", feature = "webdataset")))]
+#[cfg(any(feature = "tfrecord", feature = "webdataset"))]
 pub(crate) fn read_ahead(path: &Path) {
+    #[cfg(feature = "remote")]
+    if is_url(path) {
+        return crate::remote::read_ahead(path);
+    }
     // Only a hint: any error will show when the file is read.
+    #[cfg(target_os = "linux")]
     if let Ok((file, _)) = open_regular(path) {
         _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed);
     }
 }
-
-#[cfg(all(not(target_os = "linux"), any(feature = "tfrecord", feature = "webdataset")))]
-pub(crate) fn read_ahead(_path: &Path) {}
 
 #[cfg(test)]
 mod tests {

@@ -1,12 +1,11 @@
 //! A file that many threads read at once, each at its own offset.
 
-use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::DataError;
-use crate::read::open_regular;
+use crate::read::Input;
 
 /// A file read by offset only. The `parquet` crate's file reader shares one position between all threads, so a thread
 /// may get the bytes that another asked for.
@@ -17,14 +16,14 @@ pub(super) struct Source {
 }
 
 enum Data {
-    File(File),
+    Input(Input),
     Memory(Vec<u8>),
 }
 
 impl Source {
     pub(super) fn open(path: Arc<Path>) -> Result<Self, DataError> {
-        let (file, bytes) = open_regular(&path)?;
-        Ok(Self { path, data: Data::File(file), bytes })
+        let (input, bytes) = Input::open(&path)?;
+        Ok(Self { path, data: Data::Input(input), bytes })
     }
 
     pub(super) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Self {
@@ -43,7 +42,7 @@ impl Source {
     /// Fills `buffer` with the bytes at `offset`.
     pub(super) fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), DataError> {
         let outcome = match &self.data {
-            Data::File(file) => read_exact_at(file, offset, buffer),
+            Data::Input(input) => input.read_exact_at(offset, buffer),
             Data::Memory(bytes) => {
                 let start = usize::try_from(offset).unwrap_or(usize::MAX);
                 let found = bytes.get(start..).and_then(|bytes| bytes.get(..buffer.len()));
@@ -58,25 +57,4 @@ impl Source {
             _ => DataError::Io { path: self.path.to_path_buf(), error },
         })
     }
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
-    while !buffer.is_empty() {
-        match std::os::windows::fs::FileExt::seek_read(file, buffer, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => {
-                buffer = &mut buffer[count..];
-                offset += count as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

@@ -5,7 +5,9 @@ mod wildcards;
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
-use crate::read::require_regular;
+#[cfg(not(feature = "remote"))]
+use crate::read::no_remote;
+use crate::read::{is_url, require_regular};
 
 /// More files than this are surely a typo, and listing them could fill memory.
 const MAX_FILES: usize = 1 << 20;
@@ -34,7 +36,8 @@ pub fn expand_shards(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for name in expand_braces(pattern)? {
         // If a file with exactly this name exists, it is not a glob.
-        if name.contains(['*', '?', '[']) && !Path::new(&name).is_file() {
+        let is_plain = !name.contains(['*', '?', '[']);
+        if !is_plain && (is_url(Path::new(&name)) || !Path::new(&name).is_file()) {
             glob_into(&name, &mut files)?;
         } else {
             files.push(PathBuf::from(name));
@@ -46,16 +49,36 @@ pub fn expand_shards(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
 
 /// Checks that every path is a file, so that a missing shard is reported at the start and not hours later.
 pub(crate) fn require(files: &[PathBuf]) -> Result<(), DataError> {
-    files.iter().try_for_each(|path| require_regular(path))
+    let (remote, local): (Vec<_>, Vec<_>) = files.iter().partition(|path| is_url(path));
+    local.into_iter().try_for_each(|path| require_regular(path))?;
+    require_remote(remote)
+}
+
+#[cfg(feature = "remote")]
+fn require_remote(files: Vec<&PathBuf>) -> Result<(), DataError> {
+    if files.is_empty() { Ok(()) } else { crate::remote::require(files) }
+}
+
+#[cfg(not(feature = "remote"))]
+fn require_remote(files: Vec<&PathBuf>) -> Result<(), DataError> {
+    files.first().map_or(Ok(()), |path| Err(no_remote(path)))
 }
 
 fn glob_into(pattern: &str, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
-    let found = wildcards::matching(pattern)?;
+    let found = find(pattern)?;
     if found.is_empty() {
         return Err(DataError::layout(Path::new(pattern), "files that match", "none"));
     }
     files.extend(found);
     limit(files.len())
+}
+
+fn find(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+    #[cfg(feature = "remote")]
+    if is_url(Path::new(pattern)) {
+        return crate::remote::matching(pattern);
+    }
+    wildcards::matching(pattern)
 }
 
 fn limit(count: usize) -> Result<(), DataError> {

@@ -1,0 +1,143 @@
+//! Chunks of remote files on the disk.
+//!
+//! A file has an entry of two files: its bytes, with holes where chunks are absent, and a checksum for each chunk that is
+//! there. Processes may write one entry at the same time, because they write the same bytes. What a crash has left is
+//! recognised by the checksum.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+use crate::read::{read_exact_at, write_all_at};
+
+/// Set in the entry of a chunk that is there, above its checksum.
+const IS_THERE: u64 = 1 << 32;
+
+/// A remote file's chunks.
+pub(super) struct Entry {
+    data: File,
+    sums: File,
+}
+
+impl Entry {
+    /// Opens the entry of this name, and makes room for it where it is new: removes those that were opened longest ago,
+    /// until all take `limit` bytes at most.
+    pub(super) fn open(folder: &Path, name: &str, bytes: u64, limit: u64) -> io::Result<Self> {
+        fs::create_dir_all(folder)?;
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join("lock"))?;
+        // Only this call: whoever has an entry open goes on with it after its removal.
+        lock.lock()?;
+        let open = |end: &str| {
+            let path = folder.join(format!("{name}.{end}"));
+            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)
+        };
+        let data = open("data")?;
+        if data.metadata()?.len() != bytes {
+            make_room(folder, name, limit.saturating_sub(bytes))?;
+            data.set_len(bytes)?;
+        }
+        data.set_modified(SystemTime::now())?;
+        Ok(Self { data, sums: open("sums")? })
+    }
+
+    pub(super) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        read_exact_at(&self.data, at, buffer)
+    }
+
+    /// Whether the chunk is there, and as it was written. Not at once: reads it.
+    pub(super) fn has(&self, chunk: u64, at: u64, bytes: usize) -> bool {
+        let (mut sum, mut found) = ([0; 8], vec![0; bytes]);
+        if read_exact_at(&self.sums, chunk * 8, &mut sum).is_err() || u64::from_le_bytes(sum) & IS_THERE == 0 {
+            return false;
+        }
+        self.read(at, &mut found).is_ok() && u64::from_le_bytes(sum) == checksum(&found)
+    }
+
+    /// Keeps a chunk.
+    pub(super) fn write(&self, chunk: u64, at: u64, bytes: &[u8]) -> io::Result<()> {
+        write_all_at(&self.data, at, bytes)?;
+        write_all_at(&self.sums, chunk * 8, &checksum(bytes).to_le_bytes())
+    }
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
+    IS_THERE | u64::from(crc32c::crc32c(bytes))
+}
+
+/// Removes entries other than `but`, those that were opened longest ago first, until the rest takes `limit` bytes at most.
+fn make_room(folder: &Path, but: &str, limit: u64) -> io::Result<()> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let is_data = path.extension().is_some_and(|end| end == "data");
+        if is_data && path.file_stem().is_some_and(|stem| stem != but) {
+            let found = fs::metadata(&path)?;
+            entries.push((found.modified()?, on_disk(&found), path));
+        }
+    }
+    entries.sort();
+    let mut total: u64 = entries.iter().map(|(_, bytes, _)| bytes).sum();
+    for (_, bytes, path) in entries {
+        if total <= limit {
+            break;
+        }
+        fs::remove_file(&path)?;
+        let _ = fs::remove_file(path.with_extension("sums"));
+        total -= bytes;
+    }
+    Ok(())
+}
+
+/// The bytes that a file with holes takes.
+#[cfg(unix)]
+fn on_disk(found: &fs::Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::blocks(found) * 512
+}
+
+#[cfg(not(unix))]
+fn on_disk(found: &fs::Metadata) -> u64 {
+    found.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_there_once_written_and_damage_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Entry::open(folder.path(), "one", 10, 1 << 20).unwrap();
+        let entry = open();
+        assert!(!entry.has(0, 0, 4));
+        // Another process.
+        open().write(1, 4, b"efgh").unwrap();
+        assert!(!entry.has(0, 0, 4) && entry.has(1, 4, 4) && !entry.has(2, 8, 2));
+        let mut found = [0; 4];
+        entry.read(4, &mut found).unwrap();
+        assert_eq!(&found, b"efgh");
+        write_all_at(&entry.data, 5, b"x").unwrap();
+        assert!(!open().has(1, 4, 4), "it was damaged");
+    }
+
+    #[test]
+    fn a_new_entry_takes_the_place_of_those_opened_longest_ago() {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes = vec![7; 1 << 20];
+        let write = |name: &str, seconds: u64| {
+            let entry = Entry::open(folder.path(), name, 1 << 20, 5 << 19).unwrap();
+            entry.write(0, 0, &bytes).unwrap();
+            entry.data.set_modified(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds)).unwrap();
+            entry
+        };
+        let (old, _) = (write("old", 5), write("older", 3));
+        write("new", 9);
+        let mut names: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, ["lock", "new.data", "new.sums", "old.data", "old.sums"]);
+        write("newest", 10);
+        assert!(!folder.path().join("old.data").exists());
+        assert!(old.has(0, 0, 1 << 20), "whoever has it open goes on");
+    }
+}

@@ -1,0 +1,122 @@
+//! Stores, and what they say about their files.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use object_store::path::Path as Key;
+use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt, parse_url_opts};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+use url::Url;
+
+use super::url;
+use crate::DataError;
+
+/// So many files are asked for at the same time.
+const AT_ONCE: usize = 32;
+
+pub(super) type Store = Arc<dyn ObjectStore>;
+
+/// The threads that talk to servers.
+pub(super) fn runtime() -> Result<&'static Runtime, DataError> {
+    static RUNTIME: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
+        // A program that uses TLS too may have chosen its own.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut builder = Builder::new_multi_thread();
+        builder.worker_threads(2).thread_name("remote files").enable_all().build()
+    });
+    RUNTIME.as_ref().map_err(|error| DataError::Io {
+        path: PathBuf::from("remote files"),
+        error: io::Error::new(error.kind(), error.to_string()),
+    })
+}
+
+/// What an error is for whoever reads the file.
+pub(super) fn told(error: &Error) -> io::Error {
+    let (kind, what) = match error {
+        Error::NotFound { .. } => (io::ErrorKind::NotFound, "there is no such file"),
+        Error::Precondition { .. } => (io::ErrorKind::InvalidData, "the file was changed since it was opened"),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            (io::ErrorKind::PermissionDenied, "the server refuses: check the credentials in the environment")
+        }
+        _ => (io::ErrorKind::Other, "it could not be fetched"),
+    };
+    io::Error::new(kind, format!("{what} ({error})"))
+}
+
+pub(super) fn failed(url: &str) -> impl Fn(Error) -> DataError {
+    move |error| DataError::Io { path: PathBuf::from(url), error: told(&error) }
+}
+
+/// The store that a URL names, and the file's key in it.
+pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
+    static STORES: Mutex<Option<HashMap<String, Store>>> = Mutex::new(None);
+    let invalid = |error: &dyn std::fmt::Display| {
+        DataError::option("url", "`s3://bucket/key`, `gs://`, `az://`, `http://` or `https://`", format!("{text}: {error}"))
+    };
+    let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid(&"no scheme"))?;
+    let (authority, key) = rest.split_once('/').ok_or_else(|| invalid(&"no name after the server's"))?;
+    let is_web = scheme.starts_with("http");
+    // A bucket's key may hold any character; an address of the web is escaped, and may begin with a bucket.
+    let place = match (is_web, key.split_once('/')) {
+        (true, Some((first, _))) => format!("{scheme}://{authority}/{first}/"),
+        _ => format!("{scheme}://{authority}/"),
+    };
+    let parsed = Url::parse(if is_web { text } else { &place }).map_err(|error| invalid(&error))?;
+    let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+    let stores = stores.get_or_insert_default();
+    let made = || parse_url_opts(&parsed, std::env::vars());
+    let key = match is_web {
+        true => object_store::ObjectStoreScheme::parse(&parsed).map_err(|error| invalid(&error))?.1,
+        false => Key::parse(key).map_err(|error| invalid(&error))?,
+    };
+    let store = match stores.get(&place) {
+        Some(store) => Arc::clone(store),
+        None => {
+            let (store, _) = made().map_err(failed(text))?;
+            Arc::clone(stores.entry(place).or_insert(Arc::from(store)))
+        }
+    };
+    Ok((store, key))
+}
+
+/// What is known of files, by their URLs: whoever opens a dataset asks for all of its files, and they are opened later.
+static KNOWN: LazyLock<Mutex<HashMap<String, ObjectMeta>>> = LazyLock::new(Mutex::default);
+
+/// The size and version of a file: as it was when it was first asked for.
+pub(super) fn head(text: &str) -> Result<ObjectMeta, DataError> {
+    if let Some(known) = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(text) {
+        return Ok(known.clone());
+    }
+    require([&PathBuf::from(text)])?;
+    let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(text).cloned();
+    known.ok_or_else(|| DataError::Io { path: PathBuf::from(text), error: io::ErrorKind::NotFound.into() })
+}
+
+/// Looks for all of these files, several at a time.
+pub(crate) fn require<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), DataError> {
+    let mut located = Vec::new();
+    for file in files {
+        let text = url(file)?;
+        located.push((text.to_owned(), locate(text)?));
+    }
+    runtime()?.block_on(async {
+        let (mut waiting, mut asked) = (located.into_iter(), JoinSet::new());
+        loop {
+            while asked.len() < AT_ONCE
+                && let Some((text, (store, key))) = waiting.next()
+            {
+                asked.spawn(async move { (store.head(&key).await, text) });
+            }
+            let Some(answer) = asked.join_next().await else { return Ok(()) };
+            let (found, text) = answer.map_err(|error| DataError::Io {
+                path: PathBuf::from("remote files"),
+                error: io::Error::other(error),
+            })?;
+            let found = found.map_err(failed(&text))?;
+            KNOWN.lock().unwrap_or_else(PoisonError::into_inner).insert(text, found);
+        }
+    })
+}

@@ -1,0 +1,173 @@
+//! What is read from a server is what is on the disk, or an error.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use overdrive_dataload::{
+    DataError, DataLoader, IterableDataset, TfRecords, WebDataset, WebDatasetWriter, WebSample, expand_shards, read_idx,
+};
+
+use crate::{bucket, web};
+
+type Test = (&'static str, fn() -> Result<()>);
+
+pub const TESTS: &[Test] = &[
+    ("shards_of_a_store_are_those_of_the_disk", shards_of_a_store_are_those_of_the_disk),
+    ("faults_that_pass_are_not_seen", faults_that_pass_are_not_seen),
+    ("faults_that_stay_are_errors_with_the_file_s_name", faults_that_stay_are_errors_with_the_file_s_name),
+    ("a_file_that_changes_is_an_error", a_file_that_changes_is_an_error),
+    ("what_was_read_once_is_not_fetched_again", what_was_read_once_is_not_fetched_again),
+    ("a_loader_resumes_in_the_middle", a_loader_resumes_in_the_middle),
+    ("web_servers_are_read_too", web_servers_are_read_too),
+    ("what_cannot_be_a_remote_file_is_refused", what_cannot_be_a_remote_file_is_refused),
+];
+
+/// Writes shards of some megabytes below the bucket, and returns their samples.
+fn write(folder: &str, shards: usize) -> Result<Vec<WebSample>> {
+    let folder = bucket().join(folder);
+    fs::create_dir_all(&folder)?;
+    let mut samples = Vec::new();
+    for shard in 0..shards {
+        let mut writer = WebDatasetWriter::create(folder.join(format!("{shard:02}.tar")))?;
+        for number in 0..12 {
+            let byte = |at: usize| (at * 31 + number * 7 + shard) as u8;
+            let bytes: Vec<u8> = (0..700_000 + 1000 * number).map(byte).collect();
+            writer.write(&format!("{shard:02}-{number:02}"), [("bin", &bytes[..])])?;
+        }
+        writer.finish()?;
+    }
+    for shard in 0..shards {
+        let local = WebDataset::open(&folder.join(format!("{shard:02}.tar")).display().to_string())?;
+        samples.extend(all(&local)?);
+    }
+    Ok(samples)
+}
+
+fn all(dataset: &WebDataset) -> Result<Vec<WebSample>> {
+    let shards = (0..dataset.shards()).map(|shard| dataset.open_shard(shard, 0));
+    let mut samples = Vec::new();
+    for shard in shards {
+        for sample in shard? {
+            samples.push(sample?);
+        }
+    }
+    Ok(samples)
+}
+
+fn are_equal(found: &[WebSample], expected: &[WebSample]) -> bool {
+    format!("{found:?}") == format!("{expected:?}")
+}
+
+fn shards_of_a_store_are_those_of_the_disk() -> Result<()> {
+    let expected = write("plain", 3)?;
+    for pattern in ["s3://data/plain/{00..02}.tar", "s3://data/plain/*.tar", "s3://data/*/0[012].tar"] {
+        let files = expand_shards(pattern)?;
+        ensure!(files.len() >= 3 && files[0].starts_with("s3://data"), "{files:?}");
+        let files: Vec<_> = files.into_iter().filter(|file| file.to_string_lossy().contains("plain")).collect();
+        ensure!(are_equal(&all(&WebDataset::from_files(files)?)?, &expected), "{pattern}");
+    }
+    Ok(())
+}
+
+fn faults_that_pass_are_not_seen() -> Result<()> {
+    for fault in ["cut-2", "broken-2", "busy-1", "late-40"] {
+        let expected = write(fault, 2)?;
+        let found = all(&WebDataset::open(&format!("s3://data/{fault}/{{00..01}}.tar"))?).context(fault)?;
+        ensure!(are_equal(&found, &expected), "{fault}");
+    }
+    Ok(())
+}
+
+fn told<T>(result: Result<T, DataError>) -> Result<String> {
+    match result {
+        Ok(_) => bail!("it should be an error"),
+        Err(error) => Ok(error.to_string()),
+    }
+}
+
+fn faults_that_stay_are_errors_with_the_file_s_name() -> Result<()> {
+    write("refused-0", 1)?;
+    let refused = told(WebDataset::open("s3://data/refused-0/00.tar"))?;
+    ensure!(refused.contains("s3://data/refused-0/00.tar") && refused.contains("check the credentials"), "{refused}");
+    let missing = told(WebDataset::open("s3://data/plain/none.tar"))?;
+    ensure!(missing.contains("s3://data/plain/none.tar") && missing.contains("there is no such file"), "{missing}");
+    let unmatched = told(WebDataset::open("s3://data/nothing/*.tar"))?;
+    ensure!(unmatched.contains("files that match"), "{unmatched}");
+    Ok(())
+}
+
+fn a_file_that_changes_is_an_error() -> Result<()> {
+    write("changing", 1)?;
+    let dataset = WebDataset::open("s3://data/changing/00.tar")?;
+    let path = bucket().join("changing/00.tar");
+    let mut bytes = fs::read(&path)?;
+    let last = bytes.len() - 2000;
+    bytes[last] ^= 1;
+    fs::write(&path, bytes)?;
+    let error = all(&dataset).err().context("it should be an error")?.to_string();
+    ensure!(error.contains("changed since it was opened") && error.contains("s3://data/changing/00.tar"), "{error}");
+    Ok(())
+}
+
+fn what_was_read_once_is_not_fetched_again() -> Result<()> {
+    let expected = write("once-0", 2)?;
+    for _ in 0..2 {
+        let dataset = WebDataset::open("s3://data/once-0/{00..01}.tar")?;
+        ensure!(are_equal(&all(&dataset)?, &expected));
+    }
+    Ok(())
+}
+
+fn a_loader_resumes_in_the_middle() -> Result<()> {
+    let expected = write("resumed", 3)?;
+    let loader = || -> Result<DataLoader<Vec<WebSample>>> {
+        let dataset = WebDataset::open("s3://data/resumed/*.tar")?;
+        Ok(DataLoader::from_stream(dataset).collate(|samples: Vec<WebSample>| Ok(samples)).batch_size(5).workers(2).build()?)
+    };
+    let (mut first, mut found) = (loader()?, Vec::new());
+    let mut epoch = first.iter();
+    for _ in 0..3 {
+        found.extend(epoch.next().context("a batch")??);
+    }
+    let state = epoch.state();
+    drop(epoch);
+    let mut second = loader()?;
+    second.load_state(&state)?;
+    for batch in second.iter() {
+        found.extend(batch?);
+    }
+    let keys = |samples: &[WebSample]| {
+        let mut keys: Vec<String> = samples.iter().map(|sample| sample.key.clone()).collect();
+        keys.sort();
+        keys
+    };
+    ensure!(keys(&found) == keys(&expected), "{:?}", keys(&found));
+    drop(first);
+    Ok(())
+}
+
+fn web_servers_are_read_too() -> Result<()> {
+    let expected = write("web", 1)?;
+    let found = all(&WebDataset::open(&format!("{}/data/web/00.tar", web()))?)?;
+    ensure!(are_equal(&found, &expected));
+    let idx = [0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9];
+    fs::write(bucket().join("three.idx"), idx)?;
+    ensure!(read_idx(format!("{}/data/three.idx", web()))?.data == [7, 8, 9]);
+    ensure!(read_idx("s3://data/three.idx")?.data == [7, 8, 9]);
+    let listed = told(WebDataset::open(&format!("{}/data/web/*.tar", web())))?;
+    ensure!(listed.contains("web servers do not list files"), "{listed}");
+    Ok(())
+}
+
+fn what_cannot_be_a_remote_file_is_refused() -> Result<()> {
+    for wrong in ["s3://data", "s3://", "http://nowhere"] {
+        let error = told(TfRecords::open(wrong))?;
+        ensure!(error.contains("url") || error.contains("bucket"), "{wrong}: {error}");
+    }
+    // Another scheme is a path.
+    let error = told(TfRecords::open("ftp://data/x"))?;
+    ensure!(error.contains("No such file"), "{error}");
+    ensure!(!Path::new("s3:").exists());
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! Remote files, read from an S3 server through a proxy with faults.
+//!
+//! The program starts the server, and then itself with the address in its environment, as a user would give it.
+
+mod files;
+mod proxy;
+mod server;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::Result;
+use libtest_mimic::{Arguments, Failed, Trial};
+use overdrive_dataload::{RemoteOptions, configure_remote};
+
+/// The folder of buckets.
+const ROOT: &str = "OVERDRIVE_TEST_ROOT";
+/// The address of a server that asks for no credentials.
+const WEB: &str = "OVERDRIVE_TEST_WEB";
+
+/// The folder whose names are keys of the bucket `data`.
+fn bucket() -> PathBuf {
+    PathBuf::from(std::env::var_os(ROOT).expect("started by itself")).join("data")
+}
+
+fn web() -> String {
+    std::env::var(WEB).expect("started by itself")
+}
+
+fn main() -> Result<ExitCode> {
+    if std::env::var_os(ROOT).is_some() {
+        return Ok(tests()?);
+    }
+    let root = tempfile::tempdir()?;
+    std::fs::create_dir(root.path().join("data"))?;
+    let [s3, web] = [true, false].map(|it| proxy::start(server::start(root.path(), it)?));
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(std::env::args_os().skip(1))
+        .env(ROOT, root.path())
+        .env(WEB, format!("http://{}", web?))
+        .env("AWS_ENDPOINT_URL", format!("http://{}", s3?))
+        .env("AWS_ALLOW_HTTP", "true")
+        .env("ALLOW_HTTP", "true")
+        .env("AWS_REGION", "us-east-1")
+        .env("AWS_ACCESS_KEY_ID", server::KEY.0)
+        .env("AWS_SECRET_ACCESS_KEY", server::KEY.1);
+    Ok(ExitCode::from(command.status()?.code().and_then(|code| code.try_into().ok()).unwrap_or(1)))
+}
+
+fn tests() -> Result<ExitCode> {
+    let cache = tempfile::tempdir()?;
+    configure_remote(RemoteOptions::default().cache(cache.path()))?;
+    let trial = |(name, test): (&str, fn() -> Result<()>)| {
+        Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:?}"))))
+    };
+    let trials = files::TESTS.iter().copied().map(trial).collect();
+    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials);
+    Ok(if conclusion.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

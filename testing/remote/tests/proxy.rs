@@ -1,0 +1,137 @@
+//! Passes requests on to a server, and plants faults by what they ask for.
+//!
+//! A name within a folder `cut-2` has its first two answers cut in the middle, and so on: see [`Fault`].
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+
+/// What goes wrong with an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// `cut-N`: the first N answers to each request for bytes end in the middle, with the connection.
+    Cut,
+    /// `broken-N`: the first N answers are status 500.
+    Broken,
+    /// `busy-N`: the first N answers are status 503.
+    Busy,
+    /// `refused-0`: every answer is status 403.
+    Refused,
+    /// `late-N`: every answer comes N milliseconds late.
+    Late(u64),
+    /// `once-0`: bytes that were given once are status 500 from then on.
+    Once,
+}
+
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<HashMap<String, u64>>>);
+
+impl Seen {
+    /// The fault of a request, given its head.
+    fn fault(&self, head: &str) -> Fault {
+        let Some(line) = head.lines().next() else { return Fault::None };
+        let folder = line.split('/').find_map(|part| {
+            let (kind, number) = part.split_once('-')?;
+            Some((kind, number.parse::<u64>().ok()?))
+        });
+        let Some((kind, number)) = folder else { return Fault::None };
+        // A request for bytes is one for a range.
+        let range = head.lines().find(|line| line.to_ascii_lowercase().starts_with("range:")).unwrap_or_default();
+        let mut seen = self.0.lock().unwrap();
+        let times = seen.entry(format!("{line} {range}")).or_default();
+        *times += 1;
+        match kind {
+            "cut" if *times <= number && !range.is_empty() => Fault::Cut,
+            "broken" if *times <= number => Fault::Broken,
+            "busy" if *times <= number => Fault::Busy,
+            "refused" => Fault::Refused,
+            "late" => Fault::Late(number),
+            "once" if *times > 1 && !range.is_empty() => Fault::Once,
+            _ => Fault::None,
+        }
+    }
+}
+
+/// Listens on an address of its own, until the process ends.
+pub fn start(server: SocketAddr) -> Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let seen = Seen::default();
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let seen = seen.clone();
+            thread::spawn(move || drop(pass_on(client, server, &seen)));
+        }
+    });
+    Ok(address)
+}
+
+/// One connection. Requests have no body, so each is a head.
+fn pass_on(mut client: TcpStream, server: SocketAddr, seen: &Seen) -> Result<()> {
+    client.set_nodelay(true)?;
+    let mut waiting = Vec::new();
+    loop {
+        let Some(head) = head(&mut client, &mut waiting)? else { return Ok(()) };
+        let fault = seen.fault(&String::from_utf8_lossy(&head));
+        let status = match fault {
+            Fault::Broken | Fault::Once => Some("500 Internal Server Error"),
+            Fault::Busy => Some("503 Slow Down"),
+            Fault::Refused => Some("403 Forbidden"),
+            _ => None,
+        };
+        if let Some(status) = status {
+            write!(client, "HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")?;
+            continue;
+        }
+        if let Fault::Late(millis) = fault {
+            thread::sleep(Duration::from_millis(millis));
+        }
+        // A connection for each request, so that an answer ends with it.
+        let mut upstream = TcpStream::connect(server)?;
+        upstream.write_all(&without_keep_alive(&head))?;
+        let is_head = head.starts_with(b"HEAD");
+        let mut answer = Vec::new();
+        upstream.read_to_end(&mut answer)?;
+        if fault == Fault::Cut {
+            client.write_all(&answer[..answer.len() / 2])?;
+            client.shutdown(Shutdown::Both)?;
+            return Ok(());
+        }
+        client.write_all(&answer)?;
+        // Without a length, only the end of the connection ends the answer.
+        let said = String::from_utf8_lossy(&answer[..answer.len().min(4096)]).to_ascii_lowercase();
+        if !is_head && !said.contains("content-length") {
+            client.shutdown(Shutdown::Both)?;
+            return Ok(());
+        }
+    }
+}
+
+/// The next request, up to its empty line.
+fn head(client: &mut TcpStream, waiting: &mut Vec<u8>) -> Result<Option<Vec<u8>>> {
+    loop {
+        if let Some(end) = waiting.windows(4).position(|four| four == b"\r\n\r\n") {
+            return Ok(Some(waiting.drain(..end + 4).collect()));
+        }
+        let mut buffer = [0; 4096];
+        match client.read(&mut buffer)? {
+            0 => return Ok(None),
+            count => waiting.extend_from_slice(&buffer[..count]),
+        }
+    }
+}
+
+/// The signature does not cover this header.
+fn without_keep_alive(head: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(head);
+    let lines = text.trim_end().lines().filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
+    let mut out: String = lines.map(|line| format!("{line}\r\n")).collect();
+    out += "connection: close\r\n\r\n";
+    out.into_bytes()
+}
