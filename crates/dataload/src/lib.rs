@@ -95,6 +95,8 @@ pub use parquet::{
 pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};
 pub use random_split::{random_split, split_lengths};
+#[cfg(feature = "remote")]
+pub use remote::{RemoteOptions, configure_remote};
 pub use rng::Philox;
 pub use sampler::{
     Curriculum, DistributedSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler,

@@ -53,6 +53,8 @@ pub(super) fn failed(url: &str) -> impl Fn(Error) -> DataError {
 /// The store that a URL names, and the file's key in it.
 pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
     static STORES: Mutex<Option<HashMap<String, Store>>> = Mutex::new(None);
+    // A client needs the encryption that is chosen there.
+    runtime()?;
     let invalid = |error: &dyn std::fmt::Display| {
         DataError::option("url", "`s3://bucket/key`, `gs://`, `az://`, `http://` or `https://`", format!("{text}: {error}"))
     };

@@ -155,7 +155,7 @@ impl OnDevice {
         }
         for (at, grad) in self.copies.grads.iter().enumerate() {
             // A pass for which hooks were not called, such as one under DDP's `no_sync`.
-            if lock(grad).is_taken && self.params.get(at)?.f_grad()?.defined() {
+            if lock(grad).is_taken && self.params.get(at)?.grad().defined() {
                 return Err(refused(TWO_PASSES));
             }
         }
@@ -235,7 +235,7 @@ impl Copies {
     }
 
     fn take(&self, grad: &mut Grad, param: &Tensor, all: &[SyncTensor]) -> Result<(), OptimizerError> {
-        let found = param.f_grad()?;
+        let found = param.grad();
         if grad.is_taken {
             return Err(refused(TWO_PASSES));
         }
