@@ -32,7 +32,7 @@ fn write(folder: &str, shards: usize) -> Result<Vec<WebSample>> {
     for shard in 0..shards {
         let name = folder.join("%02d.tar").display().to_string();
         let mut writer = WebDatasetWriter::builder(name).start_shard(shard as u64).build()?;
-        for number in 0..12 {
+        for number in 0..7 {
             let byte = |at: usize| (at * 31 + number * 7 + shard) as u8;
             let bytes: Vec<u8> = (0..700_000 + 1000 * number).map(byte).collect();
             writer.write(&format!("{shard:02}-{number:02}"), &[("bin", &bytes)])?;
