@@ -22,7 +22,7 @@ pub(crate) fn checks(name: &str, overload: &str) -> Option<Checks> {
 
 /// These check by themselves, on every device, that lists are equally long, numbers in range and indices within the
 /// tensor. (`_foreach_copy` does not, and must not be listed.)
-const OWN: [(&str, &str); 93] = [
+const OWN: [(&str, &str); 92] = [
     ("aten::_amp_foreach_non_finite_check_and_unscale_", ""),
     ("aten::_amp_update_scale_", ""),
     ("aten::_foreach_abs", ""),
@@ -37,7 +37,6 @@ const OWN: [(&str, &str); 93] = [
     ("aten::_foreach_addcdiv_", "ScalarList"),
     ("aten::_foreach_addcmul", "Scalar"),
     ("aten::_foreach_addcmul_", "Scalar"),
-    ("aten::_foreach_addcmul_", "ScalarList"),
     ("aten::_foreach_clamp_max_", "Scalar"),
     ("aten::_foreach_clamp_min", "Scalar"),
     ("aten::_foreach_clamp_min_", "Scalar"),

@@ -179,25 +179,25 @@ impl AdafactorOptions {
         shares: &[f64],
         eps1: f64,
     ) -> Result<TensorList, TorchError> {
-        let (mut norms, mut weights, mut averages) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut means, mut lengths, mut averages) = (Vec::new(), Vec::new(), Vec::new());
         for (list, dim) in [(rows, -1), (columns, -2)] {
-            for (grad, share) in grads.to_vec()?.iter().zip(shares) {
-                norms.push(NORM.tensor(&[
-                    Arg::Tensor(grad),
+            for grad in grads.to_vec()? {
+                means.push(NORM.tensor(&[
+                    Arg::Tensor(&grad),
                     Arg::Double(2.0),
                     Arg::IntList(&[dim]),
                     Arg::Bool(true),
                 ])?);
-                weights.push(share / grad.size()[(grad.dim() as i64 + dim) as usize] as f64);
+                lengths.push(grad.size()[(grad.dim() as i64 + dim) as usize] as f64);
             }
             averages.extend(list.to_vec()?);
         }
-        let (norms, averages) = (TensorList::new(&norms)?, TensorList::new(&averages)?);
+        let means = TensorList::new(&means)?;
         // The mean of squares is the squared norm divided by the length, so no tensor of squares is needed. Rows and
-        // columns are averaged together, so that there are few kernel launches.
-        let kept: Vec<f64> = shares.iter().chain(shares).map(|share| 1.0 - share).collect();
-        foreach::mul_each_(&averages, &kept)?;
-        foreach::addcmul_each_(&averages, &norms, &norms, &weights)?;
+        // columns are averaged together, so that there are few kernel launches. These are PyTorch's operators: its bits.
+        foreach::mul_(&means, &means)?;
+        foreach::div_each_(&means, &lengths)?;
+        foreach::lerp_each_(&TensorList::new(&averages)?, &means, &[shares, shares].concat())?;
         let (mut estimates, mut means) = (Vec::new(), Vec::new());
         for (row, column) in rows.to_vec()?.iter().zip(columns.to_vec()?) {
             estimates.push(row.f_matmul(&column)?);

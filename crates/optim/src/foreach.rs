@@ -56,8 +56,6 @@ in_place! {
         (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factors: ScalarList &[f64]);
     addcmul_ = "addcmul_", "Scalar"
         (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factor: Double f64);
-    addcmul_each_ = "addcmul_", "ScalarList"
-        (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factors: ScalarList &[f64]);
     clamp_max_ = "clamp_max_", "Scalar" (xs: TensorList &TensorList, high: Double f64);
     clamp_min_ = "clamp_min_", "Scalar" (xs: TensorList &TensorList, low: Double f64);
     clamp_min_each_ = "clamp_min_", "ScalarList" (xs: TensorList &TensorList, lows: ScalarList &[f64]);
