@@ -1,5 +1,6 @@
 //! README's table of the technique benchmark, made of a record.
 
+use crate::report::Target;
 use crate::text::{accuracy, list, rate, seconds, wrap};
 use crate::{Contender, Report, Row, WorkloadReport};
 
@@ -49,7 +50,8 @@ fn table(report: &Report, record: &str) -> String {
         text += &format!("\n{}\n\n", wrap(&whole_head(report), WIDTH));
         text += &head;
         for workload in wholes {
-            text += &line(workload, format!("**{}**", workload.measurements.workload), &whole);
+            let target = workload.measurements.target();
+            text += &line(workload, format!("**{}**", workload.measurements.workload), &|row| whole(row, target));
         }
     }
     text + "\n" + &wrap(&said(report, record), WIDTH)
@@ -67,15 +69,16 @@ fn speed(row: &Row, samples: &str) -> String {
     })
 }
 
-/// The time of a whole training, and what it reached.
-fn whole(row: &Row) -> String {
+/// The time of a whole training, what it reached, and when it had reached the target.
+fn whole(row: &Row, target: Target) -> String {
     let Some(time) = row.seconds else { return "-".to_owned() };
     let reached = match (row.accuracy, row.loss) {
         (Some(share), _) => format!(" to {}", accuracy(share)),
         (None, Some(loss)) => format!(" to a loss of {loss:.2}"),
         (None, None) => String::new(),
     };
-    format!("{} s ({}-{}){reached}", seconds(time.median), seconds(time.low), seconds(time.high))
+    let to_target = row.seconds_to_target.map(|it| format!("; {target} after {} s", seconds(it))).unwrap_or_default();
+    format!("{} s ({}-{}){reached}{to_target}", seconds(time.median), seconds(time.low), seconds(time.high))
 }
 
 fn whole_head(report: &Report) -> String {

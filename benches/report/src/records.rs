@@ -105,8 +105,7 @@ fn lasting(case: &str) -> String {
     let case = renamed.map_or(case, |(_, new)| new);
     let (text, meaning) = case.rsplit_once(" (").unwrap_or((case, ""));
     let parts = text.split(", ").filter(|part| !part.ends_with("% of the bytes"));
-    let parts: Vec<&str> =
-        parts.map(|part| part.split_once(" a rank: ").map_or(part, |(samples, _)| samples)).collect();
+    let parts: Vec<&str> = parts.map(|part| part.find(RANK).map_or(part, |at| &part[..at + RANK.len() - 2])).collect();
     if meaning.is_empty() { parts.join(", ") } else { format!("{} ({meaning}", parts.join(", ")) }
 }
 
@@ -115,6 +114,8 @@ fn lasting_peer(peer: &str) -> &str {
     if peer.starts_with(GRID) { GRID } else { peer }
 }
 
+/// What a step's time follows.
+const RANK: &str = " a rank: ";
 const GRID: &str = "the best of a grid";
 
 /// One result of a comparison.

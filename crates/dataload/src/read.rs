@@ -33,7 +33,9 @@ impl Input {
     pub(crate) fn open(path: &Path) -> Result<(Self, u64), DataError> {
         if is_url(path) {
             #[cfg(feature = "remote")]
-            return RemoteFile::open(path).map(|file| (file.len(), file)).map(|(bytes, file)| (Self::Remote(file), bytes));
+            return RemoteFile::open(path)
+                .map(|file| (file.len(), file))
+                .map(|(bytes, file)| (Self::Remote(file), bytes));
             #[cfg(not(feature = "remote"))]
             return Err(no_remote(path));
         }

@@ -6,7 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_core::Stateful;
 use overdrive_dataload::{
-    DataError, DataLoader, IterableDataset, TfRecordDataset, WebDataset, WebDatasetWriter, WebSample, expand_shards, read_idx,
+    DataError, DataLoader, IterableDataset, TfRecordDataset, WebDataset, WebDatasetWriter, WebSample, expand_shards,
+    read_idx,
 };
 
 use crate::{bucket, web};
@@ -126,7 +127,11 @@ fn a_loader_resumes_in_the_middle() -> Result<()> {
     let expected = write("resumed", 3)?;
     let loader = || -> Result<DataLoader<Vec<WebSample>>> {
         let dataset = WebDataset::open("s3://data/resumed/*.tar")?;
-        Ok(DataLoader::stream(dataset).batch_size(5).num_workers(2).collate(|samples: Vec<WebSample>| Ok(samples)).build()?)
+        Ok(DataLoader::stream(dataset)
+            .batch_size(5)
+            .num_workers(2)
+            .collate(|samples: Vec<WebSample>| Ok(samples))
+            .build()?)
     };
     let (first, mut found) = (loader()?, Vec::new());
     let mut epoch = first.iter();

@@ -31,7 +31,8 @@ pub fn start(root: &Path, with_credentials: bool) -> Result<SocketAddr> {
             while let Ok((socket, _)) = listener.accept().await {
                 let service = service.clone();
                 tokio::spawn(async move {
-                    let served = Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), service).await;
+                    let served =
+                        Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), service).await;
                     drop(served);
                 });
             }

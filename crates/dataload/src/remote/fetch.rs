@@ -54,7 +54,8 @@ pub(super) async fn fetch(store: &Store, key: &Key, meta: &ObjectMeta, range: Ra
 
 async fn once(store: &Store, key: &Key, meta: &ObjectMeta, range: Range<u64>) -> Result<Bytes, Error> {
     let if_match = meta.e_tag.clone();
-    let found = store.get_opts(key, GetOptions { range: Some(range.into()), if_match, ..GetOptions::default() }).await?;
+    let found =
+        store.get_opts(key, GetOptions { range: Some(range.into()), if_match, ..GetOptions::default() }).await?;
     // Not every server looks at the condition.
     if meta.e_tag.is_some() && found.meta.e_tag != meta.e_tag || found.meta.size != meta.size {
         let source = "the file has another version".into();

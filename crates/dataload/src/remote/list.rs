@@ -22,7 +22,8 @@ pub(crate) fn matching(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let plain = &keys[..keys.find(['*', '?', '[']).unwrap_or(keys.len())];
     let folder = plain.rsplit_once('/').map_or("", |(folder, _)| folder);
     let (store, _) = locate(&format!("{place}{keys}"))?;
-    let prefix = Key::parse(folder).map_err(|error| DataError::option("shards", "a folder", format!("{pattern}: {error}")))?;
+    let prefix =
+        Key::parse(folder).map_err(|error| DataError::option("shards", "a folder", format!("{pattern}: {error}")))?;
     let mut found = runtime()?.block_on(async {
         let mut listed = store.list((!folder.is_empty()).then_some(&prefix));
         let mut found = Vec::new();
@@ -46,7 +47,11 @@ fn parts(pattern: &str) -> Result<(&str, &str), DataError> {
     let start = start.ok_or_else(|| DataError::option("shards", "a bucket and a name", pattern))?;
     let (place, keys) = pattern.split_at(start);
     match place.starts_with("http") {
-        true => Err(DataError::option("shards", "names without `*`, `?` and `[`, as web servers do not list files", pattern)),
+        true => Err(DataError::option(
+            "shards",
+            "names without `*`, `?` and `[`, as web servers do not list files",
+            pattern,
+        )),
         false => Ok((place, keys)),
     }
 }

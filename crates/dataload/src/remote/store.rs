@@ -56,7 +56,11 @@ pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
     // A client needs the encryption that is chosen there.
     runtime()?;
     let invalid = |error: &dyn std::fmt::Display| {
-        DataError::option("url", "`s3://bucket/key`, `gs://`, `az://`, `http://` or `https://`", format!("{text}: {error}"))
+        DataError::option(
+            "url",
+            "`s3://bucket/key`, `gs://`, `az://`, `http://` or `https://`",
+            format!("{text}: {error}"),
+        )
     };
     let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid(&"no scheme"))?;
     let (authority, key) = rest.split_once('/').ok_or_else(|| invalid(&"no name after the server's"))?;
