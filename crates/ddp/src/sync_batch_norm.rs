@@ -1,5 +1,6 @@
 //! Batch normalisation over all ranks' batches.
 
+use overdrive_core::is_recomputing;
 use overdrive_ffi::{Arg, LazyOp};
 use tch::{Kind, Tensor, nn};
 
@@ -141,6 +142,10 @@ impl SyncBatchNorm {
 
     /// Moves the running statistics towards the batch's. The running variance is the unbiased one.
     fn update_running_statistics(&self, mean: &Tensor, var: &Tensor, count: &Tensor) -> Result<(), DdpError> {
+        // A batch counts once, also where a checkpointed part of the model sees it again.
+        if is_recomputing() {
+            return Ok(());
+        }
         let _no_grad = tch::no_grad_guard();
         let momentum = self.config.momentum;
         let count = count.f_to_kind(Kind::Double)?;

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 
@@ -65,6 +66,17 @@ od_status od_rng_state(int32_t device_type, int32_t index, at::Tensor** out, od_
     auto rng = generator(device_type, index);
     std::lock_guard<std::mutex> lock(rng.mutex());
     *out = new at::Tensor(rng.get_state());
+  });
+}
+
+od_status od_cuda_used(uint64_t* devices, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    *devices = 0;
+    if (!at::globalContext().hasCUDA()) return;
+    const auto& hooks = at::globalContext().getAcceleratorHooksInterface(at::kCUDA);
+    int count = std::min<int>(hooks.deviceCount(), 64);
+    for (int device = 0; device < count; ++device)
+      if (hooks.hasPrimaryContext(static_cast<at::DeviceIndex>(device))) *devices |= uint64_t{1} << device;
   });
 }
 

@@ -170,6 +170,8 @@ od_status od_cudnn_allow_tf32(int32_t* out, od_error* err) noexcept;
 od_status od_set_cudnn_allow_tf32(int32_t allow, od_error* err) noexcept;
 // A device's default generator; a CPU's index is -1.
 od_status od_rng_state(int32_t device_type, int32_t index, at::Tensor** out, od_error* err) noexcept;
+// The CUDA devices that this process uses, a bit each.
+od_status od_cuda_used(uint64_t* devices, od_error* err) noexcept;
 od_status od_set_rng_state(int32_t device_type, int32_t index, const at::Tensor* state, od_error* err) noexcept;
 
 // grad_hook.cpp Takes ownership of `owner`: `call` is called with it whenever the tensor's gradient has been

@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -65,6 +67,8 @@ class Packed final : public SavedVariableHooks {
     sizes_ = c10::DimVector(tensor.sizes());
     type_ = tensor.scalar_type();
     device_ = tensor.device();
+    version_ = tensor._version();
+    if (overdrive::has_storage(tensor)) storage_ = tensor.storage().getWeakStorageImpl();
   }
 
   at::Tensor call_unpack_hook() override {
@@ -80,6 +84,12 @@ class Packed final : public SavedVariableHooks {
                     tensor.device() == device_,
                 "a hook of saved tensors has unpacked ", about(tensor), ", where ", type_, " ", at::IntArrayRef(sizes_),
                 " on ", device_, " was saved");
+    // A hook that keeps the tensor's own memory leaves this check to us, as libtorch leaves it to hooks.
+    bool is_same = overdrive::has_storage(tensor) && storage_._unsafe_get_target() == &overdrive::storage_of(tensor);
+    TORCH_CHECK(!is_same || tensor._version() == version_,
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a hook "
+                "of saved tensors has kept the memory of ", type_, " ", at::IntArrayRef(sizes_), ", which is at version ",
+                tensor._version(), "; expected version ", version_, " instead.");
     return tensor;
   }
 
@@ -110,7 +120,8 @@ class Packed final : public SavedVariableHooks {
   c10::DimVector sizes_;
   at::ScalarType type_ = at::ScalarType::Undefined;
   at::Device device_ = at::kCPU;
-  // What was saved, if it was not.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
+  // What was saved, if it was not packed.
   at::Tensor kept_;
   int64_t version_ = 0;
 };
@@ -186,7 +197,17 @@ od_status od_tensor_data(const at::Tensor* tensor, at::Tensor** out, od_error* e
 }
 
 int32_t od_tensor_is_parameter(const at::Tensor* tensor) noexcept {
-  auto is_parameter = [](const at::TensorBase& it) { return it.is_leaf() && it.requires_grad(); };
+  auto is_parameter = [](const at::TensorBase& it) {
+    if (it.is_leaf()) return it.requires_grad();
+    // What autocast makes of a parameter or a view of it, and keeps until its region ends.
+    static const std::unordered_set<std::string> views{"TBackward0", "TransposeBackward0", "ViewBackward0",
+                                                       "PermuteBackward0", "UnsqueezeBackward0", "SliceBackward0"};
+    auto node = it.grad_fn();
+    if (node->name() != "ToCopyBackward0") return false;
+    do node = node->num_outputs() == 1 ? node->next_edge(0).function : nullptr;
+    while (node != nullptr && views.count(node->name()) != 0);
+    return dynamic_cast<torch::autograd::AccumulateGrad*>(node.get()) != nullptr;
+  };
   return is_parameter(*tensor) || (tensor->is_view() && is_parameter(tensor->_base()));
 }
 
@@ -227,6 +248,14 @@ int32_t od_same_tensor_is(const od_same_tensor* same, const at::Tensor* tensor) 
 }
 
 void od_same_tensor_free(od_same_tensor* same) noexcept { delete same; }
+
+od_status od_tensor_set_version(const at::Tensor* tensor, int64_t version, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    TORCH_CHECK(tensor->defined() && !tensor->is_inference(), "a tensor without a version is given");
+    auto counter = tensor->unsafeGetTensorImpl()->version_counter();
+    counter.set_version(version);
+  });
+}
 
 int64_t od_tensor_version(const at::Tensor* tensor) noexcept {
   bool has_version = tensor->defined() && !tensor->is_inference();

@@ -298,6 +298,7 @@ unsafe extern "C" {
     ) -> Status;
 
     pub fn od_rng_state(device_type: i32, index: i32, out: *mut *mut C_tensor, err: *mut Error) -> Status;
+    pub fn od_cuda_used(devices: *mut u64, err: *mut Error) -> Status;
     pub fn od_set_rng_state(device_type: i32, index: i32, state: *const C_tensor, err: *mut Error) -> Status;
 
     pub fn od_cuda_compiled() -> i32;

@@ -51,5 +51,6 @@ unsafe extern "C" {
     pub fn od_same_tensor_new(tensor: *const C_tensor, out: *mut *mut SameTensor, err: *mut Error) -> Status;
     pub fn od_same_tensor_is(same: *const SameTensor, tensor: *const C_tensor) -> i32;
     pub fn od_same_tensor_free(same: *mut SameTensor);
+    pub fn od_tensor_set_version(tensor: *const C_tensor, version: i64, err: *mut Error) -> Status;
     pub fn od_tensor_version(tensor: *const C_tensor) -> i64;
 }

@@ -7,6 +7,22 @@ use tch::{Device, Tensor};
 use crate::error::{Error, check};
 use crate::raw;
 
+/// The devices whose generators may be in use: the CPU, and the CUDA devices on which this process has a context. Makes no
+/// context.
+///
+/// # Errors
+/// When CUDA fails.
+///
+/// # Syncs
+/// No.
+pub fn devices() -> Result<Vec<Device>, Error> {
+    let mut used = 0;
+    // SAFETY: `used` lives through the call.
+    check(|err| unsafe { raw::od_cuda_used(&mut used, err) })?;
+    let cuda = (0..64).filter(|device| used >> device & 1 == 1).map(Device::Cuda);
+    Ok(std::iter::once(Device::Cpu).chain(cuda).collect())
+}
+
 /// A copy of the state of a device's default generator.
 ///
 /// ```

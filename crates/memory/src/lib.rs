@@ -33,7 +33,7 @@ mod offload;
 mod saved;
 
 pub use account::{Estimate, LeakCheck, MemoryRecorder, leak_check};
-pub use back_off::{AutoMicroBatch, find_batch_size};
+pub use back_off::{AutoMicroBatch, find_batch_size, is_out_of_memory};
 pub use checkpoint::{ActivationCheckpoint, Budget, DeterminismCheck, Policy, checkpoint, checkpoint_sequential};
 pub use error::MemoryError;
 pub use offload::CpuOffloadOptimizer;

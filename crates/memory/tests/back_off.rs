@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use overdrive_core::{Optimizer, OptimizerError, TchOptimizer};
+use overdrive_core::{AVERAGED, Optimizer, OptimizerError, TchOptimizer};
 use overdrive_ffi::host_memory;
 use overdrive_memory::{AutoMicroBatch, MemoryError, find_batch_size};
 use tch::nn::{Module, OptimizerConfig};
@@ -136,6 +136,66 @@ fn each_sample_counts_alike_and_parts_grow_again() {
     }
     Limit::set(NONE);
     assert_eq!(sizes, [4, 4, 8, 8, 10]);
+}
+
+/// Memory runs out in some steps, and parts grow in others.
+#[test]
+fn with_growth_no_sample_is_lost_or_repeated_and_losses_are_those_of_whole_batches() {
+    const SAMPLES: i64 = 60;
+    let _limit = Limit::none();
+    // Without dropout, whose numbers depend on the parts.
+    let model = || {
+        let vs = nn::VarStore::new(Device::Cpu);
+        tch::manual_seed(4);
+        let layers = nn::seq().add(nn::linear(vs.root(), 8, 1024, Default::default())).add_fn(|x| x.tanh());
+        let layers = layers.add(nn::linear(vs.root(), 1024, 1, Default::default()));
+        Model { layers, opt: TchOptimizer::new(nn::Sgd::default().build(&vs, 5e-4).unwrap()) }
+    };
+    let batches: Vec<Tensor> = batches(20, SAMPLES)
+        .into_iter()
+        .map(|x| Tensor::cat(&[(Tensor::arange(SAMPLES, FLOAT) / 64.0).unsqueeze(1), x.narrow(1, 0, 7)], 1))
+        .collect();
+    let whole = model().train(&mut AutoMicroBatch::new(1000), &batches).unwrap();
+
+    let most = (needed(15) + needed(30)) / 2;
+    let Model { layers, mut opt } = model();
+    let mut micro = AutoMicroBatch::new(1000).grow_after(3);
+    Limit::set(most);
+    let refused = || host_memory::stats().unwrap().refused;
+    let (before, mut sizes, mut losses) = (refused(), Vec::new(), Vec::new());
+    for x in &batches {
+        let mut ids: Vec<f32> = Vec::new();
+        let loss = |part: &[Tensor]| {
+            let of_part = Vec::<f32>::try_from(&part[0].select(1, 0).contiguous())?;
+            if of_part[0] == 0.0 {
+                // The batch begins again.
+                ids.clear();
+            }
+            ids.extend(of_part);
+            Ok::<_, TchError>(layers.forward(&part[0]).square().mean(Kind::Float))
+        };
+        losses.push(micro.backward(&mut opt, &[x.shallow_clone()], loss).unwrap().double_value(&[]));
+        opt.step().unwrap();
+        assert!(ids.iter().copied().eq((0..SAMPLES).map(|id| id as f32 / 64.0)), "{ids:?}");
+        sizes.push(micro.size());
+    }
+    let times = refused() - before;
+    Limit::set(NONE);
+    // Two failures of the first batch, and one of each try to grow.
+    assert!(times > 2 && sizes.iter().all(|&size| size == 15), "{times}, {sizes:?}");
+    let relative = |(one, other): (&f64, &f64)| (one - other).abs() / other;
+    let most = losses.iter().zip(&whole).map(relative).fold(0.0, f64::max);
+    assert!(most < 1e-6, "{most}: {losses:?}, {whole:?}");
+}
+
+/// Ranks that halve alone would exchange gradients at different times.
+#[test]
+fn gradients_that_are_averaged_over_unknown_ranks_are_refused() {
+    let _limit = Limit::none();
+    let mut model = Model::new();
+    let _marked = AVERAGED.mark(model.opt.params());
+    let error = model.train(&mut AutoMicroBatch::new(4), &batches(1, 4)).unwrap_err().to_string();
+    assert!(error.contains("with_ranks(&ddp, &group)"), "{error}");
 }
 
 #[test]

@@ -145,7 +145,8 @@ struct Grads {
 /// The gradients that are defined, by device and dtype.
 fn by_place(params: &[Parameter]) -> Result<Vec<Grads>, OptimizerError> {
     if let Some(index) = STEPPED_IN_BACKWARD.position(params.iter().map(Parameter::tensor)) {
-        let reason = "it is stepped in backward, before anything can be clipped: build the optimizer with `build`";
+        let reason = "it is stepped in backward, before anything can be clipped: build the optimizer with `build` \
+                      (`CpuOffloadOptimizer` with `new`)";
         return Err(OptimizerError::parameter(&params[index], index, reason));
     }
     let mut groups: Vec<((Device, Kind), Vec<Tensor>)> = Vec::new();

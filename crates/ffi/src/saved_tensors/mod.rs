@@ -255,5 +255,17 @@ pub fn version(tensor: &Tensor) -> i64 {
     unsafe { raw::od_tensor_version(tensor.as_ptr()) }
 }
 
+/// Has a copy of a tensor count its changes in place from those of the tensor on.
+///
+/// # Errors
+/// For a tensor that counts none, such as one of inference mode.
+///
+/// # Source
+/// `torch._C._autograd._unsafe_set_version_counter`
+pub fn set_version(copy: &Tensor, version: i64) -> Result<(), Error> {
+    // SAFETY: the tensor is live.
+    check(|err| unsafe { raw::od_tensor_set_version(copy.as_ptr(), version, err) })
+}
+
 #[cfg(test)]
 mod tests;

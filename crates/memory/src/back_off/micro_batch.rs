@@ -1,6 +1,6 @@
 //! Batches in parts that fit.
 
-use overdrive_core::{AveragedBy, GradientSync, Optimizer, RankGroup, SingleProcess};
+use overdrive_core::{AVERAGED, AveragedBy, GradientSync, Optimizer, OptimizerError, RankGroup, SingleProcess};
 use overdrive_ffi::autograd::BoxError;
 use tch::Tensor;
 
@@ -53,7 +53,7 @@ struct Growth {
 }
 
 impl AutoMicroBatch {
-    /// Begins with parts of `size` samples.
+    /// Begins with parts of `size` samples; 0 counts as 1.
     pub fn new(size: usize) -> Self {
         let size = i64::try_from(size).unwrap_or(i64::MAX).max(1);
         Self { size, sync: SingleProcess, ranks: SingleProcess, growth: None }
@@ -87,7 +87,8 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
     /// count them twice.
     ///
     /// # Errors
-    /// When one sample alone does not fit, the tensors of the batch differ in their first dimension, and any error of
+    /// When the optimizer steps in the backward pass, or its gradients are averaged over ranks that this does not know of; and
+    /// when one sample alone does not fit, the tensors of the batch differ in their first dimension, and any error of
     /// `loss`. The gradients are zero then.
     ///
     /// # Syncs
@@ -98,6 +99,7 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
         batch: &[Tensor],
         mut loss: impl FnMut(&[Tensor]) -> Result<Tensor, E>,
     ) -> Result<Tensor, MemoryError> {
+        self.check(opt)?;
         let samples = match samples_of(batch) {
             Ok(samples) => samples,
             Err(error) => {
@@ -109,7 +111,7 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
         };
         self.grow(samples);
         loop {
-            let generators = Generators::of(batch)?;
+            let generators = Generators::in_use()?;
             opt.zero_grad()?;
             let tried = or_out_of_memory(|| self.parts(batch, samples, &mut loss));
             // A part larger than the batch is as large as the batch.
@@ -140,6 +142,25 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
             opt.zero_grad()?;
             return Err(error);
         }
+    }
+
+    /// Refuses what would step or average at the wrong time. All ranks do, as they run the same program.
+    fn check(&self, opt: &impl Optimizer) -> Result<(), MemoryError> {
+        let refuse = |reason| Err(OptimizerError::DoesNotFit { part: "AutoMicroBatch", reason }.into());
+        if opt.behavior().steps_in_backward {
+            return refuse(
+                "it steps or frees gradients at each part, and a batch that begins again would find other weights: use \
+                 one that steps in `step` alone",
+            );
+        }
+        let alone = self.sync.averaged_by() == AveragedBy::Nobody || self.ranks.world_size() == 1;
+        if alone && AVERAGED.position(&opt.params()).is_some() {
+            return refuse(
+                "a `DistributedDataParallel` averages its gradients, and ranks that halve their parts alone would wait for \
+                 each other: call `with_ranks(&ddp, &group)`",
+            );
+        }
+        Ok(())
     }
 
     fn parts<E: Into<BoxError>>(

@@ -67,7 +67,12 @@ fn or_out_of_memory<T, E: Into<BoxError>>(run: impl FnOnce() -> Result<T, E>) ->
     Tried::OutOfMemory(error)
 }
 
-fn is_out_of_memory(error: &(dyn StdError + 'static)) -> bool {
+/// Whether an error, or what it was caused by, is that the host or a device had no memory left.
+///
+/// # Source
+/// `isinstance(error, torch.OutOfMemoryError)`
+#[doc(alias = "OutOfMemoryError")]
+pub fn is_out_of_memory(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
         let kind = error.downcast_ref::<TorchError>().map(TorchError::kind);
@@ -84,6 +89,7 @@ fn says_out_of_memory(text: &str) -> bool {
     TorchError::from(tch::TchError::Torch(text.to_owned())).kind() == TorchErrorKind::OutOfMemory
 }
 
-fn text_of(panic: &(dyn Any + Send)) -> Option<&str> {
+/// The text of a panic, if it has one.
+pub(crate) fn text_of(panic: &(dyn Any + Send)) -> Option<&str> {
     panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
 }

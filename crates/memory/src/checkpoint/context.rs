@@ -2,7 +2,7 @@
 
 use overdrive_ffi::{Error as TorchError, SyncTensor, autocast, rng};
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
-use tch::{Device, Tensor};
+use tch::Device;
 
 /// The state of a moment.
 #[derive(Debug)]
@@ -16,15 +16,9 @@ pub(super) struct Context {
 pub(crate) struct Generators(Vec<(Device, SyncTensor)>);
 
 impl Generators {
-    /// Of the CPU, and of the devices of these tensors.
-    pub(crate) fn of(tensors: &[Tensor]) -> Result<Self, TorchError> {
-        let mut devices = vec![Device::Cpu];
-        for device in tensors.iter().filter(|tensor| tensor.defined()).map(Tensor::device) {
-            if device.is_cuda() && !devices.contains(&device) {
-                devices.push(device);
-            }
-        }
-        Self::now(devices)
+    /// Of the CPU, and of all CUDA devices in use: a function may draw on another device than that of its inputs.
+    pub(crate) fn in_use() -> Result<Self, TorchError> {
+        Self::now(rng::devices()?)
     }
 
     fn now(devices: impl IntoIterator<Item = Device>) -> Result<Self, TorchError> {
@@ -39,8 +33,8 @@ impl Generators {
 
 impl Context {
     /// As it is now.
-    pub(super) fn now(inputs: &[Tensor], with_generators: bool) -> Result<Self, TorchError> {
-        let generators = if with_generators { Generators::of(inputs)? } else { Generators(Vec::new()) };
+    pub(super) fn now(with_generators: bool) -> Result<Self, TorchError> {
+        let generators = if with_generators { Generators::in_use()? } else { Generators(Vec::new()) };
         let autocast = [Device::Cpu, Device::Cuda(0)].map(|device| Ok((device, autocast::state(device)?)));
         let autocast = autocast.into_iter().collect::<Result<_, TorchError>>()?;
         Ok(Self { generators, autocast })

@@ -9,7 +9,7 @@ use overdrive_core::is_recomputing;
 use overdrive_ffi::autograd::BoxError;
 use overdrive_ffi::keep::Keeper;
 use overdrive_ffi::saved_tensors::{
-    Hooks, Packed, SavedTensor, backward_pass, keep_for_pass, version, without_history,
+    Hooks, Packed, SavedTensor, backward_pass, keep_for_pass, set_version, version, without_history,
 };
 use overdrive_ffi::{Error as TorchError, Leaves};
 use tch::{Device, Kind, Tensor};
@@ -36,6 +36,8 @@ pub(super) struct Frame {
     /// What it uses, also where no operator saves it.
     leaves: Leaves,
     inputs: Vec<SavedTensor>,
+    /// How often the inputs had been changed in place.
+    versions: Vec<i64>,
     slots: Mutex<Vec<Slot>>,
     is_forward_done: AtomicBool,
     /// Of the first run.
@@ -105,6 +107,7 @@ impl Frame {
             measure,
             check: options.determinism_check,
             leaves: Leaves::begin()?,
+            versions: inputs.iter().map(version).collect(),
             inputs: inputs.iter().map(SavedTensor::new).collect::<Result<_, _>>()?,
             slots: Mutex::default(),
             is_forward_done: AtomicBool::new(false),
@@ -144,7 +147,15 @@ impl Frame {
 
     /// The inputs as they were.
     pub(super) fn inputs(&self) -> Result<Vec<Tensor>, TorchError> {
-        self.inputs.iter().map(SavedTensor::unpack).collect()
+        let again = |(input, of_first): (&SavedTensor, &i64)| {
+            let tensor = input.unpack()?;
+            // A copy that hooks around the function have made.
+            if version(&tensor) < *of_first {
+                set_version(&tensor, *of_first)?;
+            }
+            Ok(tensor)
+        };
+        self.inputs.iter().zip(&self.versions).map(again).collect()
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {

@@ -12,6 +12,7 @@ use overdrive_ffi::saved_tensors::{Hooks, HooksGuard, Packed};
 use tch::Tensor;
 
 use super::frame::{Frame, Pass};
+use crate::back_off::text_of;
 use crate::error::MemoryError;
 
 impl Frame {
@@ -42,7 +43,10 @@ impl Frame {
             return Err(self.changed(difference));
         }
         match result {
-            Err(panic) => resume_unwind(panic),
+            Err(panic) => match text_of(&*panic) {
+                Some(text) => resume_unwind(Box::new(format!("{}: {text}", self.scope))),
+                None => resume_unwind(panic),
+            },
             Ok(Err(error)) => return Err(format!("{}: {error}", self.scope).into()),
             Ok(Ok(())) => {}
         }

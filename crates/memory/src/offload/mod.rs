@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use overdrive_core::{
-    Activity, Behavior, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict, StateError,
-    Stateful, activity, check_averaged, check_not_stepped_in_backward,
+    Activity, Behavior, Entry, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict,
+    StateError, Stateful, activity, check_averaged, check_not_stepped_in_backward,
 };
 use overdrive_ffi::TensorId;
 use tch::{Device, Tensor};
@@ -16,6 +16,9 @@ use tch::{Device, Tensor};
 use crate::error::MemoryError;
 use on_device::{OnDevice, master};
 use on_disk::OnDisk;
+
+/// Smaller tensors are in memory.
+const SMALLEST_FILE: usize = 256 << 10;
 
 /// Steps on the host, where an optimizer keeps its state and computes, for parameters on a GPU.
 ///
@@ -145,11 +148,18 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
     /// step for whose state the disk has no room is an error, and changes nothing.
     ///
     /// # Errors
-    /// When the folder cannot be opened.
+    /// When the folder cannot be opened, and when the optimizer has made its state.
     ///
     /// # Source
     /// DeepSpeed's `offload_optimizer` with `"device": "nvme"`
     pub fn state_on_disk(mut self, folder: impl AsRef<Path>) -> Result<Self, MemoryError> {
+        let is_there = |entry: &Entry| matches!(entry, Entry::Tensor(tensor) if tensor.numel() >= SMALLEST_FILE / 4);
+        let state = self.inner.as_stateful().map(Stateful::state_dict).transpose()?;
+        if state.is_some_and(|state| state.iter().any(|(_, entry)| is_there(entry))) {
+            let reason = "it has made its state, which would stay in memory: call `state_on_disk` before the first step and \
+                          before a state is loaded";
+            return Err(OptimizerError::DoesNotFit { part: "CpuOffloadOptimizer", reason }.into());
+        }
         self.disk = Some(OnDisk::open(folder.as_ref())?);
         Ok(self)
     }

@@ -35,6 +35,9 @@ const BLOCK: i64 = 256;
 impl Store for Compression {
     fn store(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError> {
         let kind = tensor.kind();
+        if tensor.numel() == 0 {
+            return Ok(None);
+        }
         if kind == Kind::Bool {
             return Ok(Some(Arc::new(Bits::pack(tensor, kind)?)));
         }
@@ -44,7 +47,8 @@ impl Store for Compression {
         }
         // An infinity would be the scale of all. On a GPU, where looking would wait for it, all become NaN.
         let has_scale = *self != Self::BFloat16;
-        if has_scale && !tensor.device().is_cuda() && !tensor.f_isfinite()?.f_all()?.f_double_value(&[])?.eq(&1.0) {
+        let as_float = || tensor.f_to_kind(Kind::Float)?.f_isfinite()?.f_all()?.f_double_value(&[]);
+        if has_scale && !tensor.device().is_cuda() && as_float()? != 1.0 {
             return Ok(None);
         }
         Ok(Some(match self {

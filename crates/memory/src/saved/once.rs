@@ -7,10 +7,10 @@ use overdrive_ffi::autograd::BoxError;
 use overdrive_ffi::saved_tensors::{Packed, SameTensor};
 use tch::Tensor;
 
-/// Operators that save one tensor follow each other closely.
+/// Operators that save one tensor follow each other closely, or save it again and again.
 const REMEMBERED: usize = 64;
 
-/// The tensors that were stored last.
+/// The tensors that were stored or asked for last.
 #[derive(Default)]
 pub(super) struct Seen(Mutex<VecDeque<(SameTensor, Weak<dyn Packed>)>>);
 
@@ -22,9 +22,13 @@ impl Seen {
         store: impl FnOnce() -> Result<Option<Arc<dyn Packed>>, BoxError>,
     ) -> Result<Option<Arc<dyn Packed>>, BoxError> {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = seen.iter().rev().filter(|(known, _)| known.is(tensor)).find_map(|(_, stored)| stored.upgrade());
-        if found.is_some() {
-            return Ok(found);
+        let is_it = |(known, stored): &(SameTensor, Weak<dyn Packed>)| known.is(tensor) && stored.strong_count() > 0;
+        if let Some(at) = seen.iter().rposition(is_it)
+            && let Some((known, stored)) = seen.remove(at)
+            && let Some(found) = stored.upgrade()
+        {
+            seen.push_back((known, stored));
+            return Ok(Some(found));
         }
         let stored = store()?;
         if let Some(stored) = &stored {
@@ -71,5 +75,17 @@ mod tests {
         assert_eq!(store(&x).1, 3, "it was changed");
         drop((first, again));
         assert_eq!(store(&x).1, 4, "nobody kept it");
+    }
+
+    #[test]
+    fn a_tensor_that_is_saved_again_and_again_is_remembered() {
+        let (seen, x) = (Seen::default(), Tensor::rand([4], (Kind::Float, Device::Cpu)));
+        let store = |tensor: &Tensor| seen.or_store(tensor, || Ok(Some(Arc::new(Nothing)))).unwrap().unwrap();
+        let (first, mut others) = (store(&x), Vec::new());
+        for _ in 0..3 * REMEMBERED {
+            let other = x.copy();
+            others.push((store(&other), other));
+            assert!(Arc::ptr_eq(&store(&x), &first));
+        }
     }
 }

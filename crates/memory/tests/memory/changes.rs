@@ -31,7 +31,7 @@ fn a_function_that_changes_is_an_error_that_names_it() {
     let failing = error_of(|x, call| if call == 1 { x.f_sin() } else { x.f_view([7]) });
     assert!(failing.contains("block 3: ") && failing.contains("shape '[7]' is invalid"), "{failing}");
     let panicking = error_of(|x, call| if call == 1 { x.f_sin() } else { panic!("out of ideas") });
-    assert!(panicking.contains("out of ideas"), "{panicking}");
+    assert!(panicking.contains("block 3: out of ideas"), "{panicking}");
 }
 
 #[test]

@@ -1,12 +1,10 @@
 //! What operators save, in another form.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
+use overdrive_ffi::autocast::{Region, State};
 use overdrive_ffi::autograd::{GradOptions, grad};
 use overdrive_ffi::host_memory;
-use overdrive_memory::{Compression, SavedTensors, saved_tensors_hooks};
-use tch::{Device, Kind, TchError, Tensor};
+use overdrive_memory::{Compression, SavedTensors, checkpoint};
+use tch::{Device, Kind, Tensor};
 
 use crate::{FLOAT, alone, grads, leaf};
 
@@ -178,40 +176,56 @@ fn small_tensors_parameters_and_their_views_stay_as_they_are() {
     assert_eq!(grads(&small.sum(Kind::Float), &[&x])[0], x.exp().detach());
 }
 
+/// The copy that hooks make of its input counts no changes.
 #[test]
-fn closures_pack_and_unpack() {
+fn a_checkpointed_function_whose_input_was_changed_before_runs_again_under_hooks() {
     let _alone = alone();
-    let x = leaf(&[4]);
-    let calls = [0, 1].map(|_| Arc::new(AtomicUsize::new(0)));
-    let [packs, unpacks] = calls.clone();
-    let y = {
-        let pack = move |tensor: &Tensor| {
-            packs.fetch_add(1, Ordering::SeqCst);
-            Vec::<f32>::try_from(tensor)
-        };
-        let unpack = move |packed: &Vec<f32>| {
-            unpacks.fetch_add(1, Ordering::SeqCst);
-            Tensor::f_from_slice(packed)
-        };
-        let _guard = saved_tensors_hooks(pack, unpack).unwrap();
-        x.sin().exp()
+    let x = leaf(&[100]);
+    let folder = tempfile::tempdir().unwrap();
+    let saved = SavedTensors::on_disk(folder.path()).unwrap().min_bytes(0);
+    let run = || {
+        let mut y = x.sin();
+        let _ = y.f_relu_().unwrap();
+        checkpoint(|[y]| y.f_exp()?.f_sin(), [&y]).unwrap().sum(Kind::Float)
     };
-    assert_eq!(grads(&y.sum(Kind::Float), &[&x]), grads(&x.sin().exp().sum(Kind::Float), &[&x]));
-    // `sin` saves its input, `exp` its output.
-    assert_eq!(calls.map(|count| count.load(Ordering::SeqCst)), [2, 2]);
+    let expected = grads(&run(), &[&x]);
+    let loss = {
+        let _guard = saved.begin().unwrap();
+        run()
+    };
+    assert_eq!(grads(&loss, &[&x]), expected);
 }
 
-/// Another shape would broadcast.
+/// Autocast keeps the copy anyway.
 #[test]
-fn closures_that_give_something_else_are_errors() {
+fn what_autocast_makes_of_a_parameter_stays_as_it_is() {
+    let _alone = alone();
+    let (x, weight) = (leaf(&[8, 8]), leaf(&[8, 8]));
+    let on = State { enabled: true, kind: Kind::BFloat16, cache_enabled: true };
+    let run = || {
+        let _region = Region::enter(Device::Cpu, on).unwrap();
+        x.matmul(&weight.tr()).sum(Kind::Float)
+    };
+    let expected = grads(&run(), &[&x]);
+    let loss = {
+        let _guard = SavedTensors::compressed(Compression::Int8).min_bytes(0).begin().unwrap();
+        run()
+    };
+    assert_eq!(grads(&loss, &[&x]), expected);
+}
+
+#[test]
+fn empty_tensors_and_numbers_beyond_float32_stay_as_they_are() {
     let _alone = alone();
     let x = leaf(&[4]);
-    let y = {
-        let _guard = saved_tensors_hooks(|_| Ok::<_, TchError>(()), |()| Ok(Tensor::ones([1], FLOAT))).unwrap();
-        x.exp()
-    };
-    let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
-    assert!(error.contains("has unpacked Float [1] on cpu, where Float [4] on cpu was saved"), "{error}");
+    let large = Tensor::from_slice(&[1e300, 1.0, 2.0, 3.0]).set_requires_grad(true);
+    for compression in [Compression::Int8, Compression::Float8, Compression::BFloat16] {
+        let _guard = SavedTensors::compressed(compression).min_bytes(0).begin().unwrap();
+        assert_eq!(grads(&x.narrow(0, 0, 0).exp().sum(Kind::Float), &[&x])[0], x.zeros_like());
+        if compression != Compression::BFloat16 {
+            assert_eq!(grads(&(&large * &large).sum(Kind::Double), &[&large])[0], large.detach() * 2.0);
+        }
+    }
 }
 
 fn files_in(folder: &std::path::Path) -> usize {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use overdrive::core::{OptimizerError, Parameter};
-use overdrive::memory::CpuOffloadOptimizer;
+use overdrive::memory::{AutoMicroBatch, CpuOffloadOptimizer};
 use overdrive::prelude::*;
 
 use crate::{CPU, turn};
@@ -93,6 +93,10 @@ fn state_on_disk_is_in_files_without_names_and_steps_are_the_same_to_the_bit() -
     drop(loaded);
     assert_eq!(mapped(folder.path()), 0);
 
+    let mut stepped = CpuOffloadOptimizer::new(&plain, adamw)?;
+    train(&plain, &mut stepped, 1)?;
+    let why = stepped.state_on_disk(folder.path()).unwrap_err().to_string();
+    assert!(why.contains("before the first step"), "{why}");
     let told =
         |path: &Path| CpuOffloadOptimizer::new(&offloaded, adamw).unwrap().state_on_disk(path).unwrap_err().to_string();
     assert!(told(&folder.path().join("none")).contains("none"));
@@ -134,5 +138,17 @@ fn a_step_for_whose_state_the_disk_has_no_room_is_an_error_and_changes_nothing()
     train(&params[..1], &mut opt, 1)?;
     assert_eq!(mapped(folder.path()), 2 << 20);
     assert!(params[0].1 != params[0].1.ones_like() && params[1].1 == params[1].1.ones_like());
+    Ok(())
+}
+
+/// A batch that begins again would find other weights.
+#[test]
+fn a_batch_in_parts_refuses_steps_in_backward() -> anyhow::Result<()> {
+    let _turn = turn();
+    let weight = Tensor::ones([4], (Kind::Float, CPU)).set_requires_grad(true);
+    let mut opt = AdamW::builder([weight.shallow_clone()]).build_in_backward()?;
+    let loss = |part: &[Tensor]| Ok::<_, anyhow::Error>((&part[0] * &weight).sum(Kind::Float));
+    let told = AutoMicroBatch::new(2).backward(&mut opt, &[Tensor::ones([4, 4], (Kind::Float, CPU))], loss);
+    assert!(told.unwrap_err().to_string().contains("would find other weights"));
     Ok(())
 }

@@ -72,7 +72,8 @@ fn process_growth(facts: &Facts<'_>) -> Option<Growth> {
 fn leak(facts: &Facts<'_>, growth: &Growth) -> Finding {
     let mut finding = growth.finding(facts).remedy(
         "find what is kept from step to step: a loss with its graph (use `total += loss.double_value(&[])` or \
-         `loss.detach()`), outputs in a `Vec`, a cache without a limit",
+         `loss.detach()`), outputs in a `Vec`, a cache without a limit; `leak_check` of overdrive-memory names the \
+         lines that leave tensors behind",
     );
     finding.evidence.extend(tensors(facts));
     finding
@@ -201,8 +202,8 @@ fn short_of_gpu_memory(facts: &Facts<'_>) -> Option<Finding> {
         .scope(facts.scope_of_ops(|op| if takes_memory(op) { op.calls } else { 0.0 }))
         .evidence(format!("`cudaMalloc` failed {retries} times, and the allocator freed its cache to try again"))
         .remedy(
-            "use less memory: smaller batches with `Accumulator`, autocast, 8-bit optimizer state; batches of similar \
-             length fragment the cache less",
+            "use less memory: smaller batches with `Accumulator` or `AutoMicroBatch`, `checkpoint` around layers, autocast, \
+             8-bit optimizer state, `CpuOffloadOptimizer`; batches of similar length fragment the cache less",
         );
     for gpu in gpu_indices(facts) {
         let samples = facts.samples.iter().filter_map(|sample| of_gpu(sample, gpu));
