@@ -52,6 +52,23 @@ pub fn functions_run_again_on_the_device() -> Result<()> {
     Ok(())
 }
 
+/// The input, such as tokens, is on the host, and dropout on the device.
+pub fn functions_of_the_host_s_tensors_draw_the_same_on_the_device() -> Result<()> {
+    let trained = |is_checkpointed: bool| -> Result<Vec<Tensor>> {
+        manual_seed(9);
+        let weight = Tensor::randn([16, 16], FLOAT).set_requires_grad(true);
+        let own = weight.shallow_clone();
+        let run = move |[x]: &[Tensor; 1]| layer(&x.f_to_device(FLOAT.1)?, &own);
+        let input = Tensor::ones([16, 16], (Kind::Float, Device::Cpu));
+        let y = if is_checkpointed { ActivationCheckpoint::default().run(run, [&input])? } else { run(&[input])? };
+        y.square().sum(Kind::Float).f_backward()?;
+        Ok(vec![weight.grad(), Tensor::rand([4], FLOAT)])
+    };
+    let (found, expected) = (trained(true)?, trained(false)?);
+    ensure!(found.iter().zip(&expected).all(|(one, other)| one.equal(other)));
+    Ok(())
+}
+
 pub fn functions_that_run_again_never_wait() -> Result<()> {
     train(Some(&Policy::Products))?;
     if let Some(fake) = Fake::get() {
