@@ -7,6 +7,7 @@ mod batch_samples;
 mod cache;
 mod cancellation;
 mod collate;
+mod compose;
 // Each of these three formats uses only a part of `content`, so without all of them some of it is dead code.
 #[cfg_attr(not(all(feature = "safetensors", feature = "tfrecord", feature = "webdataset")), expect(dead_code))]
 mod content;
@@ -64,6 +65,10 @@ pub use batch_samples::{BatchSamples, Drawn, Stage};
 pub use cache::{CacheKind, Cached, Disk, DiskCached, OnDevice, Ram, Storable};
 pub use cancellation::Cancellation;
 pub use collate::Collate;
+pub use compose::{
+    Chain, Concat, Filter, InterleaveBuilder, MapStyle, Mixture, StoppingStrategy, StreamMixture, Zip, ZipParts,
+    interleave_datasets, map_style,
+};
 pub use dataset::{Dataset, FnDataset, Map, Subset};
 pub use decode::{MAX_IMAGE_BYTES, decode_image};
 pub use deferred::Deferred;
@@ -92,7 +97,7 @@ pub use parquet::{
 };
 pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};
-pub use random_split::{random_split, split_lengths};
+pub use random_split::{PartLength, random_split, split_lengths};
 pub use rng::Philox;
 pub use sampler::{
     Curriculum, DistributedSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler,
