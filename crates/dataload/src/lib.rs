@@ -50,6 +50,7 @@ mod tensor_dataset;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
 mod to_float;
+mod tokens;
 mod transforms;
 #[cfg(feature = "webdataset")]
 mod webdataset;
@@ -112,6 +113,7 @@ pub use tensor_dataset::{GatherRows, RowNumbers, TensorDataset};
 #[cfg(feature = "tfrecord")]
 pub use tfrecord::{Example, Feature, TfRecord, TfRecordDataset, TfRecordWriter, TfRecords};
 pub use to_float::ToFloat;
+pub use tokens::{IndexedTokens, TokenDtype, TokenFile, TokenWindows};
 pub use transforms::{
     Canvas, CenterCrop, ColorJitter, CutMix, Draws, Interpolation, MixUp, RandomHorizontalFlip, RandomResizedCrop,
     RandomVerticalFlip, Region, Resize, Size, Transform,

@@ -49,6 +49,7 @@ mod parquet_map;
 mod parquet_shuffle;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
+mod tokens;
 #[cfg(feature = "webdataset")]
 mod webdataset;
 
