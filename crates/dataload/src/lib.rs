@@ -47,6 +47,8 @@ mod stream;
 mod tensor;
 mod tensor_batch;
 mod tensor_dataset;
+#[cfg(any(feature = "csv", feature = "jsonl"))]
+mod text;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
 mod to_float;
@@ -110,6 +112,10 @@ pub use stack::{Stack, Stackable};
 pub use stream::{FnStream, IterableDataset, Samples, ShardStream, StreamPosition};
 pub use tensor_batch::TensorBatch;
 pub use tensor_dataset::{GatherRows, RowNumbers, TensorDataset};
+#[cfg(feature = "jsonl")]
+pub use text::JsonLines;
+#[cfg(feature = "csv")]
+pub use text::{CsvDataset, CsvDatasetBuilder};
 #[cfg(feature = "tfrecord")]
 pub use tfrecord::{Example, Feature, TfRecord, TfRecordDataset, TfRecordWriter, TfRecords};
 pub use to_float::ToFloat;

@@ -1,7 +1,7 @@
 //! Opens and reads files without trusting their sizes.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use crate::DataError;
@@ -39,6 +39,23 @@ pub(crate) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     // If the file grows meanwhile, reading stops at the limit instead of filling memory.
     file.take(limit).read_to_end(&mut content).map_err(DataError::io(path))?;
     Ok(content)
+}
+
+/// Fills `bytes` from an offset of a file on, whatever other threads read.
+#[cfg(unix)]
+pub(crate) fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+pub(crate) fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => (bytes, offset) = (&mut bytes[read..], offset + read as u64),
+        }
+    }
+    Ok(())
 }
 
 /// Asks the operating system to fetch a file into its cache, without waiting for that.
