@@ -121,8 +121,9 @@ pub use tfrecord::{Example, Feature, TfRecord, TfRecordDataset, TfRecordWriter, 
 pub use to_float::ToFloat;
 pub use tokens::{IndexedTokens, TokenDtype, TokenFile, TokenWindows};
 pub use transforms::{
-    Canvas, CenterCrop, ColorJitter, CutMix, Draws, Interpolation, MixUp, RandomHorizontalFlip, RandomResizedCrop,
-    RandomVerticalFlip, Region, Resize, Size, Transform,
+    AugMix, Canvas, CenterCrop, ColorJitter, CutMix, Draws, ErasingValue, GaussianBlur, Interpolation, MixUp,
+    Operation, Padding, PaddingMode, RandAugment, RandomCrop, RandomErasing, RandomHorizontalFlip, RandomResizedCrop,
+    RandomVerticalFlip, Region, Resize, Size, Transform, TrivialAugmentWide,
 };
 #[cfg(feature = "webdataset")]
 pub use webdataset::{WebDataset, WebDatasetWriter, WebDatasetWriterBuilder, WebSample, WebSamples};
