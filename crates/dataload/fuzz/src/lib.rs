@@ -58,6 +58,8 @@ static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("
 /// A file with this content.
 fn file(name: &str, content: &[u8]) -> PathBuf {
     let path = FOLDER.path().join(name);
+    // Writing over a file waits for the disk.
+    _ = fs::remove_file(&path);
     fs::write(&path, content).expect("room for a temporary file");
     path
 }
