@@ -21,8 +21,8 @@ DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }
 MODULES = (
-    "amp", "accum", "optim", "optim_grid", "optim_papers", "optim_timm", "checkpoint", "mnist", "dataload", "samplers",
-    "sched", "ddp", "profiler", "nn_layers", "nn_sequences", "nn_attention", "nn_models", "nn_gpt2", "nn_files", "nn_summary",
+    "amp", "accum", "optim", "optim_grid", "optim_papers", "optim_timm", "checkpoint", "mnist", "dataload", "augment",
+    "samplers", "sched", "ddp", "profiler", "nn_layers", "nn_sequences", "nn_attention", "nn_models", "nn_gpt2", "nn_files", "nn_summary",
     "nn_autograd", "optim_closures", "optim_packages", "swa", "metrics", "lr_finder", "compile", "memory",
 )
 CASES = {}

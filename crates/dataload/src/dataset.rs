@@ -45,6 +45,41 @@ pub trait Dataset: Send + Sync {
         Map::new(self, transform)
     }
 
+    /// A dataset of the samples for which `keep` is true, in this dataset's order.
+    ///
+    /// Every sample is read here, once and on this thread: [`map`](Self::map) to what is slow to make after filtering,
+    /// and where the indices are known without reading, use [`subset`](Self::subset).
+    ///
+    /// ```
+    /// use overdrive_dataload::{Dataset, FnDataset};
+    ///
+    /// let even = FnDataset::new(10, Ok).filter(|number| Ok(number % 2 == 0))?;
+    /// assert_eq!((even.len(), even.get(4)?), (5, 8));
+    /// # Ok::<(), overdrive_dataload::DataError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DataError::Sample`] for a sample that cannot be read, or for which `keep` fails.
+    ///
+    /// # Source
+    /// `datasets.Dataset.filter` of Hugging Face.
+    fn filter(self, keep: impl Fn(&Self::Sample) -> Result<bool, DataError>) -> Result<Subset<Self>, DataError>
+    where
+        Self: Sized,
+    {
+        let mut indices = Vec::new();
+        for index in 0..self.len() {
+            match self.get(index).and_then(|sample| keep(&sample)) {
+                Ok(true) => indices.push(index),
+                Ok(false) => {}
+                Err(error) => {
+                    return Err(DataError::Sample { index, key: self.key(index), error: Box::new(error) });
+                }
+            }
+        }
+        Ok(Subset { dataset: self, indices })
+    }
+
     /// A dataset of the samples at `indices`, in that order.
     ///
     /// # Errors
@@ -200,6 +235,11 @@ impl<D: Dataset> Subset<D> {
             Some(&index) => Err(DataError::IndexOutOfRange { index, len }),
             None => Ok(Self { dataset, indices }),
         }
+    }
+
+    /// The indices in the other dataset, in this one's order.
+    pub fn indices(&self) -> &[usize] {
+        &self.indices
     }
 }
 

@@ -54,6 +54,18 @@ impl<S> Deferred<S> {
         self.key.as_ref().map(ItemKey::to_string)
     }
 
+    /// Puts the name of the shard that the item is from before its own, where its shard has parts of several.
+    pub(crate) fn within(mut self, shard: &str) -> Self {
+        let name = self.key.map_or_else(|| shard.to_owned(), |key| format!("{shard}, {key}"));
+        self.key = Some(ItemKey::Name(name.into()));
+        self
+    }
+
+    pub(crate) fn with_key(mut self, key: Option<ItemKey>) -> Self {
+        self.key = key;
+        self
+    }
+
     pub(crate) fn take_key(&mut self) -> Option<ItemKey> {
         self.key.take()
     }

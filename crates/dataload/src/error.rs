@@ -34,6 +34,17 @@ pub enum DataError {
         found: String,
     },
 
+    /// A line of a text file that is not what it should be.
+    #[error("{}: line {line}: {problem}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line's number, from 1; that of the first line of a record with several.
+        line: u64,
+        /// What was expected there, and what was found.
+        problem: String,
+    },
+
     /// An entry of a database that differs from what was written, or is gone.
     #[error("{}: entry \"{key}\": expected {expected}, found {found}", path.display())]
     CorruptEntry {

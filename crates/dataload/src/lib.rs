@@ -7,6 +7,7 @@ mod batch_samples;
 mod cache;
 mod cancellation;
 mod collate;
+mod compose;
 // Each of these three formats uses only a part of `content`, so without all of them some of it is dead code.
 #[cfg_attr(not(all(feature = "safetensors", feature = "tfrecord", feature = "webdataset")), expect(dead_code))]
 mod content;
@@ -48,9 +49,12 @@ mod stream;
 mod tensor;
 mod tensor_batch;
 mod tensor_dataset;
+#[cfg(any(feature = "csv", feature = "jsonl"))]
+mod text;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
 mod to_float;
+mod tokens;
 mod transforms;
 #[cfg(feature = "webdataset")]
 mod webdataset;
@@ -66,6 +70,10 @@ pub use batch_samples::{BatchSamples, Drawn, Stage};
 pub use cache::{CacheKind, Cached, Disk, DiskCached, OnDevice, Ram, Storable};
 pub use cancellation::Cancellation;
 pub use collate::Collate;
+pub use compose::{
+    Chain, Concat, Filter, InterleaveBuilder, MapStyle, Mixture, StoppingStrategy, StreamMixture, Zip, ZipParts,
+    interleave_datasets, map_style,
+};
 pub use dataset::{Dataset, FnDataset, Map, Subset};
 pub use decode::{MAX_IMAGE_BYTES, decode_image};
 pub use deferred::Deferred;
@@ -94,7 +102,7 @@ pub use parquet::{
 };
 pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};
-pub use random_split::{random_split, split_lengths};
+pub use random_split::{PartLength, random_split, split_lengths};
 #[cfg(feature = "remote")]
 pub use remote::{RemoteOptions, configure_remote};
 pub use rng::Philox;
@@ -108,12 +116,18 @@ pub use stack::{Stack, Stackable};
 pub use stream::{FnStream, IterableDataset, Samples, ShardStream, StreamPosition};
 pub use tensor_batch::TensorBatch;
 pub use tensor_dataset::{GatherRows, RowNumbers, TensorDataset};
+#[cfg(feature = "jsonl")]
+pub use text::JsonLines;
+#[cfg(feature = "csv")]
+pub use text::{CsvDataset, CsvDatasetBuilder};
 #[cfg(feature = "tfrecord")]
 pub use tfrecord::{Example, Feature, TfRecord, TfRecordDataset, TfRecordWriter, TfRecords};
 pub use to_float::ToFloat;
+pub use tokens::{IndexedTokens, TokenDtype, TokenFile, TokenWindows};
 pub use transforms::{
-    Canvas, CenterCrop, ColorJitter, CutMix, Draws, Interpolation, MixUp, RandomHorizontalFlip, RandomResizedCrop,
-    RandomVerticalFlip, Region, Resize, Size, Transform,
+    AugMix, Canvas, CenterCrop, ColorJitter, CutMix, Draws, ErasingValue, GaussianBlur, Interpolation, MixUp,
+    Operation, Padding, PaddingMode, RandAugment, RandomCrop, RandomErasing, RandomHorizontalFlip, RandomResizedCrop,
+    RandomVerticalFlip, Region, Resize, Size, Transform, TrivialAugmentWide,
 };
 #[cfg(feature = "webdataset")]
 pub use webdataset::{WebDataset, WebDatasetWriter, WebDatasetWriterBuilder, WebSample, WebSamples};

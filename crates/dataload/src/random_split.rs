@@ -3,29 +3,30 @@
 use crate::generator::Generator;
 use crate::{DataError, Dataset, Subset};
 
-/// Cuts a dataset into parts of these lengths, at random and without overlap. The order is drawn from `generator`, or
-/// with `None` from libtorch's default generator, as PyTorch draws it.
+/// Cuts a dataset into parts of these lengths, or of these shares of its length ([`split_lengths`]), at random and
+/// without overlap. The order is drawn from `generator`, or with `None` from libtorch's default generator, as PyTorch
+/// draws it.
 ///
 /// ```
-/// use overdrive_dataload::{Dataset, FnDataset, Generator, random_split, split_lengths};
+/// use overdrive_dataload::{Dataset, FnDataset, Generator, random_split};
 ///
 /// let data = FnDataset::new(10, Ok);
-/// let lengths = split_lengths(data.len(), &[0.8, 0.2])?;
-/// let parts = random_split(&data, &lengths, Some(&mut Generator::manual_seed(42)))?;
+/// let parts = random_split(&data, &[0.8, 0.2], Some(&mut Generator::manual_seed(42)))?;
 /// assert_eq!((parts[0].len(), parts[1].len()), (8, 2));
 /// # Ok::<(), overdrive_dataload::DataError>(())
 /// ```
 ///
 /// # Errors
-/// [`DataError::InvalidOption`] when the lengths do not add up to the dataset's.
+/// [`DataError::InvalidOption`] when the lengths do not add up to the dataset's, or the shares to 1.
 ///
 /// # Source
 /// `torch.utils.data.random_split`
-pub fn random_split<D: Dataset + Clone>(
+pub fn random_split<D: Dataset + Clone, L: PartLength>(
     dataset: D,
-    lengths: &[usize],
+    lengths: &[L],
     generator: Option<&mut Generator>,
 ) -> Result<Vec<Subset<D>>, DataError> {
+    let lengths = L::lengths(lengths, dataset.len())?;
     let total = lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
     if total != Some(dataset.len()) {
         let expected = format!("lengths that add up to the dataset's, {}", dataset.len());
@@ -47,6 +48,27 @@ pub fn random_split<D: Dataset + Clone>(
         Subset::new(dataset.clone(), own)
     };
     lengths.iter().map(&mut part).collect()
+}
+
+/// How [`random_split`] is told the length of a part: a number of samples (`usize`), or a share of all (`f64`).
+pub trait PartLength: Sized {
+    /// The parts' numbers of samples, for a dataset of `len`.
+    ///
+    /// # Errors
+    /// As [`split_lengths`].
+    fn lengths(parts: &[Self], len: usize) -> Result<Vec<usize>, DataError>;
+}
+
+impl PartLength for usize {
+    fn lengths(parts: &[Self], _len: usize) -> Result<Vec<usize>, DataError> {
+        Ok(parts.to_vec())
+    }
+}
+
+impl PartLength for f64 {
+    fn lengths(parts: &[Self], len: usize) -> Result<Vec<usize>, DataError> {
+        split_lengths(len, parts)
+    }
 }
 
 /// The lengths of parts that are given as shares of `len` and add up to 1: each share rounded down, and what is left
@@ -89,6 +111,10 @@ mod tests {
         let expected = "lengths: expected lengths that add up to the dataset's, 10, found [3, 6]";
         assert_eq!(error.as_deref(), Some(expected));
         assert!(random_split(&data, &[usize::MAX, 11], None).is_err());
+        let shares = random_split(&data, &[0.33, 0.67], Some(&mut Generator::manual_seed(1)))?;
+        let lengths = random_split(&data, &[4, 6], Some(&mut Generator::manual_seed(1)))?;
+        assert_eq!(shares[0].indices(), lengths[0].indices());
+        assert!(random_split(&data, &[0.5, 0.4], None).is_err());
         Ok(())
     }
 

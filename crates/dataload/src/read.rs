@@ -45,7 +45,7 @@ impl Input {
     /// Fills `buffer` with the bytes at `offset`.
     pub(crate) fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         match self {
-            Self::File(file) => read_exact_at(file, offset, buffer),
+            Self::File(file) => read_at(file, buffer, offset),
             #[cfg(feature = "remote")]
             Self::Remote(file) => file.read_exact_at(offset, buffer),
         }
@@ -70,27 +70,6 @@ impl Seek for Input {
             Self::Remote(file) => file.seek(to),
         }
     }
-}
-
-#[cfg(unix)]
-pub(crate) fn read_exact_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
-}
-
-#[cfg(windows)]
-pub(crate) fn read_exact_at(file: &File, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
-    while !buffer.is_empty() {
-        match std::os::windows::fs::FileExt::seek_read(file, buffer, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => {
-                buffer = &mut buffer[count..];
-                offset += count as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(all(unix, feature = "remote"))]
@@ -147,6 +126,23 @@ pub(crate) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     // If the file grows meanwhile, reading stops at the limit instead of filling memory.
     file.take(limit).read_to_end(&mut content).map_err(DataError::io(path))?;
     Ok(content)
+}
+
+/// Fills `bytes` from an offset of a file on, whatever other threads read.
+#[cfg(unix)]
+pub(crate) fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+pub(crate) fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => (bytes, offset) = (&mut bytes[read..], offset + read as u64),
+        }
+    }
+    Ok(())
 }
 
 /// Asks the operating system to fetch a file into its cache, without waiting for that.

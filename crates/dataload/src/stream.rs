@@ -3,7 +3,7 @@
 use std::iter::Fuse;
 use std::sync::Arc;
 
-use crate::{Cancellation, DataError, Deferred, Map};
+use crate::{Cancellation, DataError, Deferred, Filter, Map};
 
 /// The samples of one shard, in order.
 ///
@@ -70,6 +70,18 @@ pub trait IterableDataset: Send + Sync {
         F: Fn(Self::Sample) -> Result<T, DataError> + Send + Sync,
     {
         Map::new(self, transform)
+    }
+
+    /// A stream of the samples for which `keep` is true.
+    ///
+    /// Samples are made where the stream is read, by one worker at a time, since `keep` has to see them: filter first,
+    /// then [`map`](Self::map). Where a shard is opened in its middle, on resume, it is read from its start.
+    fn filter<F>(self, keep: F) -> Filter<Self, F>
+    where
+        Self: Sized,
+        F: Fn(&Self::Sample) -> Result<bool, DataError> + Send + Sync,
+    {
+        Filter::new(self, keep)
     }
 
     /// The samples of the shards in `order`, one shard after the other.

@@ -24,12 +24,12 @@ fn bytes(given: &Given<'_>, name: &str) -> Result<Vec<u8>> {
     Ok(Vec::try_from(given.tensor(name)?.flatten(0, -1))?)
 }
 
-fn tensor(image: &Image) -> Tensor {
+pub(super) fn tensor(image: &Image) -> Tensor {
     let [channels, height, width] = image.chw().map(|size| size as i64);
     Tensor::from_slice(image.data()).view([height, width, channels])
 }
 
-fn image(given: &Given<'_>) -> Result<Image> {
+pub(super) fn image(given: &Given<'_>) -> Result<Image> {
     let size = given.tensor("image")?.size();
     Ok(Image::new(bytes(given, "image")?, size[0] as usize, size[1] as usize, 3)?)
 }

@@ -2,6 +2,7 @@
 
 mod accum;
 mod amp;
+mod augment;
 mod checkpoint;
 mod closures;
 mod compile;
@@ -109,6 +110,11 @@ pub const ALL: &[(&str, Case)] = &[
     ("dataload_evaluation", dataload::dataload_evaluation),
     ("dataload_color_jitter", dataload::dataload_color_jitter),
     ("dataload_mix", dataload::dataload_mix),
+    ("augment_magnitudes", augment::augment_magnitudes),
+    ("augment_operations", augment::augment_operations),
+    ("augment_padding", augment::augment_padding),
+    ("augment_blur", augment::augment_blur),
+    ("augment_erasing", augment::augment_erasing),
     ("profile_key_averages", profiler::key_averages),
     ("profile_schedules", profiler::schedules),
     ("profile_tables", profiler::tables),

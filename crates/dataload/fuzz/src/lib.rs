@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use overdrive_dataload::{
-    Color, DataError, EncodedImage, ImagePipeline, Interpolation, ParquetDataset, RandomResizedCrop, Resize,
-    SafeTensorsFile, TfRecord, TfRecords, WebSamples, decode_image, decode_npy, expand_shards, read_idx,
+    Color, CsvDataset, DataError, Dataset, EncodedImage, ImagePipeline, IndexedTokens, Interpolation, JsonLines,
+    ParquetDataset, RandomResizedCrop, Resize, SafeTensorsFile, TfRecord, TfRecords, WebSamples, decode_image,
+    decode_npy, expand_shards, read_idx,
 };
 use tempfile::TempDir;
 
@@ -24,11 +25,13 @@ use tempfile::TempDir;
 pub type Entry = fn(&[u8]) -> usize;
 
 /// All entries, with the names of their targets and folders in the corpus.
-pub const ENTRIES: [(&str, Entry); 12] = [
+pub const ENTRIES: [(&str, Entry); 15] = [
     ("caches", own_files::caches),
+    ("csv", csv),
     ("idx", idx),
     ("image", image),
     ("jpeg", jpeg),
+    ("jsonl", jsonl),
     ("lmdb", database::lmdb),
     ("npy", npy),
     ("parquet", parquet),
@@ -36,6 +39,7 @@ pub const ENTRIES: [(&str, Entry); 12] = [
     ("shards", shards),
     ("state", own_files::state),
     ("tfrecord", tfrecord),
+    ("tokens", tokens),
     ("webdataset", webdataset),
 ];
 
@@ -54,8 +58,35 @@ static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("
 /// A file with this content.
 fn file(name: &str, content: &[u8]) -> PathBuf {
     let path = FOLDER.path().join(name);
+    // Writing over a file waits for the disk.
+    _ = fs::remove_file(&path);
     fs::write(&path, content).expect("room for a temporary file");
     path
+}
+
+/// How many samples can be read.
+fn good_samples(dataset: &impl Dataset) -> usize {
+    (0..dataset.len()).filter(|&index| dataset.get(index).is_ok()).count()
+}
+
+/// Reads the rows of a table with names of the columns, and of one without.
+fn csv(bytes: &[u8]) -> usize {
+    let path = file("fuzz.csv", bytes);
+    let named = CsvDataset::open(&path).map_or(0, |table| good_samples(&table));
+    let unnamed = CsvDataset::builder(&path).has_headers(false).open();
+    named + unnamed.map_or(0, |table| good_samples(&table.typed::<Vec<String>>()))
+}
+
+fn jsonl(bytes: &[u8]) -> usize {
+    JsonLines::open(file("fuzz.jsonl", bytes)).map_or(0, |lines| good_samples(&lines))
+}
+
+/// Reads the bytes as the index of 64 bytes of tokens. What it promises must be there.
+fn tokens(bytes: &[u8]) -> usize {
+    file("fuzz-tokens.bin", &[1; 64]);
+    let Ok(data) = IndexedTokens::open(file("fuzz-tokens.idx", bytes)) else { return 0 };
+    assert_eq!(good_samples(&data), data.len());
+    1 + (0..data.documents()).filter(|&document| data.document(document).is_ok()).count()
 }
 
 fn idx(bytes: &[u8]) -> usize {

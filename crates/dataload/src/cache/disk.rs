@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 use overdrive_core::LockedFile;
 
 use crate::cache::Storable;
+use crate::read::read_at;
 use crate::{DataError, Dataset};
 
 const MAGIC: &[u8; 8] = b"ODCACHE2";
@@ -257,24 +258,8 @@ fn is_unfinished(file: &File, header: &[u8], file_bytes: u64) -> io::Result<bool
 }
 
 #[cfg(unix)]
-fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-}
-
-#[cfg(unix)]
 fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => (bytes, offset) = (&mut bytes[read..], offset + read as u64),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(windows)]

@@ -9,7 +9,7 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use crate::read::{read_exact_at, write_all_at};
+use crate::read::{read_at, write_all_at};
 
 /// Set in the entry of a chunk that is there, above its checksum.
 const IS_THERE: u64 = 1 << 32;
@@ -42,13 +42,13 @@ impl Entry {
     }
 
     pub(super) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
-        read_exact_at(&self.data, at, buffer)
+        read_at(&self.data, buffer, at)
     }
 
     /// Whether the chunk is there, and as it was written. Not at once: reads it.
     pub(super) fn has(&self, chunk: u64, at: u64, bytes: usize) -> bool {
         let (mut sum, mut found) = ([0; 8], vec![0; bytes]);
-        if read_exact_at(&self.sums, chunk * 8, &mut sum).is_err() || u64::from_le_bytes(sum) & IS_THERE == 0 {
+        if read_at(&self.sums, &mut sum, chunk * 8).is_err() || u64::from_le_bytes(sum) & IS_THERE == 0 {
             return false;
         }
         self.read(at, &mut found).is_ok() && u64::from_le_bytes(sum) == checksum(&found)

@@ -275,18 +275,20 @@ impl<'a> Canvas<'a> {
         self.upside_down = !self.upside_down;
     }
 
-    /// Puts the image at (`top`, `left`) of a black image of `size`.
-    pub(crate) fn pad(&mut self, top: usize, left: usize, size: Size) -> Result<(), DataError> {
+    /// Replaces the image by one of `size`, which `draw` makes of the present pixels, row by row as in
+    /// [`pixels`](Self::pixels). It begins as black.
+    pub(crate) fn redraw(
+        &mut self,
+        size: Size,
+        draw: impl FnOnce(&[[u8; 4]], &mut [[u8; 4]]),
+    ) -> Result<(), DataError> {
         check_size(size.height, size.width, RGB, self.path)?;
         self.decode()?;
         self.apply_flips();
         let Scratch { pixels, spare, .. } = &mut *self.scratch;
         spare.clear();
         spare.resize(4 * size.height * size.width, 0);
-        let rows = spare.chunks_exact_mut(4 * size.width).skip(top);
-        for (to, from) in rows.zip(pixels.chunks_exact(4 * self.width)) {
-            to[4 * left..][..from.len()].copy_from_slice(from);
-        }
+        draw(pixels.as_chunks().0, spare.as_chunks_mut().0);
         std::mem::swap(pixels, spare);
         (self.height, self.width) = (size.height, size.width);
         Ok(())

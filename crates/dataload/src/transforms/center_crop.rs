@@ -1,6 +1,6 @@
 //! Center crops.
 
-use crate::{Canvas, DataError, Draws, Region, Size, Transform};
+use crate::{Canvas, DataError, Draws, Padding, PaddingMode, Region, Size, Transform};
 
 /// Keeps the middle of an image; a side that is too short is padded with black.
 ///
@@ -22,10 +22,11 @@ impl Transform for CenterCrop {
     fn apply(&self, canvas: &mut Canvas<'_>, _: &mut Draws) -> Result<(), DataError> {
         let Size { height, width } = self.size;
         if height > canvas.height() || width > canvas.width() {
-            let around = |wanted: usize, side: usize| wanted.saturating_sub(side) / 2;
-            let (top, left) = (around(height, canvas.height()), around(width, canvas.width()));
-            let padded = Size { height: height.max(canvas.height()), width: width.max(canvas.width()) };
-            canvas.pad(top, left, padded)?;
+            let missing = |wanted: usize, side: usize| wanted.saturating_sub(side);
+            let (rows, columns) = (missing(height, canvas.height()), missing(width, canvas.width()));
+            let (top, left) = (rows / 2, columns / 2);
+            let padding = Padding { left, top, right: columns - left, bottom: rows - top };
+            padding.apply(canvas, PaddingMode::Constant, [0; 3])?;
         }
         let middle = |side: usize, wanted: usize| ((side - wanted) as f64 / 2.0).round_ties_even() as usize;
         let (top, left) = (middle(canvas.height(), height), middle(canvas.width(), width));

@@ -20,7 +20,7 @@ const TURNS: (RangeInclusive<f64>, &str) = (-0.5..=0.5, "a non-empty range withi
 
 /// What a factor changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
+pub(super) enum Change {
     Brightness,
     Contrast,
     Saturation,
@@ -108,7 +108,7 @@ impl Transform for ColorJitter {
 }
 
 impl Change {
-    fn apply(self, pixels: &mut [[u8; 4]], factor: f64) {
+    pub(super) fn apply(self, pixels: &mut [[u8; 4]], factor: f64) {
         let factor_f32 = factor as f32;
         match self {
             Self::Brightness => {
@@ -144,14 +144,14 @@ impl Change {
     }
 }
 
-fn look_up(pixels: &mut [[u8; 4]], table: &[u8; 256]) {
+pub(super) fn look_up(pixels: &mut [[u8; 4]], table: &[u8; 256]) {
     for pixel in pixels {
         *pixel = pixel.map(|value| table[usize::from(value)]);
     }
 }
 
 /// Pillow's `Image.blend`: truncates, does not round.
-fn blend(from: u8, to: u8, share: f32) -> u8 {
+pub(super) fn blend(from: u8, to: u8, share: f32) -> u8 {
     (f32::from(from) + share * (f32::from(to) - f32::from(from))) as u8
 }
 

@@ -44,7 +44,7 @@ impl Draws {
     }
 
     /// A number from the standard normal distribution.
-    fn normal(&mut self) -> f64 {
+    pub(crate) fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.uniform(0.0, 1.0)).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.uniform(0.0, 1.0)).cos()
     }
@@ -68,6 +68,14 @@ impl Draws {
                 return d.ln() + v.ln();
             }
         }
+    }
+
+    /// Numbers from the symmetric Dirichlet distribution, 1 in total.
+    pub(crate) fn dirichlet(&mut self, alpha: f64, count: usize) -> Vec<f64> {
+        let logarithms: Vec<f64> = (0..count).map(|_| self.ln_gamma(alpha)).collect();
+        let most = logarithms.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = logarithms.iter().map(|logarithm| (logarithm - most).exp()).sum();
+        logarithms.into_iter().map(|logarithm| (logarithm - most).exp() / total).collect()
     }
 
     /// A number from the symmetric beta distribution, 0 to 1.
@@ -106,6 +114,11 @@ mod tests {
             let mut draws = Draws::new(5, 0, 0, 0);
             let values: Vec<f64> = (0..20_000).map(|_| draws.beta(alpha)).collect();
             let mean = values.iter().sum::<f64>() / values.len() as f64;
+            // Each number of a Dirichlet distribution has a beta distribution, with 2 alpha for the rest of 3.
+            let parts = draws.dirichlet(alpha, 3);
+            assert!((parts.iter().sum::<f64>() - 1.0).abs() < 1e-12, "{parts:?}");
+            let first = (0..20_000).map(|_| draws.dirichlet(alpha, 3)[0]).sum::<f64>() / 20_000.0;
+            assert!((first - 1.0 / 3.0).abs() < 0.015, "{alpha}: {first}");
             let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / values.len() as f64;
             assert!((mean - 0.5).abs() < 0.015, "{alpha}: {mean}");
             assert!((variance - 0.25 / (2.0 * alpha + 1.0)).abs() < 0.01, "{alpha}: {variance}");

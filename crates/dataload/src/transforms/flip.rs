@@ -72,7 +72,7 @@ impl Transform for RandomVerticalFlip {
     }
 }
 
-fn probability(p: f64) -> Result<f64, DataError> {
+pub(super) fn probability(p: f64) -> Result<f64, DataError> {
     if !(0.0..=1.0).contains(&p) {
         return Err(DataError::option("p", "a probability from 0 to 1", p));
     }

@@ -1,22 +1,37 @@
 //! Transforms with torchvision's names, parameters and meaning, on uint8 images.
 
+mod affine;
+mod aug_mix;
 mod canvas;
 mod center_crop;
 mod color_jitter;
 mod draws;
 mod flip;
+mod gaussian_blur;
 mod mix;
+mod operation;
+mod padding;
+mod rand_augment;
+mod random_crop;
+mod random_erasing;
 mod random_resized_crop;
 mod region;
 mod resize;
 
+pub use aug_mix::AugMix;
 pub(crate) use canvas::Scratch;
 pub use canvas::{Canvas, Interpolation};
 pub use center_crop::CenterCrop;
 pub use color_jitter::ColorJitter;
 pub use draws::Draws;
 pub use flip::{RandomHorizontalFlip, RandomVerticalFlip};
+pub use gaussian_blur::GaussianBlur;
 pub use mix::{CutMix, MixUp};
+pub use operation::Operation;
+pub use padding::{Padding, PaddingMode};
+pub use rand_augment::{RandAugment, TrivialAugmentWide};
+pub use random_crop::RandomCrop;
+pub use random_erasing::{ErasingValue, RandomErasing};
 pub use random_resized_crop::RandomResizedCrop;
 pub use region::Region;
 pub use resize::Resize;

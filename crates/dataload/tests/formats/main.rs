@@ -15,6 +15,8 @@
 #[cfg(feature = "safetensors")]
 mod arrays;
 #[cfg(all(
+    feature = "csv",
+    feature = "jsonl",
     feature = "lmdb",
     feature = "parquet",
     feature = "safetensors",
@@ -47,8 +49,11 @@ mod parquet_batches;
 mod parquet_damage;
 mod parquet_map;
 mod parquet_shuffle;
+#[cfg(all(feature = "csv", feature = "jsonl"))]
+mod text;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
+mod tokens;
 #[cfg(feature = "webdataset")]
 mod webdataset;
 

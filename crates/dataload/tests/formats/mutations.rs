@@ -16,12 +16,16 @@ const SEED: u64 = 7;
 /// A header that is trusted would allocate gigabytes; a zstd window and the allocator's overhead are far below this.
 pub(crate) const MOST_GROWTH_BYTES: u64 = 1 << 30;
 
-struct Random {
+pub(crate) struct Random {
     numbers: Philox,
     drawn: u64,
 }
 
 impl Random {
+    pub(crate) fn new(stream: u64) -> Self {
+        Self { numbers: Philox::new(SEED, stream), drawn: 0 }
+    }
+
     fn below(&mut self, limit: usize) -> usize {
         self.drawn += 1;
         (self.numbers.at(self.drawn) % limit.max(1) as u64) as usize
@@ -29,7 +33,7 @@ impl Random {
 }
 
 /// One to four changes of the kinds that break parsers.
-fn mutate(good: &[u8], random: &mut Random) -> Vec<u8> {
+pub(crate) fn mutate(good: &[u8], random: &mut Random) -> Vec<u8> {
     const NUMBERS: [u64; 8] = [0, 1, 0x7f, 0xff, 0xffff, 0x7fff_ffff, 0x7fff_ffff_ffff_ffff, u64::MAX];
     let mut bytes = good.to_vec();
     for _ in 0..=random.below(4) {
@@ -92,7 +96,7 @@ fn hammer(names: &[&str], read: impl Fn(Vec<u8>, u64) -> usize) {
     let mut given = 0;
     for (number, name) in names.iter().enumerate() {
         let good = fs::read(fixture(name)).unwrap();
-        let mut random = Random { numbers: Philox::new(SEED, number as u64), drawn: 0 };
+        let mut random = Random::new(number as u64);
         for round in 0..ROUNDS {
             let begun = cpu_seconds();
             given += read(mutate(&good, &mut random), round);

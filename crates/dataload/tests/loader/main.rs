@@ -3,10 +3,12 @@
 mod ahead;
 mod caches;
 mod cancelled;
+mod compose;
 mod draws;
 mod epochs;
 mod faults;
 mod images;
+mod mixture;
 mod options;
 mod ranks;
 mod resume;

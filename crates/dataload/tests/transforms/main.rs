@@ -1,6 +1,8 @@
 //! Decoding and transforms through the public interface: damaged files, Pillow's pixels, and results that depend only
 //! on (seed, epoch, draw).
 
+mod augment;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,0 +1,152 @@
+//! Mixtures of augmented images.
+
+use super::operation::Operation;
+use super::rand_augment::Space;
+use crate::{Canvas, DataError, Draws, Interpolation, Transform};
+
+/// The levels of severity.
+const LEVELS: usize = 10;
+
+/// Without brightness, colour, contrast and sharpness, the last four.
+const OPERATIONS: [Operation; 13] = [
+    Operation::ShearX,
+    Operation::ShearY,
+    Operation::TranslateX,
+    Operation::TranslateY,
+    Operation::Rotate,
+    Operation::Posterize,
+    Operation::Solarize,
+    Operation::AutoContrast,
+    Operation::Equalize,
+    Operation::Brightness,
+    Operation::Color,
+    Operation::Contrast,
+    Operation::Sharpness,
+];
+
+/// Mixes the image with several versions of it, each changed by a chain of random operations.
+///
+/// ```
+/// use overdrive_dataload::{AugMix, ImagePipeline, RandomResizedCrop};
+///
+/// let train = ImagePipeline::new(0).then(RandomResizedCrop::new(224)).then(AugMix::new().severity(5)?);
+/// # Ok::<(), overdrive_dataload::DataError>(())
+/// ```
+///
+/// # Source
+/// `torchvision.transforms.AugMix`; Hendrycks et al., "AugMix: A Simple Data Processing Method to Improve Robustness and
+/// Uncertainty" (2020). Torchvision converts an image to a tensor before, whose operations round in another way than
+/// those on Pillow images, which are taken here.
+#[derive(Clone, Copy, Debug)]
+pub struct AugMix {
+    severity: usize,
+    mixture_width: usize,
+    chain_depth: Option<usize>,
+    alpha: f64,
+    space: Space,
+    interpolation: Interpolation,
+    fill: [u8; 3],
+}
+
+impl AugMix {
+    /// Torchvision's defaults: three chains of one to three operations, of severity up to 3 of 10.
+    pub fn new() -> Self {
+        let space =
+            Space { operations: &OPERATIONS, bins: LEVELS, shear: 0.3, degrees: 30.0, change: 0.9, bits: [4.0, 4.0] };
+        let (interpolation, fill) = (Interpolation::Bilinear, [0; 3]);
+        Self { severity: 3, mixture_width: 3, chain_depth: None, alpha: 1.0, space, interpolation, fill }
+    }
+
+    /// The highest level of an operation, 1 to 10; 3 unless set.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for another number.
+    pub fn severity(mut self, severity: usize) -> Result<Self, DataError> {
+        if !(1..=LEVELS).contains(&severity) {
+            return Err(DataError::option("severity", format!("1 to {LEVELS}"), severity));
+        }
+        self.severity = severity;
+        Ok(self)
+    }
+
+    /// How many changed versions there are; 3 unless set.
+    pub fn mixture_width(mut self, mixture_width: usize) -> Self {
+        self.mixture_width = mixture_width;
+        self
+    }
+
+    /// How many operations change each version; a random number from 1 to 3 unless set.
+    pub fn chain_depth(mut self, chain_depth: usize) -> Self {
+        self.chain_depth = Some(chain_depth);
+        self
+    }
+
+    /// The parameter of the distributions of the shares in the mixture: the higher it is, the more even they are; 1
+    /// unless set.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for one that is not above 0 and finite.
+    pub fn alpha(mut self, alpha: f64) -> Result<Self, DataError> {
+        if !(alpha > 0.0 && alpha.is_finite()) {
+            return Err(DataError::option("alpha", "a finite number above 0", alpha));
+        }
+        self.alpha = alpha;
+        Ok(self)
+    }
+
+    /// Whether brightness, colour, contrast and sharpness are among the operations; on unless set.
+    pub fn all_ops(mut self, all_ops: bool) -> Self {
+        self.space.operations = if all_ops { &OPERATIONS } else { &OPERATIONS[..9] };
+        self
+    }
+
+    /// How pixels are interpolated where the image is sheared, moved or turned; bilinearly unless set.
+    pub fn interpolation(mut self, interpolation: Interpolation) -> Self {
+        self.interpolation = interpolation;
+        self
+    }
+
+    /// The colour outside of the image, in red, green and blue; black unless set.
+    pub fn fill(mut self, fill: [u8; 3]) -> Self {
+        self.fill = fill;
+        self
+    }
+}
+
+impl Default for AugMix {
+    /// [`AugMix::new`].
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Transform for AugMix {
+    fn apply(&self, canvas: &mut Canvas<'_>, draws: &mut Draws) -> Result<(), DataError> {
+        let reach = [canvas.width(), canvas.height()].map(|side| side as f64 / 3.0);
+        let image = canvas.pixels()?.to_vec();
+        let changed = draws.beta(self.alpha);
+        let shares = draws.dirichlet(self.alpha, self.mixture_width);
+        let share = if self.mixture_width == 0 { 1.0 } else { (1.0 - changed) as f32 };
+        let mut mixture: Vec<[f32; 3]> = Vec::with_capacity(image.len());
+        mixture.extend(
+            image.iter().map(|&[red, green, blue, _]| [red, green, blue].map(|value| share * f32::from(value))),
+        );
+        for chain in shares {
+            canvas.pixels()?.copy_from_slice(&image);
+            let depth = self.chain_depth.unwrap_or_else(|| 1 + draws.below(3));
+            for _ in 0..depth {
+                let (operation, magnitude) = self.space.draw(reach, draws, |draws| draws.below(self.severity));
+                operation.apply(canvas, magnitude, self.interpolation, self.fill)?;
+            }
+            let share = (chain * changed) as f32;
+            for (sum, pixel) in mixture.iter_mut().zip(canvas.pixels()?) {
+                *sum = std::array::from_fn(|channel| sum[channel] + share * f32::from(pixel[channel]));
+            }
+        }
+        for (pixel, sum) in canvas.pixels()?.iter_mut().zip(mixture) {
+            let [red, green, blue] = sum.map(|value| value as u8);
+            *pixel = [red, green, blue, 0];
+        }
+        Ok(())
+    }
+}
