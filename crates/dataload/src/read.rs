@@ -100,6 +100,9 @@ pub(crate) const MAX_DEFLATE_RATIO: u64 = 1032;
 ///
 /// Anything else is refused: opening a pipe could block forever, and a device has no length.
 pub(crate) fn require_regular(path: &Path) -> Result<(), DataError> {
+    if is_url(path) {
+        return Err(DataError::layout(path, "a local file", "a URL"));
+    }
     let kind = std::fs::metadata(path).map_err(DataError::io(path))?;
     if !kind.is_file() {
         let found = if kind.is_dir() { "a folder" } else { "a special file" };

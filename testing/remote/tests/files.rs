@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_core::Stateful;
 use overdrive_dataload::{
-    DataError, DataLoader, IterableDataset, TfRecordDataset, WebDataset, WebDatasetWriter, WebSample, expand_shards,
-    read_idx,
+    DataError, DataLoader, IterableDataset, JsonLines, TfRecordDataset, WebDataset, WebDatasetWriter, WebSample,
+    expand_shards, read_idx,
 };
 
 use crate::{bucket, web};
@@ -162,6 +162,17 @@ fn web_servers_are_read_too() -> Result<()> {
     fs::write(bucket().join("three.idx"), idx)?;
     ensure!(read_idx(format!("{}/data/three.idx", web()))?.data == [7, 8, 9]);
     ensure!(read_idx("s3://data/three.idx")?.data == [7, 8, 9]);
+    // As on the disk, a file that is read again is the one of then.
+    fs::write(bucket().join("three.idx"), [0, 0, 8, 1, 0, 0, 0, 3, 4, 5, 6])?;
+    ensure!(read_idx("s3://data/three.idx")?.data == [4, 5, 6]);
+    // Also from threads of tokio's, which must not wait; and a file without a byte.
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    ensure!(runtime.block_on(async { read_idx("s3://data/three.idx") })?.data == [4, 5, 6]);
+    fs::create_dir_all(bucket().join("empty"))?;
+    fs::write(bucket().join("empty/0.tfrecord"), [])?;
+    let empty = TfRecordDataset::open("s3://data/empty/0.tfrecord")?;
+    empty.read_ahead(0);
+    ensure!(empty.open_shard(0, 0)?.next().is_none());
     let listed = told(WebDataset::open(&format!("{}/data/web/*.tar", web())))?;
     ensure!(listed.contains("web servers do not list files"), "{listed}");
     Ok(())
@@ -172,6 +183,12 @@ fn what_cannot_be_a_remote_file_is_refused() -> Result<()> {
         let error = told(TfRecordDataset::open(wrong))?;
         ensure!(error.contains("url") || error.contains("bucket"), "{wrong}: {error}");
     }
+    for wrong in ["http://host/get?id=1", "http://host/x.idx#part"] {
+        let error = told(read_idx(wrong))?;
+        ensure!(error.contains("a query or a fragment would be left out"), "{wrong}: {error}");
+    }
+    let local = told(JsonLines::open("s3://data/x.jsonl"))?;
+    ensure!(local.contains("a local file"), "{local}");
     // Another scheme is a path.
     let error = told(TfRecordDataset::open("ftp://data/x"))?;
     ensure!(error.contains("No such file"), "{error}");

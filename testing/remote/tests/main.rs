@@ -41,7 +41,10 @@ fn main() -> Result<ExitCode> {
         .env(WEB, format!("http://{}", web?))
         .env("AWS_ENDPOINT_URL", format!("http://{}", s3?))
         .env("AWS_ALLOW_HTTP", "true")
-        .env("ALLOW_HTTP", "true")
+        // Of other programs.
+        .env("TOKEN", "a secret")
+        .env("ENDPOINT", "http://127.0.0.1:9")
+        .env("NOT_UTF8", <std::ffi::OsString as std::os::unix::ffi::OsStringExt>::from_vec(vec![0xff]))
         .env("AWS_REGION", "us-east-1")
         .env("AWS_ACCESS_KEY_ID", server::KEY.0)
         .env("AWS_SECRET_ACCESS_KEY", server::KEY.1);

@@ -57,8 +57,20 @@ where
                 Err(error) => Some(Deferred::later(|| Err(error)).with_key(key)),
             }
         };
-        let items = self.stream.open_deferred(shard, 0, cancelled)?;
-        let mut kept = items.filter_map(move |item| item.map(&decide).transpose());
+        let mut items = self.stream.open_deferred(shard, 0, cancelled)?;
+        let cancelled = cancelled.clone();
+        // Many items may be left out in a row, without an end.
+        let is_cancelled = cancelled.clone();
+        let mut kept = std::iter::from_fn(move || {
+            loop {
+                if let Err(error) = is_cancelled.check() {
+                    return Some(Err(error));
+                }
+                if let Some(item) = items.next()?.map(&decide).transpose() {
+                    return Some(item);
+                }
+            }
+        });
         for _ in 0..position {
             cancelled.check()?;
             if kept.next().is_none() {

@@ -1,5 +1,6 @@
 //! A weighted mixture of datasets.
 
+use crate::loader::MAX_ORDER;
 use crate::permutation::shuffle;
 use crate::{DataError, Philox, RandomSampler, Sampler, StoppingStrategy};
 
@@ -13,9 +14,10 @@ const COUNTED_EPOCHS: u64 = 1 << 16;
 /// Draws from several datasets in proportion to weights, which may change between epochs and within them.
 ///
 /// It is the order of a loader over the [`Concat`](crate::Concat) of the datasets. Each dataset is gone through in
-/// passes of its own, each in a new random order, which go on from one epoch to the next: no sample comes again before
-/// all of its dataset have come, however small the weight and the epochs are. The numbers of draws follow the weights
-/// to within two, because only the order of the turns is random.
+/// passes of its own, each in a new random order, which go on from one epoch to the next, for 65,536 epochs: no sample
+/// comes again before all of its dataset have come, however small the weight and the epochs are. The numbers of draws
+/// follow weights above 0 to within two, because only the order of the turns is random. A pass's order is a list in
+/// memory, 8 bytes for each sample of each dataset, which is made anew for each epoch.
 ///
 /// An epoch's order is a function of (weights, seed, epoch), so a run resumes in the middle of an epoch with the same
 /// rest. It is refused with other weights in that epoch.
@@ -68,6 +70,10 @@ impl Mixture {
     /// one above 0 for an empty dataset, and where none is above 0.
     pub fn new(lens: impl Into<Vec<usize>>, weights: impl Into<Vec<f64>>, seed: u64) -> Result<Self, DataError> {
         let lens = lens.into();
+        if let Some(len) = lens.iter().find(|&&len| len > MAX_ORDER) {
+            let expected = format!("at most {MAX_ORDER} samples a dataset, whose order is a list in memory");
+            return Err(DataError::option("lens", expected, len));
+        }
         let weights = normalized(&weights.into(), &lens)?;
         let mut mixture = Self { lens, stages: Vec::new(), num_samples: 0, shuffle: true, seed };
         mixture.stages.push(Stage { epoch: 0, draw: 0, weights });
@@ -147,9 +153,11 @@ impl Mixture {
     fn samples(&self, dataset: usize, from: u64, since: u64) -> impl Iterator<Item = usize> {
         let len = self.lens[dataset];
         let seed = Philox::new(self.seed ^ PASSES, dataset as u64).at(since);
-        let pass = move |pass: u64| match self.shuffle {
-            true => RandomSampler::new(len, seed).order(pass),
-            false => (0..len).collect(),
+        let pass = move |pass: u64| -> Box<dyn Iterator<Item = usize>> {
+            match self.shuffle {
+                true => Box::new(RandomSampler::new(len, seed).order(pass).into_iter()),
+                false => Box::new(0..len),
+            }
         };
         let (passes, rest) = (from / len.max(1) as u64, from % len.max(1) as u64);
         (passes..).flat_map(pass).skip(rest as usize)

@@ -180,6 +180,17 @@ impl<D: IterableDataset + 'static> IterableDataset for StreamMixture<D> {
         Ok(Box::new(turns))
     }
 
+    /// What the order depends on, so that a state of another mixture is refused.
+    fn shard_name(&self, shard: usize) -> Option<String> {
+        let stream = |stream: &Arc<D>| {
+            let name = stream.shard_name(shard).unwrap_or_default();
+            format!("{} shards, {name}", stream.shards())
+        };
+        let streams: Vec<_> = self.streams.iter().map(stream).collect();
+        let Self { weights, seed, stopping_strategy, .. } = self;
+        Some(format!("shard {shard} of ({}) by {weights:?}, seed {seed}, {stopping_strategy:?}", streams.join("; ")))
+    }
+
     fn read_ahead(&self, shard: usize) {
         self.streams.iter().filter(|stream| shard < stream.shards()).for_each(|stream| stream.read_ahead(shard));
     }

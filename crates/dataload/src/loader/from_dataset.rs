@@ -14,7 +14,7 @@ use crate::{
 
 /// The most samples of an epoch. Its order is a list in memory, 32 GiB at this size; a larger allocation would abort
 /// the process instead of returning an error.
-const MAX_ORDER: usize = u32::MAX as usize;
+pub(crate) const MAX_ORDER: usize = u32::MAX as usize;
 
 /// A dataset and the order in which a loader reads it.
 pub struct FromDataset<D> {

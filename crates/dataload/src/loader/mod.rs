@@ -37,6 +37,7 @@ pub use builder::{Auto, DataLoaderBuilder, NumWorkers, SampleSource};
 pub use epoch::Epoch;
 pub use fault::{Fault, OnError};
 pub use from_dataset::FromDataset;
+pub(crate) use from_dataset::MAX_ORDER;
 pub use from_stream::FromStream;
 pub(crate) use order::draw;
 #[cfg(feature = "progress")]

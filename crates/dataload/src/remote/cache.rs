@@ -22,7 +22,7 @@ pub(super) struct Entry {
 
 impl Entry {
     /// Opens the entry of this name, and makes room for it where it is new: removes those that were opened longest ago,
-    /// until all take `limit` bytes at most.
+    /// until the files of all have `limit` bytes at most. What is removed while it is open takes room until it is closed.
     pub(super) fn open(folder: &Path, name: &str, bytes: u64, limit: u64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join("lock"))?;
@@ -73,7 +73,8 @@ fn make_room(folder: &Path, but: &str, limit: u64) -> io::Result<()> {
         let is_data = path.extension().is_some_and(|end| end == "data");
         if is_data && path.file_stem().is_some_and(|stem| stem != but) {
             let found = fs::metadata(&path)?;
-            entries.push((found.modified()?, on_disk(&found), path));
+            // As large as it can become.
+            entries.push((found.modified()?, found.len(), path));
         }
     }
     entries.sort();
@@ -87,17 +88,6 @@ fn make_room(folder: &Path, but: &str, limit: u64) -> io::Result<()> {
         total -= bytes;
     }
     Ok(())
-}
-
-/// The bytes that a file with holes takes.
-#[cfg(unix)]
-fn on_disk(found: &fs::Metadata) -> u64 {
-    std::os::unix::fs::MetadataExt::blocks(found) * 512
-}
-
-#[cfg(not(unix))]
-fn on_disk(found: &fs::Metadata) -> u64 {
-    found.len()
 }
 
 #[cfg(test)]

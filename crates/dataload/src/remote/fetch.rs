@@ -25,11 +25,11 @@ pub(super) async fn fetch(store: &Store, key: &Key, meta: &ObjectMeta, range: Ra
     let length = range.end - range.start;
     let mut pause = Duration::from_millis(100);
     for tried in 1.. {
-        let tried_once = async {
-            let _permit = REQUESTS.acquire().await;
-            once(store, key, meta, range.clone()).await
-        };
-        let error = match timeout(LIMIT, tried_once).await {
+        // Waiting for a turn does not count as waiting for the server.
+        let permit = REQUESTS.acquire().await;
+        let answer = timeout(LIMIT, once(store, key, meta, range.clone())).await;
+        drop(permit);
+        let error = match answer {
             Ok(Ok(bytes)) if bytes.len() as u64 == length => return Ok(bytes),
             Ok(Ok(bytes)) => generic(format!("{} of {length} bytes came", bytes.len())),
             Ok(Err(error)) => error,
@@ -41,6 +41,7 @@ pub(super) async fn fetch(store: &Store, key: &Key, meta: &ObjectMeta, range: Ra
                 | Error::Precondition { .. }
                 | Error::PermissionDenied { .. }
                 | Error::Unauthenticated { .. }
+                | Error::NotSupported { .. }
         );
         if is_final || tried == TRIES {
             return Err(error);
@@ -53,11 +54,16 @@ pub(super) async fn fetch(store: &Store, key: &Key, meta: &ObjectMeta, range: Ra
 }
 
 async fn once(store: &Store, key: &Key, meta: &ObjectMeta, range: Range<u64>) -> Result<Bytes, Error> {
-    let if_match = meta.e_tag.clone();
+    // A weak tag never matches, by HTTP's rules.
+    let if_match = meta.e_tag.clone().filter(|tag| !tag.starts_with("W/"));
     let found =
         store.get_opts(key, GetOptions { range: Some(range.into()), if_match, ..GetOptions::default() }).await?;
     // Not every server looks at the condition.
-    if meta.e_tag.is_some() && found.meta.e_tag != meta.e_tag || found.meta.size != meta.size {
+    let is_same = match &meta.e_tag {
+        Some(tag) => found.meta.e_tag.as_ref() == Some(tag),
+        None => found.meta.last_modified == meta.last_modified,
+    };
+    if !is_same || found.meta.size != meta.size {
         let source = "the file has another version".into();
         return Err(Error::Precondition { path: key.to_string(), source });
     }

@@ -6,7 +6,7 @@ use futures_util::TryStreamExt;
 use glob::{MatchOptions, Pattern};
 use object_store::path::Path as Key;
 
-use super::store::{failed, locate, runtime};
+use super::store::{failed, locate, wait};
 use crate::DataError;
 
 /// More files than this are surely a typo, and listing them could fill memory.
@@ -24,7 +24,7 @@ pub(crate) fn matching(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let (store, _) = locate(&format!("{place}{keys}"))?;
     let prefix =
         Key::parse(folder).map_err(|error| DataError::option("shards", "a folder", format!("{pattern}: {error}")))?;
-    let mut found = runtime()?.block_on(async {
+    let mut found = wait(async {
         let mut listed = store.list((!folder.is_empty()).then_some(&prefix));
         let mut found = Vec::new();
         while let Some(meta) = listed.try_next().await.map_err(failed(pattern))? {
@@ -36,7 +36,7 @@ pub(crate) fn matching(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
             }
         }
         Ok(found)
-    })?;
+    })??;
     found.sort_unstable();
     Ok(found)
 }

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use object_store::ObjectMeta;
@@ -26,8 +25,6 @@ struct Object {
     runtime: &'static Runtime,
     /// So many chunks are fetched ahead.
     ahead: u64,
-    /// The chunk that was read last, to tell a reader that goes from front to back.
-    last: AtomicU64,
     chunks: Mutex<Vec<Chunk>>,
     changed: Condvar,
 }
@@ -50,16 +47,20 @@ static OPEN: LazyLock<Mutex<HashMap<String, Weak<Object>>>> = LazyLock::new(Mute
 impl Object {
     fn open(text: &str) -> Result<Arc<Self>, DataError> {
         let lock = || OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = lock().get(text).and_then(Weak::upgrade) {
-            return Ok(open);
-        }
         let ((store, key), meta, options) = (locate(text)?, head(text)?, options::current());
+        if meta.e_tag.is_none() && meta.last_modified.timestamp() == 0 {
+            let expected = "a server that gives an ETag or a date, so that a changed file is noticed";
+            return Err(DataError::layout(Path::new(text), expected, "neither"));
+        }
         if meta.size > options.cache_bytes {
             let expected = format!("the {} bytes of {text} or more", meta.size);
             return Err(DataError::option("cache_bytes", expected, options.cache_bytes));
         }
         let version = meta.e_tag.clone().unwrap_or_else(|| meta.last_modified.to_rfc3339());
         let name = format!("{:x}", Sha256::digest(format!("{text}\0{version}\0{}", meta.size)));
+        if let Some(open) = lock().get(&name).and_then(Weak::upgrade) {
+            return Ok(open);
+        }
         let entry = Entry::open(&options.cache, &name, meta.size, options.cache_bytes);
         let entry = entry.map_err(DataError::io(&options.cache))?;
         let made = Arc::new(Self {
@@ -68,7 +69,6 @@ impl Object {
             entry,
             runtime: runtime()?,
             ahead: options.ahead_bytes.div_ceil(CHUNK),
-            last: AtomicU64::new(u64::MAX),
             chunks: Mutex::new(vec![Chunk::Unknown; meta.size.div_ceil(CHUNK) as usize]),
             changed: Condvar::new(),
             meta,
@@ -76,10 +76,10 @@ impl Object {
         let mut open = lock();
         open.retain(|_, object| object.strong_count() > 0);
         // Another thread may have opened it meanwhile.
-        if let Some(other) = open.get(text).and_then(Weak::upgrade) {
+        if let Some(other) = open.get(&name).and_then(Weak::upgrade) {
             return Ok(other);
         }
-        open.insert(text.to_owned(), Arc::downgrade(&made));
+        open.insert(name, Arc::downgrade(&made));
         Ok(made)
     }
 
@@ -96,8 +96,9 @@ impl Object {
         chunk * CHUNK..((chunk + 1) * CHUNK).min(self.meta.size)
     }
 
-    /// Looks for a chunk in the cache, or has it fetched, without waiting for that.
-    fn ask(self: &Arc<Self>, chunk: u64) {
+    /// Looks for a chunk in the cache, or has it fetched, without waiting for that. Errors of chunks that nobody waits for are
+    /// forgotten: the server may be well again when they are needed.
+    fn ask(self: &Arc<Self>, chunk: u64, is_needed: bool) {
         let Some(state) = self.lock().get_mut(chunk as usize).map(|state| match state {
             Chunk::Unknown | Chunk::Absent => std::mem::replace(state, Chunk::UnderWay),
             _ => Chunk::Here,
@@ -113,7 +114,10 @@ impl Object {
         let object = Arc::downgrade(self);
         self.runtime.spawn(async move {
             let Some(object) = object.upgrade() else { return };
-            let state = object.find(chunk, may_be_cached).await;
+            let state = match object.find(chunk, may_be_cached).await {
+                Chunk::Failed(..) if !is_needed => Chunk::Absent,
+                state => state,
+            };
             object.set(chunk, state);
         });
     }
@@ -137,9 +141,15 @@ impl Object {
         }
     }
 
+    /// Asks for a chunk, and for those after it that are fetched ahead.
+    fn ask_from(self: &Arc<Self>, chunk: u64) {
+        let end = chunk.saturating_add(self.ahead).min(self.meta.size.div_ceil(CHUNK).saturating_sub(1));
+        (chunk..=end).for_each(|next| self.ask(next, next == chunk));
+    }
+
     /// Waits for a chunk. An error is told once, and then the chunk is fetched again.
     fn wait_for(self: &Arc<Self>, chunk: u64) -> io::Result<()> {
-        self.ask(chunk);
+        self.ask(chunk, true);
         let mut chunks = self.lock();
         loop {
             match &chunks[chunk as usize] {
@@ -149,10 +159,10 @@ impl Object {
                     chunks[chunk as usize] = Chunk::Absent;
                     return Err(error);
                 }
-                // Another reader was told of its error meanwhile.
+                // Another reader was told of its error meanwhile, or it was fetched ahead and failed.
                 Chunk::Absent | Chunk::Unknown => {
                     drop(chunks);
-                    self.ask(chunk);
+                    self.ask(chunk, true);
                     chunks = self.lock();
                 }
                 Chunk::UnderWay => chunks = self.changed.wait(chunks).unwrap_or_else(PoisonError::into_inner),
@@ -167,11 +177,7 @@ impl Object {
             return Ok(());
         }
         let (first, last) = (offset / CHUNK, (end - 1) / CHUNK);
-        let before = self.last.swap(last, Ordering::Relaxed);
-        (first..=last).for_each(|chunk| self.ask(chunk));
-        if first == before.wrapping_add(1) || first == before {
-            (last + 1..=last + self.ahead).for_each(|chunk| self.ask(chunk));
-        }
+        (first..=last).for_each(|chunk| self.ask(chunk, true));
         (first..=last).try_for_each(|chunk| self.wait_for(chunk))?;
         self.entry.read(offset, buffer)
     }
@@ -181,11 +187,13 @@ impl Object {
 pub(crate) struct RemoteFile {
     object: Arc<Object>,
     at: u64,
+    /// The chunk that was read last from here, to tell a reader that goes from front to back.
+    last: Option<u64>,
 }
 
 impl RemoteFile {
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
-        Ok(Self { object: Object::open(url(path)?)?, at: 0 })
+        Ok(Self { object: Object::open(url(path)?)?, at: 0, last: None })
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -203,6 +211,10 @@ impl Read for RemoteFile {
         // Up to the end of a chunk: the next one may not be here yet.
         let left = self.len().saturating_sub(self.at).min(CHUNK - self.at % CHUNK);
         let count = left.min(buffer.len() as u64) as usize;
+        let chunk = self.at / CHUNK;
+        if count > 0 && self.last.replace(chunk).is_none_or(|last| last + 1 == chunk || last == chunk) {
+            self.object.ask_from(chunk);
+        }
         self.object.read_at(self.at, &mut buffer[..count])?;
         self.at += count as u64;
         Ok(count)
@@ -226,7 +238,10 @@ pub(crate) fn read_ahead(path: &Path) {
     let (path, Ok(runtime)) = (PathBuf::from(path), runtime()) else { return };
     runtime.spawn_blocking(move || {
         let Ok(file) = RemoteFile::open(&path) else { return };
-        (0..file.object.ahead).for_each(|chunk| file.object.ask(chunk));
+        if file.len() == 0 {
+            return;
+        }
+        file.object.ask_from(0);
         // The file is open until the first chunk is here; then its reader has opened it, or the rest can wait.
         let _ = file.object.wait_for(0);
     });

@@ -1,13 +1,14 @@
 //! Stores, and what they say about their files.
 
 use std::collections::HashMap;
-use std::io;
+use std::future::Future;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::{env, io, thread};
 
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt, parse_url_opts};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinSet;
 use url::Url;
 
@@ -33,6 +34,25 @@ pub(super) fn runtime() -> Result<&'static Runtime, DataError> {
     })
 }
 
+/// Waits for an answer, also where the caller itself runs on threads of tokio's, which must not wait.
+pub(super) fn wait<T: Send>(answer: impl Future<Output = T> + Send) -> Result<T, DataError> {
+    let runtime = runtime()?;
+    if Handle::try_current().is_err() {
+        return Ok(runtime.block_on(answer));
+    }
+    let waited = thread::scope(|scope| scope.spawn(|| runtime.block_on(answer)).join());
+    waited.map_err(|_| DataError::Io {
+        path: PathBuf::from("remote files"),
+        error: io::Error::other("a thread panicked"),
+    })
+}
+
+/// What the environment says of stores. Names without a store's own prefix, such as `TOKEN`, mean something else.
+fn settings() -> impl Iterator<Item = (String, String)> {
+    let texts = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    texts.filter(|(name, _)| ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|store| name.starts_with(store)))
+}
+
 /// What an error is for whoever reads the file.
 pub(super) fn told(error: &Error) -> io::Error {
     let (kind, what) = match error {
@@ -41,6 +61,7 @@ pub(super) fn told(error: &Error) -> io::Error {
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
             (io::ErrorKind::PermissionDenied, "the server refuses: check the credentials in the environment")
         }
+        Error::NotSupported { .. } => (io::ErrorKind::Unsupported, "the server does not give parts of files"),
         _ => (io::ErrorKind::Other, "it could not be fetched"),
     };
     io::Error::new(kind, format!("{what} ({error})"))
@@ -71,9 +92,13 @@ pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
         _ => format!("{scheme}://{authority}/"),
     };
     let parsed = Url::parse(if is_web { text } else { &place }).map_err(|error| invalid(&error))?;
+    if is_web && (parsed.query().is_some() || parsed.fragment().is_some()) {
+        return Err(invalid(&"a query or a fragment would be left out"));
+    }
     let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
     let stores = stores.get_or_insert_default();
-    let made = || parse_url_opts(&parsed, std::env::vars());
+    let allowed = (scheme == "http").then(|| ("allow_http".to_owned(), "true".to_owned()));
+    let made = || parse_url_opts(&parsed, settings().chain(allowed));
     let key = match is_web {
         true => object_store::ObjectStoreScheme::parse(&parsed).map_err(|error| invalid(&error))?.1,
         false => Key::parse(key).map_err(|error| invalid(&error))?,
@@ -88,17 +113,21 @@ pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
     Ok((store, key))
 }
 
-/// What is known of files, by their URLs: whoever opens a dataset asks for all of its files, and they are opened later.
+/// What is known of files that were not opened since, by their URLs: whoever opens a dataset asks for all of its files.
 static KNOWN: LazyLock<Mutex<HashMap<String, ObjectMeta>>> = LazyLock::new(Mutex::default);
 
-/// The size and version of a file: as it was when it was first asked for.
+pub(super) fn known() -> MutexGuard<'static, HashMap<String, ObjectMeta>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The size and version of a file that is opened: those that its dataset was told, and later those of today.
 pub(super) fn head(text: &str) -> Result<ObjectMeta, DataError> {
-    if let Some(known) = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(text) {
-        return Ok(known.clone());
+    if !known().contains_key(text) {
+        require([&PathBuf::from(text)])?;
     }
-    require([&PathBuf::from(text)])?;
-    let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(text).cloned();
-    known.ok_or_else(|| DataError::Io { path: PathBuf::from(text), error: io::ErrorKind::NotFound.into() })
+    known()
+        .remove(text)
+        .ok_or_else(|| DataError::Io { path: PathBuf::from(text), error: io::ErrorKind::NotFound.into() })
 }
 
 /// Looks for all of these files, several at a time.
@@ -106,9 +135,12 @@ pub(crate) fn require<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Resul
     let mut located = Vec::new();
     for file in files {
         let text = url(file)?;
+        if known().contains_key(text) {
+            continue;
+        }
         located.push((text.to_owned(), locate(text)?));
     }
-    runtime()?.block_on(async {
+    wait(async {
         let (mut waiting, mut asked) = (located.into_iter(), JoinSet::new());
         loop {
             while asked.len() < AT_ONCE
@@ -122,7 +154,7 @@ pub(crate) fn require<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Resul
                 error: io::Error::other(error),
             })?;
             let found = found.map_err(failed(&text))?;
-            KNOWN.lock().unwrap_or_else(PoisonError::into_inner).insert(text, found);
+            known().insert(text, found);
         }
-    })
+    })?
 }

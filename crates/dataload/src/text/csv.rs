@@ -1,6 +1,6 @@
 //! Tables of comma-separated values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -98,7 +98,7 @@ impl CsvDatasetBuilder {
     ///
     /// # Errors
     /// [`DataError::Io`]; [`DataError::Layout`] for what is no regular file, is compressed, or should have headers and
-    /// is empty; [`DataError::Line`] for headers that are not UTF-8; [`DataError::InvalidOption`] for a delimiter that
+    /// is empty; [`DataError::Line`] for headers that are not UTF-8 and for a quote that is not closed; [`DataError::InvalidOption`] for a delimiter that
     /// is also the quote or a line end.
     pub fn open(self) -> Result<CsvDataset, DataError> {
         let Format { delimiter, quote } = self.format;
@@ -109,9 +109,22 @@ impl CsvDatasetBuilder {
         let mut reader = csv_core::ReaderBuilder::new().delimiter(delimiter).quote(quote).build();
         // The fields are not kept: only where records end is of interest.
         let (mut fields, mut ends) = ([0; 1024], [0; 64]);
-        let (mut at, mut start, mut line) = (0, 0, 1);
+        let (mut at, mut start, mut line, mut unclosed) = (0, 0, 1, None);
         let rows = Rows::open(&self.path, |piece, found| {
             let mut rest = piece;
+            if piece.is_empty() && at > start {
+                let mut ends_a_row = |text: &[u8]| {
+                    matches!(reader.read_record(text, &mut fields, &mut ends).0, ReadRecordResult::Record)
+                };
+                // The end of a line ends the last row, unless a quote is open, which one more would close. (The parser's
+                // `clone` forgets its state.)
+                if ends_a_row(b"\n") {
+                    found.row(start, line);
+                } else if ends_a_row(&[quote, b'\n']) {
+                    unclosed = Some(line);
+                }
+                return;
+            }
             loop {
                 let (result, read, _, _) = reader.read_record(rest, &mut fields, &mut ends);
                 (at, rest) = (at + read as u64, &rest[read..]);
@@ -129,6 +142,10 @@ impl CsvDatasetBuilder {
                 }
             }
         })?;
+        if let Some(line) = unclosed {
+            let problem = "a quote is not closed before the end of the file".to_owned();
+            return Err(DataError::Line { path: self.path.clone(), line, problem });
+        }
         let mut table = Table { rows, format: self.format, headers: None, columns: 0 };
         if self.has_headers && table.rows.len() == 0 {
             return Err(DataError::layout(&self.path, "a row with the columns' names", "an empty file"));
@@ -136,10 +153,21 @@ impl CsvDatasetBuilder {
         if table.rows.len() > 0 {
             let (first, _) = table.record(0)?;
             table.columns = first.len();
-            table.headers = self.has_headers.then_some(first);
+            table.headers = self.has_headers.then(|| distinct(&first));
         }
         Ok(CsvDataset { table: Arc::new(table), samples: PhantomData })
     }
+}
+
+/// The names, the second `x` being `x.1`, as in pandas: a map would lose one of them.
+fn distinct(headers: &StringRecord) -> StringRecord {
+    let mut seen = HashSet::new();
+    let mut name = |header: &str| {
+        let numbered = (1..).map(|number| format!("{header}.{number}"));
+        let mut names = std::iter::once(header.to_owned()).chain(numbered);
+        names.find(|name| seen.insert(name.clone())).unwrap_or_default()
+    };
+    headers.iter().map(&mut name).collect()
 }
 
 impl CsvDataset {
@@ -159,7 +187,7 @@ impl CsvDataset {
     }
 
     /// The same file, each row deserialized to a `T`: a struct or map by the columns' names, a tuple or `Vec` by their
-    /// order.
+    /// order. A tuple of fewer elements than there are columns takes the first ones.
     pub fn typed<T: DeserializeOwned + Send>(&self) -> CsvDataset<T> {
         CsvDataset { table: self.table.clone(), samples: PhantomData }
     }

@@ -1,7 +1,7 @@
 //! Mixtures of augmented images.
 
 use super::operation::Operation;
-use super::rand_augment::Space;
+use super::rand_augment::{Space, near};
 use crate::{Canvas, DataError, Draws, Interpolation, Transform};
 
 /// The levels of severity.
@@ -101,9 +101,12 @@ impl AugMix {
     }
 
     /// How pixels are interpolated where the image is sheared, moved or turned; bilinearly unless set.
-    pub fn interpolation(mut self, interpolation: Interpolation) -> Self {
-        self.interpolation = interpolation;
-        self
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for `Bicubic`.
+    pub fn interpolation(mut self, interpolation: Interpolation) -> Result<Self, DataError> {
+        self.interpolation = near(interpolation)?;
+        Ok(self)
     }
 
     /// The colour outside of the image, in red, green and blue; black unless set.

@@ -80,6 +80,14 @@ fn linspace(start: f32, end: f32, steps: usize, index: usize) -> f32 {
     if index < steps / 2 { from(start, index, step) } else { from(end, steps - 1 - index, -step) }
 }
 
+/// Refused when it is set, not for those of the images that an operation moves.
+pub(super) fn near(interpolation: Interpolation) -> Result<Interpolation, DataError> {
+    match interpolation {
+        Interpolation::Bicubic => Err(DataError::option("interpolation", "Nearest or Bilinear", "Bicubic")),
+        other => Ok(other),
+    }
+}
+
 fn magnitude_bins(bins: usize, magnitude: usize) -> Result<usize, DataError> {
     match bins > magnitude.max(1) {
         true => Ok(bins),
@@ -144,9 +152,12 @@ impl RandAugment {
     }
 
     /// How pixels are interpolated where the image is sheared, moved or turned; the nearest one unless set.
-    pub fn interpolation(mut self, interpolation: Interpolation) -> Self {
-        self.interpolation = interpolation;
-        self
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for `Bicubic`.
+    pub fn interpolation(mut self, interpolation: Interpolation) -> Result<Self, DataError> {
+        self.interpolation = near(interpolation)?;
+        Ok(self)
     }
 
     /// The colour outside of the image, in red, green and blue; black unless set.
@@ -221,9 +232,12 @@ impl TrivialAugmentWide {
     }
 
     /// How pixels are interpolated where the image is sheared, moved or turned; the nearest one unless set.
-    pub fn interpolation(mut self, interpolation: Interpolation) -> Self {
-        self.interpolation = interpolation;
-        self
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for `Bicubic`.
+    pub fn interpolation(mut self, interpolation: Interpolation) -> Result<Self, DataError> {
+        self.interpolation = near(interpolation)?;
+        Ok(self)
     }
 
     /// The colour outside of the image, in red, green and blue; black unless set.

@@ -162,6 +162,24 @@ fn files_that_cannot_be_read_by_row_are_refused() -> Result<(), DataError> {
         let error = CsvDataset::builder(&path).delimiter(delimiter).quote(quote).open().unwrap_err();
         assert!(matches!(error, DataError::InvalidOption { option: "delimiter", .. }), "{error}");
     }
+    // The rest of the file would be one field.
+    for (text, line) in [("a,b\n1,\"x\n3,4\n", 2), ("a,b\n1,2\n\n3,\"x\"\"", 3), ("\"", 1)] {
+        let (_folder, path) = written(text);
+        let told = problem(CsvDataset::open(&path));
+        assert!(told.contains(&format!("{line}: a quote is not closed")), "{text:?}: {told}");
+    }
+    for text in ["a,b\n1,\"x\"", "a,b\n1,\"x\"\r\n\r\n", "a,b\n1,x\n\n\n", "a,b\r1,\"x\"\"\"\r"] {
+        let (_folder, path) = written(text);
+        assert_eq!(CsvDataset::open(&path)?.len(), 1, "{text:?}");
+    }
+    let (_folder, path) = written("x,x,x.1\n1,2,3\n");
+    let names = ["x", "x.1", "x.1.1"];
+    assert_eq!(CsvDataset::open(&path)?.headers(), names);
+    let row: Vec<(String, String)> = CsvDataset::open(&path)?.get(0)?.into_iter().collect();
+    assert_eq!(
+        row,
+        ["1", "2", "3"].into_iter().zip(names).map(|(field, name)| (name.into(), field.into())).collect::<Vec<_>>()
+    );
     // A file that was cut after its rows were found.
     let (_folder, path) = written("1\n22\n333\n");
     let lines = JsonLines::open(&path)?;

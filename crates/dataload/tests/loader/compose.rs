@@ -114,6 +114,18 @@ fn a_filtered_stream_keeps_errors_and_resumes_at_every_item() {
     }
 }
 
+/// All items but the first hundred are left out, for ever.
+#[test]
+fn an_epoch_of_a_filter_that_keeps_nothing_more_ends_when_it_is_dropped() -> Result<(), DataError> {
+    let _alone = alone();
+    for workers in [1, 3] {
+        let endless = FnStream::new(1, |_| Ok((0..).map(Ok))).filter(|number: &usize| Ok(*number < 100));
+        let loader = DataLoader::stream(endless).batch_size(10).num_workers(workers).collate(listed).build()?;
+        assert_eq!(loader.iter().next().unwrap()?, (0..10).collect::<Vec<_>>());
+    }
+    Ok(())
+}
+
 #[test]
 fn a_loader_resumes_in_a_filtered_and_chained_stream() -> Result<(), DataError> {
     let _alone = alone();
@@ -253,6 +265,11 @@ fn a_loader_resumes_in_a_mixture_of_streams_and_names_bad_items() -> Result<(), 
             assert_eq!(seen, expected, "{workers} workers, after {given}");
         }
     }
+    // The state of another mixture.
+    let state = build(0)?.state_dict().unwrap();
+    let other = mixed([0.5, 0.5], StoppingStrategy::AllExhaustedWithoutReplacement);
+    let other = DataLoader::stream(other).batch_size(4).shuffle(true).shuffle_buffer(5).seed(2).num_workers(0);
+    assert!(other.collate(listed).build()?.load_state_dict(&state).is_err());
     let bad = mixed([0.0, 1.0], StoppingStrategy::FirstExhausted).map(|item| match item {
         1121 => Err(DataError::other("no 1121")),
         item => Ok(item),

@@ -171,6 +171,7 @@ fn unusable_weights_are_refused() {
     let refused = |lens: &[usize], weights: &[f64]| Mixture::new(lens, weights, 0).unwrap_err().to_string();
     assert_eq!(refused(&[3, 3], &[1.0]), "weights: expected one for each of 2, found 1");
     let finite = "weights: expected finite numbers of at least 0, found ";
+    assert!(refused(&[3, 1 << 33], &[1.0, 1.0]).contains("samples a dataset, whose order is a list in memory"));
     assert_eq!(refused(&[3, 3], &[1.0, -0.5]), format!("{finite}-0.5 at place 1"));
     assert_eq!(refused(&[3, 3], &[f64::NAN, 1.0]), format!("{finite}NaN at place 0"));
     assert_eq!(refused(&[3, 3], &[1.0, f64::INFINITY]), format!("{finite}inf at place 1"));

@@ -262,6 +262,8 @@ fn magnitudes_grow_with_their_number() -> Anyhow {
     assert!(expected.iter().all(|&(operation, most)| wide.magnitude_of(operation, 30) == most));
     let refused = |result: Result<RandAugment, DataError>| result.unwrap_err().to_string();
     assert_eq!(refused(RandAugment::new().magnitude(31)), "magnitude: expected a number below 31, found 31");
+    let bicubic = refused(RandAugment::new().interpolation(Interpolation::Bicubic));
+    assert_eq!(bicubic, "interpolation: expected Nearest or Bilinear, found Bicubic");
     assert_eq!(refused(RandAugment::new().num_magnitude_bins(9)), "num_magnitude_bins: expected more than 9, found 9");
     assert_eq!(RandAugment::new().num_magnitude_bins(10)?.magnitude_of(Operation::Rotate, 9), 30.0);
     assert!(TrivialAugmentWide::new().num_magnitude_bins(1).is_err());
