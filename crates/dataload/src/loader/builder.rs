@@ -340,6 +340,7 @@ impl Options {
             timeout: self.timeout,
             init: self.worker_init_fn,
             nice: self.worker_nice,
+            counters: counters.clone(),
         };
         let keep = ops.zip(self.device).filter(|_| self.keep_on_device);
         Ok((stages, Machinery { keep, worker_options, tuner, bytes: ops.map(|ops| ops.bytes), counters, faults }))

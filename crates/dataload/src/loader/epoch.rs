@@ -21,7 +21,8 @@ use crate::{Cancellation, DataError};
 /// Workers start when the epoch is made, not when the first batch is asked for: an epoch made before an evaluation has
 /// its first batches ready afterwards. An error ends the epoch; the loader can be used again. With a stream, the next
 /// epoch continues after the last batch that was taken; see [`DataLoader`](crate::DataLoader). Dropping the epoch stops
-/// the workers after the samples that they are reading, and joins them.
+/// the workers after the samples that they are reading, and joins them; workers that are still in their samples after
+/// 5 s are left running, with a warning and in [`LoaderStats::detached`](crate::LoaderStats::detached).
 #[must_use = "its workers are already loading; an epoch that is not iterated wastes their work"]
 pub struct Epoch<B> {
     crew: Crew<B>,

@@ -16,6 +16,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::loader::guard::message_of;
 use crate::loader::reorder::Reorder;
+use crate::loader::stats::Counters;
 use crate::loader::work::{EpochWork, Made};
 use crate::{Cancellation, DataError};
 
@@ -25,6 +26,9 @@ pub(crate) const MOST_IN_FLIGHT: usize = 1 << 16;
 /// With `in_order(false)`, how far the numbers of permitted batches may run ahead of the first batch that was not
 /// delivered.
 const MOST_AHEAD: usize = 1024;
+
+/// How long a dropped epoch waits for its threads, as long as PyTorch's loader waits for its workers.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// A function that each worker calls with its number before its first batch.
 pub(crate) type WorkerInit = Arc<dyn Fn(usize) -> Result<(), DataError> + Send + Sync>;
@@ -54,6 +58,7 @@ pub(crate) struct WorkerOptions {
     pub(crate) init: Option<WorkerInit>,
     /// The workers' nice value, see `setpriority(2)`.
     pub(crate) nice: i32,
+    pub(crate) counters: Arc<Counters>,
 }
 
 pub(crate) struct Workers<B> {
@@ -82,7 +87,7 @@ pub(crate) struct Workers<B> {
     started: usize,
     cancelled: Cancellation,
     threads: Vec<JoinHandle<()>>,
-    /// Whether a thread may be stuck in the user's code, so that joining it could hang.
+    /// Whether a batch timed out, so that a thread is stuck in the user's code.
     stuck: bool,
 }
 
@@ -330,14 +335,27 @@ fn use_one_thread() {
 fn lower_priority(_nice: i32) {}
 
 impl<B> Drop for Workers<B> {
-    /// Stops every thread after the sample that it is reading, and joins it unless it may be stuck.
+    /// Stops every thread after the sample that it is reading, and joins it. A thread that does not stop in time is in
+    /// the user's code, perhaps forever: it is detached.
     fn drop(&mut self) {
         self.cancelled.cancel();
         self.permits = None;
         // A thread that waits for a permit wakes up: the sender dropped above was the last one.
-        for thread in self.threads.drain(..).filter(|_| !self.stuck) {
+        let patience = if self.stuck { Duration::ZERO } else { GRACE };
+        let deadline = Instant::now() + patience;
+        while self.alive > 0
+            && let Ok(message) = self.messages.recv_deadline(deadline)
+        {
+            self.alive -= usize::from(matches!(message, Message::Ended { .. }));
+        }
+        for thread in self.threads.drain(..).filter(|thread| self.alive == 0 || thread.is_finished()) {
             // Panics in user code have been caught and reported; only dropping a batch can still have panicked.
             _ = thread.join();
+        }
+        if self.alive > 0 {
+            let detached = self.alive;
+            tracing::warn!(detached, ?patience, "workers of a dropped epoch did not stop, and were left running");
+            self.options.counters.detached(detached);
         }
     }
 }
