@@ -29,6 +29,7 @@ pub(crate) struct StreamOptions {
     pub(crate) drop_last: bool,
     pub(crate) shuffle: bool,
     pub(crate) shuffle_buffer: usize,
+    pub(crate) shuffle_buffer_bytes: usize,
     pub(crate) interleave: usize,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
@@ -47,6 +48,7 @@ where
             lanes: interleave,
             shuffle: self.options.shuffle,
             window: self.options.shuffle_buffer,
+            window_bytes: self.options.shuffle_buffer_bytes,
             repeat: self.options.batches_per_epoch.is_some(),
         };
         let mark = position.mark.as_deref();

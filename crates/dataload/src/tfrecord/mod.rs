@@ -126,8 +126,8 @@ impl IterableDataset for TfRecordDataset {
         cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<TfRecord>>, DataError> {
         let placed = |record: TfRecord| {
-            let offset = record.offset();
-            Deferred::ready(record).at("byte", offset)
+            let (offset, bytes) = (record.offset(), record.bytes().len());
+            Deferred::ready(record).at("byte", offset).of_bytes(bytes)
         };
         Ok(Box::new(self.records(shard, position, cancelled)?.map(move |record| record.map(placed))))
     }

@@ -1,0 +1,75 @@
+//! Memory bounded by bytes: the windows of a stream, and the batches that are made ahead.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use overdrive_core::Stateful;
+use overdrive_dataload::{Cancellation, DataError, DataLoader, Deferred, IterableDataset, Samples};
+
+use crate::{WORKERS, alone, listed};
+
+/// The bytes of each sample of [`Heavy`], and how many of them a window may take.
+const BYTES: usize = 100;
+const FIT: usize = 7;
+
+/// Shards of 40 numbers; counts the numbers that were read.
+#[derive(Clone, Default)]
+struct Heavy(Arc<AtomicUsize>);
+
+impl IterableDataset for Heavy {
+    type Sample = usize;
+
+    fn shards(&self) -> usize {
+        4
+    }
+
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<usize>, DataError> {
+        let read = self.0.clone();
+        Ok(Box::new((position as usize..40).map(move |i| {
+            read.fetch_add(1, SeqCst);
+            Ok(shard * 1000 + i)
+        })))
+    }
+
+    fn open_deferred(
+        &self,
+        shard: usize,
+        position: u64,
+        _: &Cancellation,
+    ) -> Result<Samples<Deferred<usize>>, DataError> {
+        Ok(Box::new(self.open_shard(shard, position)?.map(|sample| Ok(Deferred::ready(sample?).of_bytes(BYTES)))))
+    }
+}
+
+fn windows(heavy: Heavy, workers: usize, bytes: usize) -> Result<DataLoader<Vec<usize>>, DataError> {
+    let builder = DataLoader::stream(heavy).batch_size(FIT).interleave(1).shuffle_buffer(30).seed(3);
+    builder.shuffle_buffer_bytes(bytes).num_workers(workers).collate(listed).build()
+}
+
+#[test]
+fn a_window_of_large_samples_ends_at_its_bytes() -> Result<(), Box<dyn std::error::Error>> {
+    let _alone = alone();
+    let heavy = Heavy::default();
+    let loader = windows(heavy.clone(), 0, FIT * BYTES)?;
+    let mut epoch = loader.iter();
+    let first: BTreeSet<usize> = epoch.next().unwrap()?.into_iter().collect();
+    assert_eq!((first, heavy.0.load(SeqCst)), ((0..FIT).collect(), FIT), "one window, and no sample of the next");
+    let all: Vec<Vec<usize>> = windows(Heavy::default(), 0, FIT * BYTES)?.iter().collect::<Result<_, _>>()?;
+    assert!(all.iter().any(|batch| !batch.is_sorted()));
+    assert_eq!(all.concat().iter().collect::<BTreeSet<_>>().len(), 160);
+    for workers in WORKERS {
+        let loader = windows(Heavy::default(), workers, FIT * BYTES)?;
+        let mut found: Vec<Vec<usize>> = loader.iter().take(9).collect::<Result<_, _>>()?;
+        let mut rest = windows(Heavy::default(), workers, FIT * BYTES)?;
+        rest.load_state_dict(&loader.state_dict()?)?;
+        found.extend(rest.iter().collect::<Result<Vec<_>, _>>()?);
+        assert_eq!(found, all, "{workers} workers");
+        let error = windows(Heavy::default(), workers, BYTES)?.load_state_dict(&loader.state_dict()?).unwrap_err();
+        assert!(error.to_string().contains("window_bytes"), "{error}");
+    }
+    // A window has one sample at least.
+    let one_by_one: Vec<Vec<usize>> = windows(Heavy::default(), 2, 1)?.iter().collect::<Result<_, _>>()?;
+    assert!(one_by_one.concat().is_sorted() && one_by_one.concat().len() == 160);
+    Ok(())
+}
