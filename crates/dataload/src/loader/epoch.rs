@@ -7,12 +7,14 @@ use std::time::Instant;
 
 use overdrive_core::{Activity, activity, is_taken_ahead, when_handed_out};
 
+use crate::loader::budget::{Allowance, Budget};
 use crate::loader::position::{Given, Mark, Progress};
 use crate::loader::stats::Counters;
 use crate::loader::transfer::Used;
 use crate::loader::tuner::{Size, Tuner};
 use crate::loader::work::{Content, EpochWork, Made};
 use crate::loader::worker::{MOST_IN_FLIGHT, WorkerOptions, Workers, make_guarded};
+use crate::tensor_batch::Footprint;
 use crate::{Cancellation, DataError};
 
 /// The batches of one epoch, in order; made by [`DataLoader::iter`](crate::DataLoader::iter) and
@@ -42,7 +44,9 @@ pub(crate) type SharedProgress = Arc<Mutex<Progress>>;
 /// Adjusts the number of workers while the epoch runs.
 pub(crate) struct Tuning<B> {
     pub(crate) tuner: Arc<Mutex<Tuner>>,
-    pub(crate) bytes: Option<fn(&B) -> usize>,
+    pub(crate) measure: Option<fn(&B) -> Footprint>,
+    /// For the batches made ahead; `None` where their bytes are not known.
+    pub(crate) allowance: Option<Allowance<B>>,
 }
 
 /// What makes the batches.
@@ -76,7 +80,9 @@ impl<B: Send + 'static> Epoch<B> {
             Err(error) => Crew::Failed(error),
             Ok(work) if workers == 0 => Crew::CallingThread(work),
             Ok(work) => {
-                Workers::spawn(work, workers, in_flight, first, worker_options).map_or_else(Crew::Failed, Crew::Workers)
+                let budget = tuning.allowance.map(Budget::new);
+                let started = Workers::spawn(work, workers, in_flight, first, worker_options, budget);
+                started.map_or_else(Crew::Failed, Crew::Workers)
             }
         };
         let progress = Arc::new(Mutex::new(progress));
@@ -152,7 +158,7 @@ impl<B: Send + 'static> Epoch<B> {
         let now = Instant::now();
         let last = self.last_taken.replace(now);
         let (Crew::Workers(workers), Some(last)) = (&mut self.crew, last) else { return };
-        let bytes = self.tuning.bytes.map_or(0, |bytes| bytes(batch));
+        let bytes = self.tuning.measure.map_or(0, |measure| measure(batch).total());
         let size = lock(&self.tuning.tuner).observe(bytes, now - asked, now - last);
         if let Some(Size { workers: count, in_flight }) = size {
             // If no more threads can be started, the epoch continues with those that run.

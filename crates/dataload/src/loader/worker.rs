@@ -4,7 +4,8 @@
 //! after an error or a panic, and an idle loader has no threads; starting one takes tens of microseconds.
 //!
 //! A thread makes one batch per permit. There are never more than `in_flight` permits whose batch the training loop has
-//! not taken yet. That bounds memory, and the channel needs no bound, so no thread ever blocks in sending.
+//! not taken yet, and a thread with a permit waits for room in the budget of bytes. That bounds memory, and the channel
+//! needs no bound, so no thread ever blocks in sending.
 
 use std::io;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
+use crate::loader::budget::Budget;
 use crate::loader::guard::message_of;
 use crate::loader::reorder::Reorder;
 use crate::loader::stats::Counters;
@@ -64,6 +66,7 @@ pub(crate) struct WorkerOptions {
 pub(crate) struct Workers<B> {
     work: Arc<dyn EpochWork<B>>,
     options: WorkerOptions,
+    budget: Option<Arc<Budget<B>>>,
     /// `None` once no batch is left to make.
     permits: Option<Sender<Permit>>,
     granted: Receiver<Permit>,
@@ -100,11 +103,13 @@ impl<B: Send + 'static> Workers<B> {
         in_flight: usize,
         first: usize,
         options: WorkerOptions,
+        budget: Option<Arc<Budget<B>>>,
     ) -> Result<Self, DataError> {
         let ((permits, granted), (reports, messages)) = (unbounded(), unbounded());
         let mut workers = Self {
             work,
             options,
+            budget,
             permits: Some(permits),
             granted,
             reports,
@@ -156,6 +161,7 @@ impl<B: Send + 'static> Workers<B> {
     fn start_thread(&self, worker: usize) -> io::Result<JoinHandle<()>> {
         let (work, granted, reports) = (self.work.clone(), self.granted.clone(), self.reports.clone());
         let (cancelled, options, unreceived) = (self.cancelled.clone(), self.options.clone(), self.unreceived.clone());
+        let budget = self.budget.clone();
         Builder::new().name(format!("dataload-{worker}")).spawn(move || {
             let mut end_report = EndReport { reports, done: false, error: None };
             lower_priority(options.nice);
@@ -164,8 +170,8 @@ impl<B: Send + 'static> Workers<B> {
                 unreceived.fetch_add(1, Ordering::Relaxed);
                 end_report.reports.send(Message::Made(batch)).is_ok()
             };
-            let served = begin(worker, options.init.as_ref()).and_then(|()| serve(&*work, &granted, send, &cancelled));
-            match served {
+            let served = begin(worker, options.init.as_ref());
+            match served.and_then(|()| serve(&*work, &granted, send, budget.as_deref(), &cancelled)) {
                 Ok(done) => end_report.done = done,
                 Err(error) => end_report.error = Some(error),
             }
@@ -231,6 +237,9 @@ impl<B: Send + 'static> Workers<B> {
 
     fn taken(&mut self, made: Made<B>) -> Made<B> {
         self.outstanding -= 1;
+        if let Some(budget) = &self.budget {
+            budget.taken(&made);
+        }
         self.grant();
         made
     }
@@ -280,6 +289,7 @@ fn serve<B>(
     work: &dyn EpochWork<B>,
     granted: &Receiver<Permit>,
     send: impl Fn(Made<B>) -> bool,
+    budget: Option<&Budget<B>>,
     cancelled: &Cancellation,
 ) -> Result<bool, DataError> {
     for permit in granted {
@@ -288,14 +298,19 @@ fn serve<B>(
         }
         match permit {
             Permit::End => return Ok(false),
-            Permit::Make => match make_guarded(work, cancelled)? {
-                None => return Ok(true),
-                Some(made) => {
-                    if !send(made) {
-                        return Ok(false);
-                    }
+            Permit::Make => {
+                let making = budget.map(|budget| budget.begin(cancelled));
+                if let Some(None) = making {
+                    return Ok(false);
                 }
-            },
+                let Some(made) = make_guarded(work, cancelled)? else { return Ok(true) };
+                if let Some(making) = making.flatten() {
+                    making.done(&made);
+                }
+                if !send(made) {
+                    return Ok(false);
+                }
+            }
         }
     }
     Ok(true)
@@ -340,6 +355,9 @@ impl<B> Drop for Workers<B> {
     fn drop(&mut self) {
         self.cancelled.cancel();
         self.permits = None;
+        if let Some(budget) = &self.budget {
+            budget.wake();
+        }
         // A thread that waits for a permit wakes up: the sender dropped above was the last one.
         let patience = if self.stuck { Duration::ZERO } else { GRACE };
         let deadline = Instant::now() + patience;

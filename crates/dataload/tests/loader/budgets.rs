@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use overdrive_core::Stateful;
-use overdrive_dataload::{Cancellation, DataError, DataLoader, Deferred, IterableDataset, Samples};
+use overdrive_dataload::{Cancellation, DataError, DataLoader, Deferred, FnDataset, IterableDataset, Samples};
+use tch::Tensor;
 
-use crate::{WORKERS, alone, listed};
+use crate::{WORKERS, alone, listed, wait_until};
 
 /// The bytes of each sample of [`Heavy`], and how many of them a window may take.
 const BYTES: usize = 100;
@@ -71,5 +72,57 @@ fn a_window_of_large_samples_ends_at_its_bytes() -> Result<(), Box<dyn std::erro
     // A window has one sample at least.
     let one_by_one: Vec<Vec<usize>> = windows(Heavy::default(), 2, 1)?.iter().collect::<Result<_, _>>()?;
     assert!(one_by_one.concat().is_sorted() && one_by_one.concat().len() == 160);
+    Ok(())
+}
+
+/// Batches of four float64 numbers: 32 bytes each.
+fn numbers(
+    workers: usize,
+    budget: usize,
+    ahead: impl Fn() + Send + Sync + 'static,
+) -> Result<DataLoader<Tensor>, DataError> {
+    let builder = DataLoader::builder(FnDataset::new(80, |i| Ok(i as f64))).batch_size(4).num_workers(workers);
+    let collate = move |samples: Vec<f64>| {
+        ahead();
+        Ok(Tensor::from_slice(&samples))
+    };
+    builder.prefetch_factor(8).memory_budget(budget).collate(collate).build()
+}
+
+#[test]
+fn batches_made_ahead_stay_within_their_bytes() -> Result<(), DataError> {
+    let _alone = alone();
+    // Batches begun, batches asked for, and the most that were begun before they were asked for.
+    let counts = Arc::new([0; 3].map(AtomicUsize::new));
+    let seen = counts.clone();
+    let loader = numbers(2, 3 * 32, move || {
+        let [begun, asked, most] = &*seen;
+        let begun = begun.fetch_add(1, SeqCst) + 1;
+        most.fetch_max(begun.saturating_sub(asked.load(SeqCst)), SeqCst);
+    })?;
+    let mut epoch = loader.iter();
+    for number in 0..20_usize {
+        wait_until(|| epoch.ready() >= 3.min(20 - number));
+        counts[1].fetch_add(1, SeqCst);
+        assert_eq!(epoch.next().unwrap()?.double_value(&[0]), 4.0 * number as f64);
+    }
+    assert!(epoch.next().is_none());
+    assert_eq!(counts[2].load(SeqCst), 3, "without the budget, 16 batches");
+    Ok(())
+}
+
+#[test]
+fn a_budget_smaller_than_a_batch_delivers_all_the_same() -> Result<(), DataError> {
+    let _alone = alone();
+    for workers in WORKERS {
+        let firsts = numbers(workers, 1, || ())?.iter().map(|batch| Ok(batch?.double_value(&[0])));
+        let firsts: Vec<f64> = firsts.collect::<Result<_, DataError>>()?;
+        assert_eq!(firsts, (0..20).map(|number| 4.0 * f64::from(number)).collect::<Vec<_>>());
+    }
+    // A dropped epoch wakes the workers that wait for room.
+    let epoch = numbers(4, 1, || ())?.iter();
+    wait_until(|| epoch.ready() > 0);
+    drop(epoch);
+    wait_until(|| crate::loader_threads() == 0);
     Ok(())
 }
