@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 mod array;
+#[cfg(any(feature = "tfrecord", feature = "webdataset"))]
+mod bad;
 mod batch_sampler;
 mod batch_samples;
 mod cache;

@@ -254,3 +254,93 @@ fn skipping_samples_stops_when_cancelled() {
         assert!(matches!(begun.next(), Some(Err(DataError::Cancelled))));
     }
 }
+
+/// Six samples of two files each, which take 1024 bytes each with their headers.
+fn pairs(long: bool) -> (Vec<u8>, Vec<WebSample>) {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = if long { "a-long-folder-name/".repeat(8) } else { String::new() };
+    let mut writer = WebDatasetWriter::builder(format!("{}/%d.tar", dir.path().display())).build().unwrap();
+    for i in 0..6 {
+        writer.write(&format!("{folder}{i}"), &[("bin", sample(i)), ("cls", vec![b'0' + i as u8])]).unwrap();
+    }
+    let bytes = fs::read(&writer.finish().unwrap()[0]).unwrap();
+    let samples = read(&bytes).unwrap();
+    (bytes, samples)
+}
+
+fn items(bytes: &[u8]) -> Vec<Result<WebSample, DataError>> {
+    WebSamples::from_bytes(bytes.to_vec(), Path::new("some.tar")).unwrap().collect()
+}
+
+#[test]
+fn samples_behind_a_damaged_header_are_found_again() {
+    let (good, samples) = pairs(false);
+    let mut bytes = good.clone();
+    // The second file of the third sample.
+    bytes[5 * 1024 + 3] ^= 1;
+    let found = items(&bytes);
+    let keys: Vec<_> = found.iter().map(|item| item.as_ref().ok().map(WebSample::key)).collect();
+    assert_eq!(keys, [Some("0"), Some("1"), None, Some("4"), Some("5")]);
+    let error = found[2].as_ref().unwrap_err().to_string();
+    let note = "the next header is at byte 6144, and the 1024 bytes before it are lost; the samples beside it, which may \
+                lack a file, are left out";
+    assert!(error.contains("some.tar: at byte 5120") && error.ends_with(note), "{error}");
+    // A resumed reader counts the error as the first one did.
+    let dir = tempfile::tempdir().unwrap();
+    let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+    packed.write_all(&bytes).unwrap();
+    for (name, bytes) in [("a.tar", &bytes), ("a.tar.gz", &packed.finish().unwrap())] {
+        fs::write(dir.path().join(name), bytes).unwrap();
+        let dataset = WebDataset::from_files([dir.path().join(name)]).unwrap();
+        let key = |item: Result<WebSample, _>| item.ok().map(|sample| sample.key().to_owned());
+        let mut stream = dataset.stream([0]);
+        for given in 0..=keys.len() {
+            let rest: Vec<_> = dataset.stream_from([0], stream.position()).map(key).collect();
+            assert!(rest.iter().map(Option::as_deref).eq(keys[given..].iter().copied()), "{name}: {rest:?}");
+            stream.next();
+        }
+    }
+    // Where no header follows, the error says so.
+    let mut last = good.clone();
+    last[11 * 1024] ^= 1;
+    let error = items(&last).pop().unwrap().unwrap_err().to_string();
+    assert!(error.ends_with("the samples after it are lost: how many is unknown"), "{error}");
+    assert_eq!(items(&last)[..5].iter().flatten().count(), 5);
+    assert_eq!(samples.len(), 6);
+}
+
+#[test]
+fn no_sample_beside_a_damaged_header_lacks_a_file() {
+    for long in [false, true] {
+        let (good, samples) = pairs(long);
+        let headers = (0..good.len()).step_by(512).filter(|&at| good[at + 257..at + 262] == *b"ustar");
+        for header in headers.collect::<Vec<_>>() {
+            for position in (header..header + 512).step_by(13) {
+                let mut bytes = good.clone();
+                bytes[position] ^= 0x11;
+                let found = items(&bytes);
+                let whole = found.iter().flatten().filter(|found| samples.contains(found)).count();
+                assert_eq!(found.iter().flatten().count(), whole, "an incomplete sample, flipped at {position}");
+                assert!(
+                    whole >= 4 && (whole == 6 || found.iter().any(Result::is_err)),
+                    "flipped at {position}: {whole}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn samples_behind_a_bad_one_follow_it() {
+    let (good, _) = pairs(false);
+    // The third sample has a file twice, and the sixth is too large.
+    let twice = [&good[..6 * 1024], &good[4 * 1024..]].concat();
+    let keys: Vec<_> = items(&twice).into_iter().map(|item| item.ok().map(|sample| sample.key().to_owned())).collect();
+    let named = |key: &str| Some(key.to_owned());
+    assert_eq!(keys, [named("0"), named("1"), None, named("3"), named("4"), named("5")]);
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a.tar"), &good).unwrap();
+    let limited = WebDataset::from_files([dir.path().join("a.tar")]).unwrap().max_sample_bytes(sample(3).len() as u64);
+    let fits: Vec<bool> = limited.stream([0]).map(|item| item.is_ok()).collect();
+    assert_eq!(fits, [true, true, true, false, false, false], "each with a label of one byte");
+}
