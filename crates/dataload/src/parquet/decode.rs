@@ -67,9 +67,9 @@ impl ParquetDataset {
             Column::Flat(values) => Ok(Array { element, rows, per_row: 1, offsets: Vec::new(), values }),
             Column::Grown(pieces) if pieces.is_empty() => {
                 let levels = self.leaf(selected).field.lists() + usize::from(element == Element::Bytes);
-                self.with_list_size(selected, Array::empty(element, levels))
+                self.with_list_size(selected, groups, Array::empty(element, levels))
             }
-            Column::Grown(pieces) => self.with_list_size(selected, Array::from_pieces(element, pieces, spare)?),
+            Column::Grown(pieces) => self.with_list_size(selected, groups, Array::from_pieces(element, pieces, spare)?),
         };
         columns.into_iter().zip(&*self.columns).zip(&elements).map(finish).collect()
     }
@@ -205,16 +205,23 @@ impl ParquetDataset {
     }
 
     /// Drops the offsets of lists that all must have the length set by `list_size`.
-    fn with_list_size(&self, selected: &Selected, array: Array) -> Result<Array, DataError> {
+    fn with_list_size(&self, selected: &Selected, groups: &[usize], array: Array) -> Result<Array, DataError> {
         let Some(size) = selected.list_size else { return Ok(array) };
         let uniform = match array.rows {
             0 => Ok(()),
             _ => array.uniform().and_then(|length| if length == size as i64 { Ok(()) } else { Err((0, length)) }),
         };
-        uniform.map_err(|(row, length)| {
+        uniform.map_err(|(mut row, length)| {
+            let (mut path, mut index) = (self.files[0].source.path(), 0);
+            for group in groups.iter().map(|&group| self.groups[group]) {
+                (path, index) = (self.files[group.file].source.path(), group.index);
+                if row < group.rows {
+                    break;
+                }
+                row -= group.rows;
+            }
             let expected = format!("lists of {size} values in column {:?}", selected.name);
-            let found = format!("one of {length} in row {row} of those that were read");
-            DataError::layout(self.files[0].source.path(), expected, found)
+            DataError::layout(path, expected, format!("one of {length} in row {row} of row group {index}"))
         })?;
         Ok(Array { per_row: size, offsets: Vec::new(), ..array })
     }

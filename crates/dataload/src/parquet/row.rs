@@ -76,6 +76,16 @@ impl ParquetRow {
         }
     }
 
+    /// The bytes of its strings and lists of numbers.
+    fn bytes_of_values(&self) -> usize {
+        let bytes = |value: &ParquetValue| match value {
+            ParquetValue::Bytes(bytes) => bytes.len(),
+            ParquetValue::Tensor(tensor) => tensor.numel() * tensor.kind().elt_size_in_bytes(),
+            _ => 0,
+        };
+        self.values.iter().map(|(_, value)| bytes(value)).sum()
+    }
+
     /// The values with the names of their columns, owned.
     pub fn into_values(self) -> Vec<(Arc<str>, ParquetValue)> {
         self.values
@@ -185,7 +195,12 @@ impl IterableDataset for ParquetDataset {
     ) -> Result<Samples<Deferred<ParquetRow>>, DataError> {
         cancelled.check()?;
         let rows = self.open_shard(shard, position)?.zip(position..);
-        Ok(Box::new(rows.map(|(row, number)| Ok(Deferred::ready(row?).at("row", number)))))
+        let named = |(row, number): (Result<ParquetRow, DataError>, u64)| {
+            let row = row?;
+            let bytes = row.bytes_of_values();
+            Ok(Deferred::ready(row).at("row", number).of_bytes(bytes))
+        };
+        Ok(Box::new(rows.map(named)))
     }
 
     /// The file, and the number of the row group in it.

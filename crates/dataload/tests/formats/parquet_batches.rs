@@ -1,7 +1,8 @@
 //! Shuffled batches: every row once, in the same order on any number of threads and from any first batch.
 
-use overdrive_dataload::{DataError, ParquetBatches, ParquetDataset, ParquetTable, TensorBatch};
+use overdrive_dataload::{DataError, OnError, ParquetBatches, ParquetDataset, ParquetTable, TensorBatch};
 
+use crate::fixture;
 use crate::parquet::{floats, ints, number, open, text};
 
 const ROWS: usize = 60;
@@ -142,5 +143,31 @@ fn the_loader_gives_the_same_batches_and_resumes_among_them() -> Result<(), Box<
     assert!(other.contains("parquet.seed"), "{other}");
     let two = batches()?.loader().batch_size(2).build()?;
     assert!(matches!(two.iter().next(), Some(Err(DataError::InvalidOption { option: "batch_size", .. }))));
+    Ok(())
+}
+
+#[test]
+fn a_loader_skips_or_replaces_the_batch_of_a_bad_row_and_names_the_row() -> Result<(), DataError> {
+    // The second file has nulls in each row group.
+    let files = ["numbers", "nulls"].map(|name| fixture("parquet").join(format!("{name}.parquet")));
+    for workers in [0, 2] {
+        let build = |policy| {
+            let rows = ParquetDataset::from_files(files.clone())?.select(["int64"])?.batches(5)?.window(1);
+            rows.loader().num_workers(workers).on_error(policy).build()
+        };
+        for (policy, batches) in [(OnError::Skip, ROWS / 5), (OnError::Replace, 2 * ROWS / 5)] {
+            let loader = build(policy)?;
+            let found: Vec<ParquetTable> = loader.iter().collect::<Result<_, _>>()?;
+            assert_eq!(found.len(), batches);
+            let good = in_order();
+            assert!(found.iter().all(|table| good.contains(&(floats(table.tensor("int64").unwrap())[0] as i64))));
+            let faults = loader.faults();
+            assert!(faults.len() >= ROWS / 5 && faults.iter().all(|fault| fault.error.contains("nulls.parquet")));
+            assert!(faults.iter().any(|fault| fault.error.ends_with("found a null in row 6 of row group 1")));
+        }
+        let error = build(OnError::Fail)?.iter().find_map(Result::err).unwrap();
+        assert_eq!(error.index(), Some(ROWS / 5));
+        assert!(error.to_string().ends_with("found a null in row 3 of row group 0"), "{error}");
+    }
     Ok(())
 }
