@@ -137,6 +137,7 @@ where
             shuffle: options.shuffle,
             shuffle_buffer,
             shuffle_buffer_bytes,
+            batch_bytes: options.host_budget(),
             interleave,
             rank,
             world_size,

@@ -1,5 +1,6 @@
 //! The loader: what to load, in which order, on how many threads.
 
+mod ahead;
 mod budget;
 mod builder;
 mod epoch;
@@ -10,6 +11,7 @@ mod guard;
 mod indexed;
 mod lane;
 mod merge;
+mod numbering;
 mod order;
 mod position;
 #[cfg(feature = "progress")]

@@ -126,3 +126,19 @@ fn a_budget_smaller_than_a_batch_delivers_all_the_same() -> Result<(), DataError
     wait_until(|| crate::loader_threads() == 0);
     Ok(())
 }
+
+#[test]
+fn a_batch_of_more_raw_bytes_than_the_budget_is_an_error() -> Result<(), DataError> {
+    let _alone = alone();
+    for workers in WORKERS {
+        let build = |budget| {
+            let builder = DataLoader::stream(Heavy::default()).batch_size(8).interleave(1).num_workers(workers);
+            builder.memory_budget(budget).collate(listed).build()
+        };
+        assert_eq!(build(8 * BYTES)?.iter().count(), 20);
+        let outcomes: Vec<_> = build(8 * BYTES - 1)?.iter().collect();
+        let message = "shard 0, item 7: memory_budget: expected room for a batch, at least 800 bytes for 8, found 799";
+        assert!(outcomes.len() == 1 && outcomes[0].as_ref().is_err_and(|error| error.to_string() == message));
+    }
+    Ok(())
+}
