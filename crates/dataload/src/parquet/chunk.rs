@@ -9,7 +9,7 @@ use super::field::{Element, Leaf};
 use super::guard::guarded;
 use super::lists::{BadLevels, Lists};
 use super::pages::{ChunkPlace, Pages};
-use crate::DataError;
+use crate::{Cancellation, DataError};
 
 /// Rows decoded at a time: few enough for their values to stay in the L1 cache.
 const STEP: usize = 4096;
@@ -28,6 +28,7 @@ pub(super) struct Chunk<'a> {
     pub(super) levels: u64,
     /// The most bytes that the values may take, where their number is not known beforehand.
     pub(super) max_bytes: u64,
+    pub(super) cancelled: &'a Cancellation,
 }
 
 /// Values whose number is only known after reading, and the offsets of the lists and strings that they form.
@@ -70,6 +71,7 @@ impl Chunk<'_> {
         most: usize,
         step: &mut Step<T::T>,
     ) -> Result<usize, DataError> {
+        self.cancelled.check()?;
         let Step { values, defs, reps } = step;
         values.clear();
         defs.clear();

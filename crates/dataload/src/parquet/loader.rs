@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use super::batches::ParquetBatches;
 use super::column::ParquetTable;
 use crate::tensor_dataset::RowNumbers;
-use crate::{BatchSamples, Collate, DataError, DataLoader, DataLoaderBuilder, FromDataset};
+use crate::{BatchSamples, Cancellation, Collate, DataError, DataLoader, DataLoaderBuilder, FromDataset};
 
 impl ParquetBatches {
     /// A builder of a loader over these batches, with workers, resume, copies to a device and statistics as in any
@@ -56,8 +56,8 @@ impl MakeBatch {
         }
     }
 
-    fn make(&self, epoch: u64, number: i64) -> Result<ParquetTable, DataError> {
-        self.batches().batch(epoch, number as usize)
+    fn make(&self, epoch: u64, number: i64, cancelled: &Cancellation) -> Result<ParquetTable, DataError> {
+        self.batches().batch_until(epoch, number as usize, cancelled)
     }
 }
 
@@ -71,7 +71,7 @@ impl Collate<i64> for MakeBatch {
     /// The batch of epoch 0.
     fn collate(&self, numbers: Vec<i64>) -> Result<ParquetTable, DataError> {
         match numbers[..] {
-            [number] => self.make(0, number),
+            [number] => self.make(0, number, &Cancellation::default()),
             _ => Err(more_than_one(numbers.len())),
         }
     }
@@ -81,7 +81,7 @@ impl Collate<i64> for MakeBatch {
             return Err(more_than_one(samples.len()));
         }
         while let Some(number) = samples.next()? {
-            match self.make(samples.epoch(), number.sample) {
+            match self.make(samples.epoch(), number.sample, &samples.cancelled()) {
                 Ok(table) => {
                     samples.counts(table.rows());
                     return Ok(table);
