@@ -51,10 +51,20 @@ pub(crate) struct Tuning<B> {
 
 /// What makes the batches.
 enum Crew<B> {
-    CallingThread(Arc<dyn EpochWork<B>>),
+    /// Cancelled with the epoch, for what the work has begun in the background.
+    CallingThread(Arc<dyn EpochWork<B>>, Cancellation),
     Workers(Workers<B>),
     Failed(DataError),
     Ended,
+}
+
+impl<B> Crew<B> {
+    /// Workers are cancelled when they are dropped.
+    fn cancel(&self) {
+        if let Self::CallingThread(_, cancelled) = self {
+            cancelled.cancel();
+        }
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -78,7 +88,7 @@ impl<B: Send + 'static> Epoch<B> {
         counters.set_size(workers, in_flight);
         let crew = match work {
             Err(error) => Crew::Failed(error),
-            Ok(work) if workers == 0 => Crew::CallingThread(work),
+            Ok(work) if workers == 0 => Crew::CallingThread(work, Cancellation::new()),
             Ok(work) => {
                 let budget = tuning.allowance.map(Budget::new);
                 let started = Workers::spawn(work, workers, in_flight, first, worker_options, budget);
@@ -109,7 +119,7 @@ impl<B: Send + 'static> Epoch<B> {
 
     fn make(&mut self) -> Result<Option<Made<B>>, DataError> {
         match &mut self.crew {
-            Crew::CallingThread(work) => make_guarded(&**work, &Cancellation::default()),
+            Crew::CallingThread(work, cancelled) => make_guarded(&**work, cancelled),
             Crew::Workers(workers) => workers.receive(lock(&self.progress).now().batch),
             Crew::Failed(_) => match std::mem::replace(&mut self.crew, Crew::Ended) {
                 Crew::Failed(error) => Err(error),
@@ -150,6 +160,7 @@ impl<B: Send + 'static> Epoch<B> {
     }
 
     fn end(&mut self) {
+        self.crew.cancel();
         self.crew = Crew::Ended;
         self.used = None;
     }
@@ -213,6 +224,7 @@ impl<B: Send + 'static> FusedIterator for Epoch<B> {}
 impl<B> Drop for Epoch<B> {
     /// The next epoch of a stream continues with the batches that were not taken.
     fn drop(&mut self) {
+        self.crew.cancel();
         lock(&self.progress).broken_off();
     }
 }

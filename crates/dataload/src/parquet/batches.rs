@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread;
 
 use super::array::Array;
 use super::column::ParquetTable;
@@ -17,8 +18,8 @@ use crate::{Cancellation, DataError, Philox, RandomSampler, Sampler};
 const WINDOW: usize = 4;
 /// The bytes that a window of the default number of row groups may take: 256 MiB.
 const WINDOW_BYTES: usize = 256 << 20;
-/// [`ParquetBatches::batch`] keeps as many decoded windows as this many consecutive batches can span, and at least two,
-/// so that threads that make neighbouring batches do not decode a window twice.
+/// [`ParquetBatches::batch`] keeps as many decoded windows as this many consecutive batches can span, and at least two
+/// and one read ahead, so that threads that make neighbouring batches do not decode a window twice.
 const CONCURRENT_BATCHES: usize = 16;
 /// The bit that keeps two kinds of random streams of one seed apart. It is set in the numbers of the streams that
 /// shuffle a window's rows, and not in those that order the row groups, which are the epochs' numbers.
@@ -146,7 +147,7 @@ impl ParquetBatches {
     fn reset_cache(self) -> Self {
         let (rows, groups) = (self.dataset.rows(), self.dataset.groups.len());
         let rows_of_window = (rows / groups.max(1)).saturating_mul(self.window.unwrap_or(WINDOW)).max(1);
-        let keep = 2 + (CONCURRENT_BATCHES.saturating_mul(self.batch_size) / rows_of_window).min(groups);
+        let keep = 3 + (CONCURRENT_BATCHES.saturating_mul(self.batch_size) / rows_of_window).min(groups);
         Self { recent: Arc::new(Recent::new(keep)), ..self }
     }
 
@@ -182,16 +183,38 @@ impl ParquetBatches {
     /// # Errors
     /// [`DataError::IndexOutOfRange`] for a number that is not below [`len`](Self::len); as [`ParquetDataset::read`].
     pub fn batch(&self, epoch: u64, number: usize) -> Result<ParquetTable, DataError> {
-        self.batch_until(epoch, number, &Cancellation::default())
+        self.make(epoch, number, &Cancellation::default()).map(|(batch, _)| batch)
     }
 
-    /// The same, which gives up when `cancelled`.
-    pub(super) fn batch_until(
+    /// The same, which gives up when `cancelled`, and then reads ahead: it decodes the window after the batch's in the
+    /// background.
+    pub(super) fn batch_ahead(
         &self,
         epoch: u64,
         number: usize,
         cancelled: &Cancellation,
     ) -> Result<ParquetTable, DataError> {
+        let (batch, plan) = self.make(epoch, number, cancelled)?;
+        let end = self.places(number).end;
+        let next = plan.windows.partition_point(|(_, rows)| rows.start < end);
+        if next < plan.windows.len()
+            && let Some(slot) = self.recent.reserve((epoch, next))
+        {
+            let (batches, cancelled) = (self.clone(), cancelled.clone());
+            let decode = move || {
+                let threads = batches.dataset.options.threads;
+                // An error shows again where a batch needs the window.
+                _ = slot.get(|| batches.window_of(&plan, next, threads, &cancelled));
+            };
+            // Without the thread, the batch that needs the window decodes it.
+            if let Err(error) = thread::Builder::new().name("parquet-ahead".to_owned()).spawn(decode) {
+                tracing::warn!(%error, "the thread that reads ahead could not be started");
+            }
+        }
+        Ok(batch)
+    }
+
+    fn make(&self, epoch: u64, number: usize, cancelled: &Cancellation) -> Result<(ParquetTable, Plan), DataError> {
         let len = self.len();
         if number >= len {
             return Err(DataError::IndexOutOfRange { index: number, len });
@@ -207,7 +230,7 @@ impl ParquetBatches {
             let piece = window.gather(&places)?;
             batch = Some(join(batch, piece)?);
         }
-        self.dataset.table(batch.unwrap_or_default(), places.len())
+        Ok((self.dataset.table(batch.unwrap_or_default(), places.len())?, plan))
     }
 
     /// The range of a batch's rows in its epoch.

@@ -10,7 +10,8 @@ use crate::{BatchSamples, Cancellation, Collate, DataError, DataLoader, DataLoad
 impl ParquetBatches {
     /// A builder of a loader over these batches, with workers, resume, copies to a device and statistics as in any
     /// loader. Each of its samples is one whole batch, so `batch_size` stays 1, and [`OnError`](crate::OnError) skips or
-    /// replaces the batch of a bad row, which the fault names.
+    /// replaces the batch of a bad row, which the fault names. While batches of one window are made, the next window is
+    /// decoded in the background.
     ///
     /// The loader's `shuffle(true)` is the same as [`shuffle`](Self::shuffle) with the loader's seed: it shuffles rows
     /// within windows of row groups. It does not permute whole batches: then every batch would need another window to
@@ -57,7 +58,7 @@ impl MakeBatch {
     }
 
     fn make(&self, epoch: u64, number: i64, cancelled: &Cancellation) -> Result<ParquetTable, DataError> {
-        self.batches().batch_until(epoch, number as usize, cancelled)
+        self.batches().batch_ahead(epoch, number as usize, cancelled)
     }
 }
 
