@@ -6,10 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
 
-use crate::Cancellation;
 use crate::loader::tuner::local_ranks;
 use crate::loader::work::{Content, Made};
 use crate::tensor_batch::{Footprint, footprint_of};
+use crate::{Cancellation, TensorBatch};
 
 /// The host's budget unless set, where its memory is not known: 4 GiB.
 const HOST_BYTES: usize = 4 << 30;
@@ -135,17 +135,17 @@ impl<B> Drop for Making<'_, B> {
 
 /// How the types of batches that most loaders have are measured, without an option that asks for their tensors.
 pub(crate) fn usual_footprint<B: 'static>() -> Option<fn(&B) -> Footprint> {
-    let usual: [Box<dyn Any>; 7] = [
-        Box::new(footprint_of::<Tensor> as fn(&_) -> _),
-        Box::new(footprint_of::<(Tensor, Tensor)> as fn(&_) -> _),
-        Box::new(footprint_of::<(Tensor, Tensor, Tensor)> as fn(&_) -> _),
-        Box::new(footprint_of::<(Tensor, Vec<String>)> as fn(&_) -> _),
-        Box::new(footprint_of::<Vec<Tensor>> as fn(&_) -> _),
-        Box::new(footprint_of::<BTreeMap<String, Tensor>> as fn(&_) -> _),
+    fn of<B: TensorBatch + 'static>() -> Box<dyn Any> {
+        Box::new(footprint_of::<B> as fn(&B) -> Footprint)
+    }
+    let usual = [
+        of::<Tensor>(),
+        of::<(Tensor, Tensor)>(),
+        of::<(Tensor, Tensor, Tensor)>(),
+        of::<Vec<Tensor>>(),
+        of::<BTreeMap<String, Tensor>>(),
         #[cfg(feature = "parquet")]
-        Box::new(footprint_of::<crate::ParquetTable> as fn(&_) -> _),
-        #[cfg(not(feature = "parquet"))]
-        Box::new(()),
+        of::<crate::ParquetTable>(),
     ];
     usual.into_iter().find_map(|footprint| footprint.downcast().ok()).map(|footprint| *footprint)
 }

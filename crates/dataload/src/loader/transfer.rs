@@ -32,8 +32,8 @@ impl<B> Copy for TensorOps<B> {}
 
 impl<B: TensorBatch> TensorOps<B> {
     pub(crate) fn new() -> Self {
-        let (adopt, footprint) = (adopt::<B> as Adopt<B>, footprint_of::<B> as fn(&B) -> Footprint);
-        Self { map: B::map_tensors, adopt, has_structure_of: B::has_structure_of, footprint }
+        let has_structure_of = B::has_structure_of;
+        Self { map: B::map_tensors, adopt: adopt::<B>, has_structure_of, footprint: footprint_of::<B> }
     }
 }
 

@@ -115,8 +115,8 @@ fn batches_made_ahead_stay_within_their_bytes() -> Result<(), DataError> {
 fn a_budget_smaller_than_a_batch_delivers_all_the_same() -> Result<(), DataError> {
     let _alone = alone();
     for workers in WORKERS {
-        let firsts = numbers(workers, 1, || ())?.iter().map(|batch| Ok(batch?.double_value(&[0])));
-        let firsts: Vec<f64> = firsts.collect::<Result<_, DataError>>()?;
+        let batches: Vec<Tensor> = numbers(workers, 1, || ())?.iter().collect::<Result<_, _>>()?;
+        let firsts: Vec<f64> = batches.iter().map(|batch| batch.double_value(&[0])).collect();
         assert_eq!(firsts, (0..20).map(|number| 4.0 * f64::from(number)).collect::<Vec<_>>());
     }
     // A dropped epoch wakes the workers that wait for room.
