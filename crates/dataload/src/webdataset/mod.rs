@@ -130,7 +130,8 @@ impl IterableDataset for WebDataset {
         cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<WebSample>>, DataError> {
         let named = |sample: WebSample| {
-            let (key, bytes) = (sample.key.clone(), sample.files().map(|(_, content)| content.len()).sum());
+            let key = sample.key.clone();
+            let bytes = sample.files().map(|(_, content)| content.len()).sum();
             Deferred::ready(sample).named(key).of_bytes(bytes)
         };
         Ok(Box::new(self.samples(shard, position, cancelled)?.map(move |sample| sample.map(named))))
