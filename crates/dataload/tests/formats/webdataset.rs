@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use overdrive_dataload::{
-    Cancellation, DataError, Deferred, IterableDataset, StreamPosition, WebDataset, WebDatasetWriter, WebSample,
-    WebSamples,
+    Cancellation, DataError, DataLoader, Deferred, IterableDataset, StreamPosition, WebDataset, WebDatasetWriter,
+    WebSample, WebSamples,
 };
 
 use crate::{fixture, names_file, sample};
@@ -343,4 +343,27 @@ fn samples_behind_a_bad_one_follow_it() {
     let limited = WebDataset::from_files([dir.path().join("a.tar")]).unwrap().max_sample_bytes(sample(3).len() as u64);
     let fits: Vec<bool> = limited.stream([0]).map(|item| item.is_ok()).collect();
     assert_eq!(fits, [true, true, true, false, false, false], "each with a label of one byte");
+}
+
+#[test]
+#[cfg(feature = "zstd")]
+fn a_window_of_samples_that_compress_to_nothing_is_bounded_by_their_bytes() -> Result<(), DataError> {
+    const BYTES: usize = 1 << 18;
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = WebDatasetWriter::builder(format!("{}/%d.tar.zst", dir.path().display())).build()?;
+    for i in 0..24 {
+        writer.write(&format!("{i:02}"), &[("bin", vec![0; BYTES])])?;
+    }
+    let files = writer.finish()?;
+    assert!(fs::metadata(&files[0]).unwrap().len() < 24 * BYTES as u64 / 100);
+    let keys = WebDataset::from_files(files)?.map(|sample| Ok(sample.key().to_owned()));
+    let builder = DataLoader::stream(keys).batch_size(4).interleave(1).shuffle_buffer(24);
+    let loader = builder.shuffle_buffer_bytes(4 * BYTES).collate(|keys: Vec<String>| Ok(keys)).build()?;
+    for (number, batch) in loader.iter().enumerate() {
+        let mut batch = batch?;
+        batch.sort_unstable();
+        let window: Vec<String> = (4 * number..4 * number + 4).map(|i| format!("{i:02}")).collect();
+        assert_eq!(batch, window, "a window has four samples");
+    }
+    Ok(())
 }
