@@ -69,12 +69,12 @@ pub use collate::Collate;
 pub use dataset::{Dataset, FnDataset, Map, Subset};
 pub use decode::{MAX_IMAGE_BYTES, decode_image};
 pub use deferred::Deferred;
-pub use encoded::{EncodedImage, EncodedImageFolder};
+pub use encoded::EncodedImage;
 pub use error::DataError;
 pub use generator::Generator;
 pub use idx::{IdxArray, read_idx};
 pub use image::{Color, Image};
-pub use image_folder::ImageFolder;
+pub use image_folder::{DecodedImageFolder, ImageFolder};
 pub use image_pipeline::{FloatPipeline, ImagePipeline};
 #[cfg(feature = "lmdb")]
 pub use lmdb::{LmdbDataset, LmdbDatasetBuilder, LmdbSample, LmdbWriter, LmdbWriterBuilder};
