@@ -107,7 +107,11 @@ impl<D: IterableDataset> Lanes<D> {
             };
             let [items, bytes] = self.most;
             if !lane.ended && lane.ahead.len() < items && lane.bytes < bytes {
-                lane.read(cancelled);
+                if let Some(next) = lane.read(cancelled) {
+                    let after = lane.lane.position();
+                    lane.bytes += next.bytes();
+                    lane.ahead.push_back((next, after));
+                }
                 return true;
             }
         }
@@ -127,38 +131,33 @@ impl<D: IterableDataset> ReadAhead<D> {
 
     /// What the lane gives next, and its position after that.
     fn next(&mut self, cancelled: &Cancellation) -> (Option<Next<D::Sample>>, LanePosition) {
-        if self.ahead.is_empty() {
-            self.read(cancelled);
-        }
         match self.ahead.pop_front() {
             Some((next, after)) => {
                 self.bytes -= next.bytes();
                 (Some(next), after)
             }
-            None => (None, self.lane.position()),
+            None => (self.read(cancelled), self.lane.position()),
         }
     }
 
-    fn read(&mut self, cancelled: &Cancellation) {
+    fn read(&mut self, cancelled: &Cancellation) -> Option<Next<D::Sample>> {
         if self.ended {
-            return;
+            return None;
         }
-        let next = match catch_unwind(AssertUnwindSafe(|| self.lane.next(cancelled))) {
-            Ok(Some(item)) => Next::Item(item),
+        match catch_unwind(AssertUnwindSafe(|| self.lane.next(cancelled))) {
+            Ok(Some(item)) => Some(Next::Item(item)),
             Ok(None) => {
                 // A cancelled lane is not used again.
                 self.ended = true;
-                return;
+                None
             }
             Err(payload) => {
                 self.ended = true;
                 let pass = self.lane.position().pass;
                 let origin = self.lane.place().map(|(shard, position)| Origin { shard, position, pass, key: None });
-                Next::Panicked(origin, message_of(payload))
+                Some(Next::Panicked(origin, message_of(payload)))
             }
-        };
-        self.bytes += next.bytes();
-        self.ahead.push_back((next, self.lane.position()));
+        }
     }
 }
 
