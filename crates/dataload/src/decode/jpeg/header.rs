@@ -89,13 +89,14 @@ pub(crate) struct Markers<'a> {
     adobe: Option<u8>,
 }
 
-/// The offset of the next marker. As in libjpeg, stray bytes before it are skipped.
+/// The offset of the next marker that begins a segment or ends the image. As in libjpeg, stray bytes before it are
+/// skipped.
 pub(crate) fn marker(file: &[u8], mut at: usize) -> Option<usize> {
     loop {
         at += memchr::memchr(0xff, file.get(at..)?)?;
         match *file.get(at + 1)? {
-            // A stuffed byte, which belongs to no scan here.
-            0 => at += 2,
+            // A stuffed byte and a restart marker, which belong to no scan here, and a marker for private use.
+            0x00 | 0x01 | 0xd0..=0xd7 => at += 2,
             // Padding.
             0xff => at += 1,
             _ => return Some(at),
@@ -129,14 +130,8 @@ impl<'a> Markers<'a> {
             let at = self.at;
             let fault = |found| Fault { at, found };
             let (marker, after) = (self.file[at + 1], &self.file[at + 2..]);
-            match marker {
-                // A restart marker outside of a scan, or one for private use: it has no length.
-                0x01 | 0xd0..=0xd7 => {
-                    self.at += 2;
-                    continue;
-                }
-                0xd9 => return Ok(None),
-                _ => {}
+            if marker == 0xd9 {
+                return Ok(None);
             }
             let length = after.first_chunk().map_or(0, |&length| usize::from(u16::from_be_bytes(length)));
             let body = after.get(2..length.max(2)).ok_or(fault("the end of the file"))?;
