@@ -258,7 +258,8 @@ fn skipping_samples_stops_when_cancelled() {
 /// Six samples of two files each.
 fn pairs(long: bool) -> (Vec<u8>, Vec<WebSample>) {
     let dir = tempfile::tempdir().unwrap();
-    let folder = if long { "a-long-folder-name/".repeat(8) } else { String::new() };
+    // Its first 100 bytes, without the extended header before them, look like a name with an extension.
+    let folder = if long { "a-long-folder.name-".repeat(8) + "/" } else { String::new() };
     let mut writer = WebDatasetWriter::builder(format!("{}/%d.tar", dir.path().display())).build().unwrap();
     for i in 0..6 {
         writer.write(&format!("{folder}{i}"), &[("bin", sample(i)), ("cls", vec![b'0' + i as u8])]).unwrap();

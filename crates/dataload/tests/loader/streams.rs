@@ -180,22 +180,31 @@ fn a_map_runs_in_all_workers_at_once() -> Result<(), DataError> {
 
 /// Counts the threads that are in a place at once.
 #[derive(Clone, Default)]
-struct Meeting(Arc<(Mutex<(usize, usize)>, Condvar)>);
+struct Meeting(Arc<(Mutex<Attendance>, Condvar)>);
+
+#[derive(Default)]
+struct Attendance {
+    now: usize,
+    most: usize,
+    gave_up: bool,
+}
 
 impl Meeting {
     /// Waits until two threads have been here at the same time.
     fn attend(&self) {
         let (counts, changed) = &*self.0;
         let mut guard = counts.lock().unwrap();
-        guard.0 += 1;
-        guard.1 = guard.1.max(guard.0);
+        guard.now += 1;
+        guard.most = guard.most.max(guard.now);
         changed.notify_all();
-        let (mut guard, _) = changed.wait_timeout_while(guard, HANG, |(_, most)| *most < 2).unwrap();
-        guard.0 -= 1;
+        let alone = |seen: &mut Attendance| seen.most < 2 && !seen.gave_up;
+        let (mut guard, waited) = changed.wait_timeout_while(guard, HANG, alone).unwrap();
+        guard.now -= 1;
+        guard.gave_up |= waited.timed_out();
     }
 
     fn most(&self) -> usize {
-        self.0.0.lock().unwrap().1
+        self.0.0.lock().unwrap().most
     }
 }
 
