@@ -250,10 +250,10 @@ where
                 }
             };
             let mut origin = Origin { shard, position, pass, key: None };
-            let sample = sample.and_then(|mut sample| {
+            let sample = sample.map(|mut sample| {
                 origin.key = sample.take_key();
                 bytes = bytes.saturating_add(sample.bytes());
-                Ok(sample)
+                sample
             });
             match sample {
                 Ok(_) if bytes > self.options.batch_bytes => {
