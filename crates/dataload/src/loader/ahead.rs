@@ -29,6 +29,8 @@ pub(crate) struct Lanes<D: IterableDataset> {
 /// The place in the lanes up to which samples were drawn.
 pub(crate) struct Cursor {
     turn: usize,
+    /// The lane that was read last.
+    reading: usize,
     positions: Vec<LanePosition>,
 }
 
@@ -43,8 +45,8 @@ struct ReadAhead<D: IterableDataset> {
 /// What a lane gives.
 pub(crate) enum Next<S> {
     Item(Item<S>),
-    /// The stream panicked while it read an item, the one of the origin where that is known.
-    Panicked(Option<Origin>, String),
+    /// The stream panicked while it read this item ahead.
+    Panicked(String),
 }
 
 impl<D: IterableDataset> Lanes<D> {
@@ -63,7 +65,8 @@ impl<D: IterableDataset> Lanes<D> {
             (number, Mutex::new(ReadAhead::new(Lane::at(dataset.clone(), plan, number, from))))
         };
         let lanes = positions.iter().map(at).collect();
-        let cursor = Cursor { turn: turn % count, positions: positions.into_iter().map(|(_, from)| from).collect() };
+        let positions = positions.into_iter().map(|(_, from)| from).collect();
+        let cursor = Cursor { turn: turn % count, reading: turn % count, positions };
         (Self { dataset, plan, lanes, most, looks: AtomicUsize::new(0) }, cursor)
     }
 
@@ -75,10 +78,10 @@ impl<D: IterableDataset> Lanes<D> {
     /// cancelled.
     pub(crate) fn draw(&self, cursor: &mut Cursor, cancelled: &Cancellation) -> Option<Next<D::Sample>> {
         for _ in 0..self.lanes.len() {
-            let reading = cursor.turn;
+            cursor.reading = cursor.turn;
             cursor.turn = (cursor.turn + 1) % self.lanes.len();
-            let (next, after) = self.lane(reading).next(cancelled);
-            cursor.positions[reading] = after;
+            let (next, after) = self.lane(cursor.reading).next(cancelled);
+            cursor.positions[cursor.reading] = after;
             if next.is_some() {
                 return next;
             }
@@ -93,7 +96,7 @@ impl<D: IterableDataset> Lanes<D> {
             *self.lane(index) = ReadAhead::new(Lane::at(self.dataset.clone(), self.plan, *number, start));
         }
         cursor.positions.fill(start);
-        cursor.turn = 0;
+        (cursor.turn, cursor.reading) = (0, 0);
     }
 
     /// Reads an item ahead; false where every lane is full, at its end, or being read.
@@ -107,15 +110,18 @@ impl<D: IterableDataset> Lanes<D> {
             };
             let [items, bytes] = self.most;
             if !lane.ended && lane.ahead.len() < items && lane.bytes < bytes {
-                if let Some(next) = lane.read(cancelled) {
-                    let after = lane.lane.position();
-                    lane.bytes += next.bytes();
-                    lane.ahead.push_back((next, after));
-                }
+                lane.read(cancelled);
                 return true;
             }
         }
         false
+    }
+
+    /// The item that was being read when the stream panicked.
+    pub(crate) fn origin(&self, cursor: &Cursor) -> Option<Origin> {
+        let lane = &self.lane(cursor.reading).lane;
+        let pass = lane.position().pass;
+        lane.place().map(|(shard, position)| Origin { shard, position, pass, key: None })
     }
 
     pub(crate) fn mark(&self, cursor: &Cursor) -> Mark {
@@ -136,28 +142,29 @@ impl<D: IterableDataset> ReadAhead<D> {
                 self.bytes -= next.bytes();
                 (Some(next), after)
             }
-            None => (self.read(cancelled), self.lane.position()),
+            None if self.ended => (None, self.lane.position()),
+            None => {
+                // It stays so after a panic.
+                self.ended = true;
+                let next = self.lane.next(cancelled).map(Next::Item);
+                self.ended = next.is_none();
+                (next, self.lane.position())
+            }
         }
     }
 
-    fn read(&mut self, cancelled: &Cancellation) -> Option<Next<D::Sample>> {
-        if self.ended {
-            return None;
-        }
-        match catch_unwind(AssertUnwindSafe(|| self.lane.next(cancelled))) {
-            Ok(Some(item)) => Some(Next::Item(item)),
-            Ok(None) => {
-                // A cancelled lane is not used again.
-                self.ended = true;
-                None
-            }
-            Err(payload) => {
-                self.ended = true;
-                let pass = self.lane.position().pass;
-                let origin = self.lane.place().map(|(shard, position)| Origin { shard, position, pass, key: None });
-                Some(Next::Panicked(origin, message_of(payload)))
-            }
-        }
+    /// Reads an item ahead. A panic waits for its turn, as the item would.
+    fn read(&mut self, cancelled: &Cancellation) {
+        let next = catch_unwind(AssertUnwindSafe(|| self.lane.next(cancelled)));
+        // A cancelled lane is not used again.
+        self.ended = !matches!(next, Ok(Some(_)));
+        let next = match next {
+            Ok(Some(item)) => Next::Item(item),
+            Ok(None) => return,
+            Err(payload) => Next::Panicked(message_of(payload)),
+        };
+        self.bytes += next.bytes();
+        self.ahead.push_back((next, self.lane.position()));
     }
 }
 

@@ -41,6 +41,8 @@ pub(crate) struct Budget<B> {
 struct Held {
     /// How many batches are being made.
     making: usize,
+    /// How many threads wait to begin one.
+    waiting: usize,
     /// How many are made and not taken, and their bytes.
     ready: usize,
     bytes: Footprint,
@@ -86,9 +88,11 @@ impl<B> Budget<B> {
         while !cancelled.is_cancelled() {
             if held.admits(self.allowance.limits) {
                 held.making += 1;
-                return Some(Making(self));
+                return Some(Making { budget: self, bytes: None });
             }
+            held.waiting += 1;
             held = self.freed.wait(held).unwrap_or_else(PoisonError::into_inner);
+            held.waiting -= 1;
         }
         None
     }
@@ -100,7 +104,13 @@ impl<B> Budget<B> {
         held.ready -= 1;
         held.bytes.host = held.bytes.host.saturating_sub(host);
         held.bytes.device = held.bytes.device.saturating_sub(device);
-        self.freed.notify_all();
+        self.free(&held);
+    }
+
+    fn free(&self, held: &Held) {
+        if held.waiting > 0 {
+            self.freed.notify_all();
+        }
     }
 
     /// Wakes the threads that wait to begin, after they were cancelled.
@@ -111,25 +121,31 @@ impl<B> Budget<B> {
 }
 
 /// A batch that is being made.
-pub(crate) struct Making<'a, B>(&'a Budget<B>);
+pub(crate) struct Making<'a, B> {
+    budget: &'a Budget<B>,
+    /// Its bytes, once it is made.
+    bytes: Option<Footprint>,
+}
 
 impl<B> Making<'_, B> {
     /// Records that it is made, and waits to be taken.
-    pub(crate) fn done(self, made: &Made<B>) {
-        let Footprint { host, device } = self.0.footprint(made);
-        let mut held = self.0.held();
-        held.ready += 1;
-        held.bytes.host += host;
-        held.bytes.device += device;
-        held.largest.host = held.largest.host.max(host + device);
-        held.largest.device = held.largest.device.max(device);
+    pub(crate) fn done(mut self, made: &Made<B>) {
+        self.bytes = Some(self.budget.footprint(made));
     }
 }
 
 impl<B> Drop for Making<'_, B> {
     fn drop(&mut self) {
-        self.0.held().making -= 1;
-        self.0.freed.notify_all();
+        let mut held = self.budget.held();
+        held.making -= 1;
+        if let Some(Footprint { host, device }) = self.bytes {
+            held.ready += 1;
+            held.bytes.host += host;
+            held.bytes.device += device;
+            held.largest.host = held.largest.host.max(host + device);
+            held.largest.device = held.largest.device.max(device);
+        }
+        self.budget.free(&held);
     }
 }
 
@@ -173,7 +189,7 @@ mod tests {
 
     fn held(making: usize, ready: usize, bytes: [usize; 2], largest: [usize; 2]) -> Held {
         let footprint = |[host, device]: [usize; 2]| Footprint { host, device };
-        Held { making, ready, bytes: footprint(bytes), largest: footprint(largest) }
+        Held { making, ready, bytes: footprint(bytes), largest: footprint(largest), ..Held::default() }
     }
 
     #[test]

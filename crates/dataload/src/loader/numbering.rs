@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::Cancellation;
 
-/// How long a thread waits for its turn before it does other work.
+/// How long the cutting of one batch takes before threads that wait for their turn do other work. Short cuts are not
+/// helped: threads that read single small samples from the same lanes would only be in each other's way.
 const PATIENCE: Duration = Duration::from_millis(2);
 
 /// The epoch ends after this many batches in a row have lost all samples: by then hardly any sample is good.
@@ -62,17 +63,19 @@ impl Numbering {
     /// calls `meanwhile` again and again, as long as that returns true.
     pub(crate) fn due(&self, cancelled: &Cancellation, meanwhile: impl Fn() -> bool) -> Option<Turn<'_>> {
         let mut numbers = self.numbers();
-        let mut waited = false;
+        // The batch whose cutting takes long.
+        let mut slow = None;
         // Cancellation is checked first: a thread that was cancelled while it cut leaves the lanes in the middle of a
         // batch.
         while !cancelled.is_cancelled() && !numbers.ended {
-            if numbers.cutting && waited {
+            let number = numbers.next;
+            if numbers.cutting && slow == Some(number) {
                 drop(numbers);
-                waited = meanwhile();
+                slow = meanwhile().then_some(number);
                 numbers = self.numbers();
             } else if numbers.cutting {
                 let back = self.free.wait_timeout(numbers, PATIENCE).unwrap_or_else(PoisonError::into_inner);
-                (numbers, waited) = (back.0, back.1.timed_out());
+                (numbers, slow) = (back.0, back.1.timed_out().then_some(number));
             } else if numbers.limit.is_none_or(|limit| numbers.next < limit) {
                 numbers.cutting = true;
                 return Some(Turn { numbering: self, number: numbers.next, rest: numbers.rest, ended: false });

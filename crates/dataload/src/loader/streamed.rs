@@ -184,7 +184,13 @@ where
         );
         let mut error = match read {
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
-            Err(DataError::CollatePanicked { batch, message }) => Some(DataError::StreamPanicked { batch, message }),
+            Err(DataError::CollatePanicked { batch, message } | DataError::StreamPanicked { batch, message }) => {
+                let panicked = DataError::StreamPanicked { batch, message };
+                Some(match self.lanes.origin(&cursor) {
+                    Some(origin) => origin.error(&*self.dataset, panicked),
+                    None => panicked,
+                })
+            }
             read => read.err(),
         };
         if cancelled.is_cancelled() {
@@ -229,12 +235,8 @@ where
             cancelled.check()?;
             let Item { pass, shard, position, sample } = match next {
                 Some(Next::Item(item)) => item,
-                Some(Next::Panicked(origin, message)) => {
-                    let panicked = DataError::StreamPanicked { batch: turn.number, message };
-                    return Err(match origin {
-                        Some(origin) => origin.error(&*self.dataset, panicked),
-                        None => panicked,
-                    });
+                Some(Next::Panicked(message)) => {
+                    return Err(DataError::StreamPanicked { batch: turn.number, message });
                 }
                 None if std::mem::take(&mut turn.rest) && (samples.is_empty() || self.options.drop_last) => {
                     // What the earlier epoch left is nothing, or with `drop_last` less than a batch: begin this epoch's
