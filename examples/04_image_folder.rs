@@ -1,7 +1,7 @@
 //! A folder of encoded images, decoded on background threads, kept in memory, and normalised.
 //!
 //! Writes 600 of the shipped MNIST images as PNG files into a temporary folder, one sub-folder per digit, and loads
-//! them for three epochs through `ImageFolder`, `Cached` and a `DataLoader`.
+//! them for three epochs through a decoded `ImageFolder`, `Cached` and a `DataLoader`.
 //!
 //! Expect: a first epoch that decodes and later ones that do not; the same batches with two workers as with none; the
 //! same pixels as in the original; an error that names a damaged file, and a loader that works again once the file is
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use overdrive::dataload::{Color, ImageFolder, Mnist, MnistSplit, ToFloat};
+use overdrive::dataload::{Color, DecodedImageFolder, Mnist, MnistSplit, ToFloat};
 use overdrive::prelude::*;
 
 const MNIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/mnist");
@@ -28,9 +28,10 @@ fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
     write_folder(&mnist, folder.path())?;
 
-    let images = ImageFolder::open(folder.path())?.color(Color::Grey);
-    println!("{} images in {} classes: {}", images.len(), images.classes().len(), images.classes().join(" "));
-    ensure!(images.len() == IMAGES && images.classes().len() == 10);
+    let files = ImageFolder::open(folder.path())?;
+    println!("{} images in {} classes: {}", files.len(), files.classes().len(), files.classes().join(" "));
+    ensure!(files.len() == IMAGES && files.classes().len() == 10);
+    let images = files.decoded().color(Color::Grey);
     epochs(images.clone())?;
     same_batches_from_any_number_of_workers(&images)?;
     same_pixels(&images, &mnist)?;
@@ -51,7 +52,7 @@ fn write_folder(mnist: &MnistSplit, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn epochs(images: ImageFolder) -> Result<()> {
+fn epochs(images: DecodedImageFolder) -> Result<()> {
     let images = Arc::new(Cached::new(images));
     let loader = DataLoader::builder(images.clone())
         .batch_size(64)
@@ -80,7 +81,7 @@ fn epochs(images: ImageFolder) -> Result<()> {
     Ok(())
 }
 
-fn same_batches_from_any_number_of_workers(images: &ImageFolder) -> Result<()> {
+fn same_batches_from_any_number_of_workers(images: &DecodedImageFolder) -> Result<()> {
     let batches = |workers| -> Result<Vec<(Tensor, Tensor)>> {
         let loader =
             DataLoader::builder(images.clone()).batch_size(50).shuffle(true).seed(5).num_workers(workers).build()?;
@@ -93,8 +94,8 @@ fn same_batches_from_any_number_of_workers(images: &ImageFolder) -> Result<()> {
     Ok(())
 }
 
-fn same_pixels(images: &ImageFolder, mnist: &MnistSplit) -> Result<()> {
-    for (index, (path, label)) in images.files().iter().enumerate() {
+fn same_pixels(images: &DecodedImageFolder, mnist: &MnistSplit) -> Result<()> {
+    for (index, (path, label)) in images.folder().files().iter().enumerate() {
         let stem = path.file_stem().and_then(|stem| stem.to_str()).context("the file has no name")?;
         let (image, expected) = (images.get(index)?.0, mnist.get(stem.parse()?)?);
         ensure!((image.data(), *label) == (expected.0.data(), expected.1), "{} differs", path.display());
@@ -103,8 +104,8 @@ fn same_pixels(images: &ImageFolder, mnist: &MnistSplit) -> Result<()> {
     Ok(())
 }
 
-fn damage(images: ImageFolder) -> Result<()> {
-    let path = images.files()[123].0.clone();
+fn damage(images: DecodedImageFolder) -> Result<()> {
+    let path = images.folder().files()[123].0.clone();
     let whole = fs::read(&path)?;
     fs::write(&path, &whole[..whole.len() / 2])?;
     let loader = DataLoader::builder(images).batch_size(50).num_workers(2).build()?;

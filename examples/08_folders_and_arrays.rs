@@ -1,7 +1,7 @@
 //! Encoded images decoded straight into the batch, caches, and arrays of numpy and safetensors.
 //!
 //! Writes 600 of the shipped MNIST images as PNG files, one sub-folder per digit. Loads them with random crops through
-//! an `EncodedImageFolder` and an `ImagePipeline`, then through a cache in memory and one on disk. Then writes the
+//! an `ImageFolder` and an `ImagePipeline`, then through a cache in memory and one on disk. Then writes the
 //! pixels as an npy and a safetensors file and reads them back as a dataset.
 //!
 //! Expect: the same crops with two workers as with none, and others in the next epoch; caches that are filled in the
@@ -14,9 +14,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use overdrive::dataload::{
-    Color, Disk, EncodedImageFolder, Mnist, MnistSplit, Ram, RandomResizedCrop, SafeTensorsFile, Stack, read_npy,
-};
+use overdrive::dataload::{Color, Disk, Mnist, MnistSplit, Ram, RandomResizedCrop, SafeTensorsFile, Stack, read_npy};
 use overdrive::prelude::*;
 
 const MNIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/mnist");
@@ -49,7 +47,7 @@ fn write_folder(mnist: &MnistSplit, folder: &Path) -> Result<()> {
 /// The random crop of a sample depends only on (seed, epoch, sample).
 fn crops(digits: &Path) -> Result<()> {
     let loader = |workers| -> Result<DataLoader<(Tensor, Tensor)>> {
-        let builder = DataLoader::builder(EncodedImageFolder::open(digits)?).batch_size(50).shuffle(true).seed(1);
+        let builder = DataLoader::builder(ImageFolder::open(digits)?).batch_size(50).shuffle(true).seed(1);
         let crops = ImagePipeline::new(1).then(RandomResizedCrop::new(20));
         Ok(builder.num_workers(workers).collate(crops).build()?)
     };
@@ -68,7 +66,7 @@ fn crops(digits: &Path) -> Result<()> {
 }
 
 fn caches(digits: &Path, cache: &Path) -> Result<()> {
-    let images = || Ok::<_, anyhow::Error>(ImageFolder::open(digits)?.color(Color::Grey));
+    let images = || Ok::<_, anyhow::Error>(ImageFolder::open(digits)?.decoded().color(Color::Grey));
     let in_memory = DataLoader::builder(images()?).batch_size(100).cache(Ram)?.num_workers(2).collate(Stack).build()?;
     let on_disk = || {
         let builder = DataLoader::builder(images()?).batch_size(100).cache(Disk(cache.to_owned()))?;

@@ -16,7 +16,7 @@ use clap::Parser;
 use jpeg_encoder::{ColorType, Encoder};
 use overdrive::checkpoint::Goal;
 use overdrive::core::Entry;
-use overdrive::dataload::{EncodedImageFolder, RandomHorizontalFlip, RandomResizedCrop, TensorDataset};
+use overdrive::dataload::{ImageFolder, RandomHorizontalFlip, RandomResizedCrop, TensorDataset};
 use overdrive::nn::Forward;
 use overdrive::nn::metrics::{AverageMeter, ProgressMeter, accuracy};
 use overdrive::nn::models::{Efficientnet, MobilenetV2, Resnet, ResnetBlock};
@@ -51,7 +51,7 @@ fn loaders(args: &Args, folder: &Path, device: Device) -> Result<(Loader, Loader
     let folder = folder.join("pictures");
     let split = |split: &str, pipeline: ImagePipeline| {
         draw_pictures(&folder.join(split), args.classes, if split == "train" { 320 } else { 64 })?;
-        let pictures = EncodedImageFolder::open(folder.join(split))?;
+        let pictures = ImageFolder::open(folder.join(split))?;
         let pipeline = pipeline.to_float(ToFloat::new(&MEAN, &STD)?);
         let loader = DataLoader::builder(pictures).batch_size(args.batch_size).shuffle(split == "train");
         Ok::<_, anyhow::Error>(loader.collate(pipeline).to_device(device).build()?)

@@ -35,7 +35,7 @@ pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
     if !cached && !background {
         return Ok(Box::new(OneTensor::open(job, Device::Cpu)?));
     }
-    let folder = ImageFolder::open(&job.train)?.color(Color::Grey);
+    let folder = ImageFolder::open(&job.train)?.decoded().color(Color::Grey);
     let collate = ToFloat::new(&[MEAN], &[STD])?;
     let (batch, seed) = (job.batch_size / job.micro_batches(), u64::from(job.seed));
     const READ_AHEAD: usize = 8;

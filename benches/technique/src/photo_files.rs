@@ -8,7 +8,7 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
-use overdrive_dataload::EncodedImageFolder;
+use overdrive_dataload::ImageFolder;
 use sha2::{Digest, Sha256};
 
 use super::digits_files::count_files;
@@ -128,7 +128,7 @@ fn mark_of(real: &[PathBuf]) -> Result<String> {
 /// # Errors
 /// When the folder has fewer, or no sub-folders with images.
 pub fn of_user(folder: &Path, least: usize) -> Result<Photos> {
-    let photos = EncodedImageFolder::open(folder)
+    let photos = ImageFolder::open(folder)
         .with_context(|| format!("--photos: cannot read {} as a folder of one folder a class", folder.display()))?;
     let (files, classes) = (photos.files().len(), photos.classes().len());
     ensure!(

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use overdrive_bench_report::Contender;
 use overdrive_dataload::{
-    DataError, DataLoader, EncodedImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop, RandomSampler,
-    Sampler, ToFloat,
+    DataError, DataLoader, ImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop, RandomSampler, Sampler,
+    ToFloat,
 };
 use tch::nn::{self, ModuleT};
 use tch::vision::{image, resnet};
@@ -37,7 +37,7 @@ pub fn model(vs: &nn::Path<'_>, device: Device, classes: i64) -> Result<Model> {
 /// # Errors
 /// When it cannot be read.
 pub fn classes(job: &Job) -> Result<i64> {
-    Ok(EncodedImageFolder::open(&job.train)?.classes().len() as i64)
+    Ok(ImageFolder::open(&job.train)?.classes().len() as i64)
 }
 
 /// The source of batches for the job's techniques.
@@ -45,7 +45,7 @@ pub fn classes(job: &Job) -> Result<i64> {
 /// # Errors
 /// When the data cannot be read.
 pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
-    let folder = EncodedImageFolder::open(&job.train)?;
+    let folder = ImageFolder::open(&job.train)?;
     let (batch_size, seed, side) = (job.batch_size / job.micro_batches(), u64::from(job.seed), side(device));
     let scaled = job.has(Contender::ScaledDecode);
     if !scaled && !job.has(Contender::Prefetch) {
@@ -120,7 +120,7 @@ fn normalized(images: &Tensor) -> Result<Tensor, tch::TchError> {
 /// When a file cannot be read.
 pub fn test_set(job: &Job, device: Device) -> Result<Option<Batch>> {
     let Some(folder) = &job.test else { return Ok(None) };
-    let folder = EncodedImageFolder::open(folder)?;
+    let folder = ImageFolder::open(folder)?;
     let side = side(device) as i64;
     let whole = side * 8 / 7;
     let mut images = Vec::new();

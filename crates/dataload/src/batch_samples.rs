@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::DataError;
 use crate::loader::draw;
+use crate::{Cancellation, DataError};
 
 /// The samples of one batch, each read when it is asked for.
 ///
@@ -84,6 +84,10 @@ pub(crate) trait Draw<S> {
     fn draw(&mut self) -> Result<Option<Drawn<S>>, DataError>;
     /// Applies the fault policy to the sample drawn last.
     fn reject(&mut self, error: DataError) -> Result<(), DataError>;
+    /// Whether the batch is still wanted.
+    fn cancelled(&self) -> Cancellation {
+        Cancellation::default()
+    }
     /// Marks that all samples are drawn: a later error is about the whole batch.
     fn complete(&mut self);
 }
@@ -166,6 +170,11 @@ impl<'a, S> BatchSamples<'a, S> {
     /// Sets how many samples the batch counts as in the loader's statistics, where one drawn sample stands for several.
     pub fn counts(&mut self, samples: usize) {
         self.counted = Some(samples);
+    }
+
+    /// Whether the batch is still wanted: a collate function that takes long for one batch should check it.
+    pub fn cancelled(&self) -> Cancellation {
+        self.source.cancelled()
     }
 
     pub(crate) fn counted(&self) -> Option<usize> {

@@ -204,6 +204,30 @@ impl Content {
         Ok(())
     }
 
+    /// Reads on, byte by byte, until the last bytes, which begin as `window`, are what is looked for; false at the end.
+    pub(crate) fn find<const N: usize>(
+        &mut self,
+        window: &mut [u8; N],
+        is_wanted: impl Fn(&[u8; N]) -> bool,
+    ) -> Result<bool, DataError> {
+        loop {
+            let chunk = self.chunk()?;
+            let found = chunk.iter().position(|&byte| {
+                window.rotate_left(1);
+                window[N - 1] = byte;
+                is_wanted(window)
+            });
+            let count = found.map_or(chunk.len(), |position| position + 1);
+            if count == 0 {
+                return Ok(false);
+            }
+            self.consume(count);
+            if found.is_some() {
+                return Ok(true);
+            }
+        }
+    }
+
     /// Reads zeros up to the end, and returns the offset of the first byte that is not zero, where there is one.
     pub(crate) fn drain_zeros(&mut self) -> Result<Option<u64>, DataError> {
         loop {

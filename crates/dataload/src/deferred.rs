@@ -9,6 +9,7 @@ use crate::DataError;
 pub struct Deferred<S> {
     work: Work<S>,
     key: Option<ItemKey>,
+    bytes: usize,
 }
 
 enum Work<S> {
@@ -27,12 +28,12 @@ pub(crate) enum ItemKey {
 impl<S> Deferred<S> {
     /// A sample that needs no more work.
     pub fn ready(sample: S) -> Self {
-        Self { work: Work::None(sample), key: None }
+        Self { work: Work::None(sample), key: None, bytes: 0 }
     }
 
     /// A sample that `work` makes, on any thread.
     pub fn later(work: impl FnOnce() -> Result<S, DataError> + Send + 'static) -> Self {
-        Self { work: Work::Left(Box::new(work)), key: None }
+        Self { work: Work::Left(Box::new(work)), key: None, bytes: 0 }
     }
 
     /// Sets the item's name in its shard, which errors and faults show.
@@ -47,6 +48,18 @@ impl<S> Deferred<S> {
     pub fn at(mut self, unit: &'static str, number: u64) -> Self {
         self.key = Some(ItemKey::Place(unit, number));
         self
+    }
+
+    /// Sets how many bytes of memory the sample takes until its work is done: they bound what a loader holds of it, see
+    /// [`shuffle_buffer_bytes`](crate::DataLoaderBuilder::shuffle_buffer_bytes). 0 unless set.
+    #[must_use]
+    pub fn of_bytes(mut self, bytes: usize) -> Self {
+        self.bytes = bytes;
+        self
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The item's name in its shard, where the format gives it one.
@@ -83,14 +96,14 @@ impl<S> Deferred<S> {
 }
 
 impl<S: Send + 'static> Deferred<S> {
-    /// Adds `transform` to the remaining work; the name stays.
+    /// Adds `transform` to the remaining work; the name and the bytes stay.
     pub fn then<T>(self, transform: impl FnOnce(S) -> Result<T, DataError> + Send + 'static) -> Deferred<T> {
-        let Self { work, key } = self;
+        let Self { work, key, bytes } = self;
         let work: Box<dyn FnOnce() -> Result<T, DataError> + Send> = match work {
             Work::None(sample) => Box::new(move || transform(sample)),
             Work::Left(work) => Box::new(move || transform(work()?)),
         };
-        Deferred { work: Work::Left(work), key }
+        Deferred { work: Work::Left(work), key, bytes }
     }
 }
 

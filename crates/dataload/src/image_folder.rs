@@ -1,37 +1,60 @@
-//! A folder of encoded images, with one sub-folder per class.
+//! A folder of images, with one sub-folder per class.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::read::read_file;
-use crate::{Color, DataError, Dataset, Image, MAX_IMAGE_BYTES, decode_image};
+use crate::{Color, DataError, Dataset, EncodedImage, Image, MAX_IMAGE_BYTES, decode_image};
 
 /// The file names that count as images.
 const EXTENSIONS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
 /// Further extensions that torchvision treats as images, and that this crate cannot decode.
 const UNDECODED: [&str; 5] = ["bmp", "pgm", "ppm", "tif", "tiff"];
 
-/// `root/class/*.png` as a dataset of `(Image, i64)`; every access opens, reads and decodes one file.
+/// `root/class/*.jpg` as a dataset of `(EncodedImage, i64)`; every access opens and reads one file.
+///
+/// The loader's [`ImagePipeline`](crate::ImagePipeline) decodes an image straight into its batch, and of a crop only the
+/// part that it needs. [`decoded`](Self::decoded) gives decoded images instead, to be cached or stacked.
+///
+/// ```no_run
+/// use overdrive_dataload::{DataLoader, ImageFolder, ImagePipeline, RandomResizedCrop};
+///
+/// let crops = ImagePipeline::new(0).then(RandomResizedCrop::new(224));
+/// let loader = DataLoader::builder(ImageFolder::open("train")?).batch_size(64).shuffle(true).collate(crops).build()?;
+/// # Ok::<(), overdrive_dataload::DataError>(())
+/// ```
 ///
 /// Classes are the sub-folders sorted by name, and their indices are the labels. Files of nested folders are included,
-/// sorted within each folder. An image keeps its channels unless [`color`](ImageFolder::color) is set.
+/// sorted within each folder.
 ///
 /// Images are files that end in `.jpg`, `.jpeg`, `.png` or `.webp`. A folder with other images that torchvision reads
 /// (`.bmp`, `.pgm`, `.ppm`, `.tif`, `.tiff`) is refused rather than read in part: convert them, or choose the files by
 /// [`with_extensions`](ImageFolder::with_extensions). Any other file is ignored, as in torchvision.
 ///
 /// # Source
-/// `torchvision.datasets.ImageFolder`, which corresponds to [`Color::Rgb`].
+/// `torchvision.datasets.ImageFolder`
 #[derive(Clone, Debug)]
 pub struct ImageFolder {
     classes: Vec<String>,
-    files: Vec<(PathBuf, i64)>,
+    files: Vec<(Arc<Path>, i64)>,
+}
+
+/// The images of an [`ImageFolder`], decoded: `(Image, i64)`. Made by [`ImageFolder::decoded`].
+///
+/// An image keeps its channels unless [`color`](Self::color) is set.
+///
+/// # Source
+/// `torchvision.datasets.ImageFolder`, which corresponds to [`Color::Rgb`].
+#[derive(Clone, Debug)]
+pub struct DecodedImageFolder {
+    folder: ImageFolder,
     color: Color,
 }
 
 impl ImageFolder {
-    /// Lists the classes and files below `root`; nothing is decoded yet.
+    /// Lists the classes and files below `root`; nothing is read yet.
     ///
     /// # Errors
     /// [`DataError::Layout`] when there is no class, a class without an image, or images of a format that cannot be
@@ -80,7 +103,7 @@ impl ImageFolder {
                     *unread.entry(extension).or_default() += 1;
                 } else if extension_of(&path, extensions).is_some() {
                     found = true;
-                    files.push((path, label as i64));
+                    files.push((Arc::from(path), label as i64));
                 }
             })?;
             if !found {
@@ -89,7 +112,7 @@ impl ImageFolder {
             classes.push(folder.file_name().unwrap_or_default().to_string_lossy().into_owned());
         }
         match unread.is_empty() {
-            true => Ok(Self { classes, files, color: Color::default() }),
+            true => Ok(Self { classes, files }),
             false => {
                 let counts: Vec<String> = unread.iter().map(|(name, count)| format!("{count} .{name}")).collect();
                 let found = format!(
@@ -102,10 +125,9 @@ impl ImageFolder {
         }
     }
 
-    /// The channels that every image is converted to.
-    pub fn color(mut self, color: Color) -> Self {
-        self.color = color;
-        self
+    /// The same images, decoded when they are read.
+    pub fn decoded(self) -> DecodedImageFolder {
+        DecodedImageFolder { folder: self, color: Color::default() }
     }
 
     /// The names of the classes; a class's position is its label.
@@ -118,15 +140,30 @@ impl ImageFolder {
         self.classes.iter().enumerate().map(|(label, class)| (class.as_str(), label as i64)).collect()
     }
 
-    /// Every file with its label, in the dataset's order.
+    /// Every file with its label, in the dataset's order; count the labels to get weights for a
+    /// [`WeightedRandomSampler`](crate::WeightedRandomSampler).
     #[doc(alias = "samples")]
-    pub fn files(&self) -> &[(PathBuf, i64)] {
+    #[doc(alias = "targets")]
+    pub fn files(&self) -> &[(Arc<Path>, i64)] {
         &self.files
     }
 }
 
+impl DecodedImageFolder {
+    /// The channels that every image is converted to.
+    pub fn color(mut self, color: Color) -> Self {
+        self.color = color;
+        self
+    }
+
+    /// The folder of the encoded images.
+    pub fn folder(&self) -> &ImageFolder {
+        &self.folder
+    }
+}
+
 impl Dataset for ImageFolder {
-    type Sample = (Image, i64);
+    type Sample = (EncodedImage, i64);
 
     fn len(&self) -> usize {
         self.files.len()
@@ -134,12 +171,29 @@ impl Dataset for ImageFolder {
 
     fn get(&self, index: usize) -> Result<Self::Sample, DataError> {
         let (path, label) = self.files.get(index).ok_or(DataError::IndexOutOfRange { index, len: self.files.len() })?;
-        let encoded = read_file(path, MAX_IMAGE_BYTES)?;
-        Ok((decode_image(&encoded, self.color, path)?, *label))
+        let bytes = read_file(path, MAX_IMAGE_BYTES)?.into();
+        Ok((EncodedImage { bytes, path: path.clone() }, *label))
     }
 
     fn key(&self, index: usize) -> Option<String> {
         Some(self.files.get(index)?.0.display().to_string())
+    }
+}
+
+impl Dataset for DecodedImageFolder {
+    type Sample = (Image, i64);
+
+    fn len(&self) -> usize {
+        self.folder.len()
+    }
+
+    fn get(&self, index: usize) -> Result<Self::Sample, DataError> {
+        let (EncodedImage { bytes, path }, label) = self.folder.get(index)?;
+        Ok((decode_image(&bytes, self.color, &path)?, label))
+    }
+
+    fn key(&self, index: usize) -> Option<String> {
+        self.folder.key(index)
     }
 }
 
@@ -213,15 +267,15 @@ mod tests {
         let folder = ImageFolder::open(dir.path())?;
         assert_eq!(folder.classes(), ["cat", "dog"]);
         assert_eq!(folder.class_to_idx()["dog"], 1);
-        let samples: Vec<_> = (0..folder.len()).map(|i| folder.get(i).unwrap()).collect();
+        let decoded = folder.clone().decoded();
+        let samples: Vec<_> = (0..folder.len()).map(|i| decoded.get(i).unwrap()).collect();
         let seen: Vec<_> = samples.iter().map(|(image, label)| (image.data()[0], *label)).collect();
         assert_eq!(seen, [(4, 0), (3, 0), (2, 1), (1, 1)]);
         assert_eq!(samples[0].0.chw(), [1, 2, 3]);
-        let encoded = crate::EncodedImageFolder::from(&folder);
-        assert_eq!(encoded.class_to_idx(), folder.class_to_idx());
-        let files = encoded.files().iter().map(|(path, label)| (path.to_path_buf(), *label));
-        assert!(files.eq(folder.files().iter().cloned()));
-        assert_eq!(folder.color(Color::Rgb).get(0)?.0.chw(), [3, 2, 3]);
+        let (encoded, label) = folder.get(1)?;
+        assert_eq!((&*encoded.bytes, &encoded.path, label), (&grey(3)[..], &folder.files()[1].0, 0));
+        assert_eq!((decoded.folder().len(), decoded.key(1)), (4, folder.key(1)));
+        assert_eq!(decoded.color(Color::Rgb).get(0)?.0.chw(), [3, 2, 3]);
         Ok(())
     }
 
@@ -238,7 +292,7 @@ mod tests {
         let folder = ImageFolder::with_extensions(dir.path(), ["png", ".JFIF"])?;
         let names: Vec<_> = folder.files().iter().map(|(path, label)| (path.file_name().unwrap(), *label)).collect();
         assert_eq!(names, [("a.png".as_ref(), 0), ("e.jfif".as_ref(), 1)]);
-        assert_eq!(folder.get(1)?.0.chw(), [1, 2, 3]);
+        assert_eq!(folder.clone().decoded().get(1)?.0.chw(), [1, 2, 3]);
         let missing = ImageFolder::with_extensions(dir.path(), ["png"]).unwrap_err().to_string();
         assert!(missing.ends_with("dog: expected images (png), found none"), "{missing}");
         let none = ImageFolder::with_extensions(dir.path(), [""; 0]);
@@ -270,7 +324,7 @@ mod tests {
         let folder = ImageFolder::open(dir.path()).unwrap();
         assert_eq!(folder.len(), 3);
         for index in 0..3 {
-            let error = folder.get(index).unwrap_err().to_string();
+            let error = folder.clone().decoded().get(index).unwrap_err().to_string();
             assert!(error.contains(&format!("cat/{index}.")), "{error}");
         }
         assert!(matches!(folder.get(3), Err(DataError::IndexOutOfRange { .. })));

@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 mod array;
+#[cfg(any(feature = "tfrecord", feature = "webdataset"))]
+mod bad;
 mod batch_sampler;
 mod batch_samples;
 mod cache;
@@ -77,12 +79,12 @@ pub use compose::{
 pub use dataset::{Dataset, FnDataset, Map, Subset};
 pub use decode::{MAX_IMAGE_BYTES, decode_image};
 pub use deferred::Deferred;
-pub use encoded::{EncodedImage, EncodedImageFolder};
+pub use encoded::EncodedImage;
 pub use error::DataError;
 pub use generator::Generator;
 pub use idx::{IdxArray, read_idx};
 pub use image::{Color, Image};
-pub use image_folder::ImageFolder;
+pub use image_folder::{DecodedImageFolder, ImageFolder};
 pub use image_pipeline::{FloatPipeline, ImagePipeline};
 #[cfg(feature = "lmdb")]
 pub use lmdb::{LmdbDataset, LmdbDatasetBuilder, LmdbSample, LmdbWriter, LmdbWriterBuilder};

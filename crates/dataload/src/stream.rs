@@ -62,7 +62,8 @@ pub trait IterableDataset: Send + Sync {
     /// A dataset that passes every sample through `transform`.
     ///
     /// In a loader, `transform` runs in all workers at once, and [`OnError`](crate::OnError) decides about a sample for
-    /// which it returns an error. Reading, including decompression, is done by one worker at a time.
+    /// which it returns an error. Reading, including decompression, is done by one worker at a time in each of the
+    /// interleaved shards.
     fn map<T, F>(self, transform: F) -> Map<Self, F>
     where
         Self: Sized,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::DataError;
 
@@ -148,25 +148,43 @@ impl<K: Eq + Hash + Clone, T: TensorBatch, S: BuildHasher + Default> TensorBatch
     }
 }
 
-/// The total bytes of all tensors.
-pub(crate) fn bytes_of<B: TensorBatch>(batch: &B) -> usize {
-    let mut bytes = 0;
+/// The bytes of tensors, by where they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Footprint {
+    pub(crate) host: usize,
+    pub(crate) device: usize,
+}
+
+impl Footprint {
+    pub(crate) fn total(self) -> usize {
+        self.host + self.device
+    }
+}
+
+/// The bytes of all tensors.
+pub(crate) fn footprint_of<B: TensorBatch>(batch: &B) -> Footprint {
+    let mut bytes = Footprint::default();
     // Undefined tensors, and kinds that tch does not know, count as 0.
     let size = |tensor: &Tensor| tensor.f_kind().map_or(0, |kind| tensor.numel() * kind.elt_size_in_bytes());
-    batch.visit_tensors(&mut |tensor| bytes += if tensor.defined() { size(tensor) } else { 0 });
+    batch.visit_tensors(&mut |tensor| {
+        if tensor.defined() {
+            let on_host = tensor.device() == Device::Cpu;
+            *(if on_host { &mut bytes.host } else { &mut bytes.device }) += size(tensor);
+        }
+    });
     bytes
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::{Device, Kind};
+    use tch::Kind;
 
     #[test]
     fn every_tensor_of_a_nested_batch_is_reached() -> Result<(), DataError> {
         let ones = |len| Tensor::ones([len], (Kind::Float, Device::Cpu));
         let batch = (vec![ones(1), ones(2)], Some(ones(3)), BTreeMap::from([("a", (ones(4), 7_i64))]), String::new());
-        assert_eq!(bytes_of(&batch), 40);
+        assert_eq!(footprint_of(&batch), Footprint { host: 40, device: 0 });
         let doubled = batch.map_tensors(&mut |tensor| Ok(tensor.f_add(tensor)?))?;
         let mut sums = Vec::new();
         doubled.visit_tensors(&mut |tensor| sums.push(tensor.sum(Kind::Float).double_value(&[])));

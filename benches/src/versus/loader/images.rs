@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use overdrive::dataload::{
-    DataError, DataLoader, Dataset, EncodedImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop,
-    RandomSampler, Sampler,
+    DataError, DataLoader, Dataset, ImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop, RandomSampler,
+    Sampler,
 };
 use overdrive_bench_report::{Ratio, Target};
 use serde_json::json;
@@ -39,7 +39,7 @@ pub fn pipeline() -> ImagePipeline {
     ImagePipeline::new(0).then(RandomResizedCrop::new(SIDE)).then(RandomHorizontalFlip::default())
 }
 
-pub type Folder = Arc<EncodedImageFolder>;
+pub type Folder = Arc<ImageFolder>;
 pub type Batch = (Tensor, Tensor);
 
 pub fn loader(folder: &Folder, batch_size: usize, workers: usize) -> Result<DataLoader<Batch>, DataError> {
@@ -49,7 +49,7 @@ pub fn loader(folder: &Folder, batch_size: usize, workers: usize) -> Result<Data
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let Some(photos) = bench.photos(SPEED) else { return Ok(()) };
-    let folder: Folder = Arc::new(EncodedImageFolder::open(&photos)?);
+    let folder: Folder = Arc::new(ImageFolder::open(&photos)?);
     let images = folder.len() as f64;
     let [pillow, io] = ["pillow", "io"].map(|name| torch(bench, &photos, name));
     let options = json!({ "photos": path_text(&photos), "batch_size": BATCH_SIZE, "workers": WORKERS });

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use lmdb::{Cursor, Transaction};
-use overdrive::dataload::{DataError, DataLoader, Dataset, EncodedImage, EncodedImageFolder, LmdbDataset, LmdbSample};
+use overdrive::dataload::{DataError, DataLoader, Dataset, EncodedImage, ImageFolder, LmdbDataset, LmdbSample};
 use overdrive_bench_report::{Ratio, Target};
 use serde_json::json;
 
@@ -79,7 +79,7 @@ fn folder(bench: &mut Bench) -> Result<()> {
     let mut turns = Turns::default();
     turns.ours("our scan", || {
         let started = Instant::now();
-        *files.borrow_mut() = Some(Arc::new(EncodedImageFolder::open(&folder)?));
+        *files.borrow_mut() = Some(Arc::new(ImageFolder::open(&folder)?));
         Ok(started.elapsed().as_secs_f64())
     });
     turns.peer("torchvision's ImageFolder", &program, |peer| peer.measure("scan", 1));
@@ -100,7 +100,7 @@ fn folder(bench: &mut Bench) -> Result<()> {
     turns.compare(&mut bench.findings, case, ("first", "DataLoader"), None)
 }
 
-fn loader(files: &Arc<EncodedImageFolder>) -> Result<DataLoader<Vec<usize>>, DataError> {
+fn loader(files: &Arc<ImageFolder>) -> Result<DataLoader<Vec<usize>>, DataError> {
     debug_assert_eq!(files.len(), CLASSES * FILES_A_CLASS);
     let sizes = |files: Vec<(EncodedImage, i64)>| Ok(files.iter().map(|(image, _)| image.bytes.len()).collect());
     let builder = DataLoader::builder(files.clone()).batch_size(BATCH_SIZE).shuffle(true).num_workers(WORKERS);

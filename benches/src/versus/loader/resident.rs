@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use overdrive::dataload::{DataLoader, EncodedImageFolder};
+use overdrive::dataload::{DataLoader, ImageFolder};
 use overdrive_bench_report::{Ratio, Target, VersusRow};
 
 use super::images::{self, Batch};
@@ -18,7 +18,7 @@ const BATCH_SIZE: usize = 16;
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let Some(photos) = bench.photos(CASE) else { return Ok(()) };
-    let loader = images::loader(&Arc::new(EncodedImageFolder::open(&photos)?), BATCH_SIZE, WORKERS)?;
+    let loader = images::loader(&Arc::new(ImageFolder::open(&photos)?), BATCH_SIZE, WORKERS)?;
     eprintln!("resident: {EPOCHS} epochs");
     break_off(&loader, WARM_UP)?;
     let before = Usage::now()?;

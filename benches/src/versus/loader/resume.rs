@@ -11,8 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use overdrive::core::{StateDict, Stateful};
 use overdrive::dataload::{
-    DataError, DataLoader, Dataset, EncodedImageFolder, LmdbDataset, LmdbSample, WebDataset, WebDatasetWriter,
-    WebSample,
+    DataError, DataLoader, Dataset, ImageFolder, LmdbDataset, LmdbSample, WebDataset, WebDatasetWriter, WebSample,
 };
 use overdrive_bench_report::{Ratio, Target};
 
@@ -61,7 +60,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
 
     let what = photographs!("photographs decoded and cropped, half an epoch in, batch 64, 2 workers");
     let Some(photos) = bench.photos(what) else { return Ok(()) };
-    let folder = Arc::new(EncodedImageFolder::open(&photos)?);
+    let folder = Arc::new(ImageFolder::open(&photos)?);
     compare(bench, what, folder.len() / BATCH_SIZE / 2, Until::Begun, || images::loader(&folder, BATCH_SIZE, WORKERS))
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use overdrive::dataload::{DataError, DataLoader, EncodedImageFolder};
+use overdrive::dataload::{DataError, DataLoader, ImageFolder};
 use overdrive_bench_report::{Ratio, Target};
 
 use super::images::{self, BATCH_SIZE};
@@ -26,7 +26,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     turns.compare(&mut bench.findings, case, ("ours", "DataLoader"), TARGET)?;
 
     let Some(photos) = bench.photos(PHOTOS) else { return Ok(()) };
-    let folder = Arc::new(EncodedImageFolder::open(&photos)?);
+    let folder = Arc::new(ImageFolder::open(&photos)?);
     let program = images::torch(bench, &photos, "startup");
     let mut turns = Turns::default();
     turns.ours("ours", || first_batch(|| images::loader(&folder, BATCH_SIZE, WORKERS)));

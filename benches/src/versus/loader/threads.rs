@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use overdrive::dataload::{DataLoader, EncodedImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop};
+use overdrive::dataload::{DataLoader, ImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop};
 use overdrive_bench_report::Ratio;
 use tch::{Device, Kind, Tensor};
 
@@ -66,7 +66,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
 
 fn loader(photos: &Path, setting: Setting) -> Result<DataLoader<(Tensor, Tensor)>> {
     let crops = ImagePipeline::new(0).then(RandomResizedCrop::new(224)).then(RandomHorizontalFlip::default());
-    let builder = DataLoader::builder(EncodedImageFolder::open(photos)?).batch_size(BATCH_SIZE).shuffle(true);
+    let builder = DataLoader::builder(ImageFolder::open(photos)?).batch_size(BATCH_SIZE).shuffle(true);
     Ok(builder.num_workers(setting.workers).worker_nice(setting.nice).collate(crops).build()?)
 }
 

@@ -32,7 +32,7 @@ const FORM_BYTES: usize = 40;
 /// ```no_run
 /// use overdrive_dataload::{DataLoader, Disk, ImageFolder, ToFloat};
 ///
-/// let folder = ImageFolder::open("photos")?;
+/// let folder = ImageFolder::open("photos")?.decoded();
 /// let loader = DataLoader::builder(folder).cache(Disk("photos.cache".into()))?.collate(ToFloat::unit()).build()?;
 /// # Ok::<(), overdrive_dataload::DataError>(())
 /// ```

@@ -6,18 +6,20 @@ use std::time::Duration;
 
 use tch::Device;
 
+use crate::loader::budget::{Allowance, DEVICE_BYTES, host_bytes, usual_footprint};
 use crate::loader::fault::{FaultLog, OnError};
 use crate::loader::stages::Stages;
 use crate::loader::stats::Counters;
 use crate::loader::transfer::{TensorOps, Transfer};
 use crate::loader::tuner::{Limits, Tuner, local_ranks, share_of_cores};
 use crate::loader::worker::{WorkerInit, WorkerOptions};
+use crate::tensor_batch::Footprint;
 use crate::{Collate, DataError, Stack, TensorBatch};
 
 /// More threads than this are surely a mistake, and starting them could overload the machine.
 const MAX_WORKERS: usize = 1024;
 
-/// The budget of [`DataLoaderBuilder::memory_budget`] unless set: 512 MiB.
+/// The budget of batches loaded ahead where the loader chooses their number, unless set: 512 MiB.
 const MEMORY_BUDGET: usize = 512 << 20;
 
 /// Favours the training thread: where training and workers competed for the two cores of a machine, training ran a
@@ -75,7 +77,8 @@ pub(crate) struct Options {
     num_workers: NumWorkers,
     prefetch_factor: usize,
     tune_prefetch: bool,
-    memory_budget: usize,
+    memory_budget: Option<usize>,
+    device_budget: usize,
     in_order: bool,
     timeout: Option<Duration>,
     worker_init_fn: Option<WorkerInit>,
@@ -103,7 +106,8 @@ impl Default for Options {
             num_workers: NumWorkers::Fixed(0),
             prefetch_factor: 2,
             tune_prefetch: false,
-            memory_budget: MEMORY_BUDGET,
+            memory_budget: None,
+            device_budget: DEVICE_BYTES,
             in_order: true,
             timeout: None,
             worker_init_fn: None,
@@ -152,11 +156,22 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
         self
     }
 
-    /// How many bytes the batches loaded ahead may take where the loader chooses their number ([`Auto`]); 512 MiB
-    /// unless set. Only batches of tensors with [`prefetch`](Self::prefetch), [`to_device`](Self::to_device) or
-    /// [`pin_memory`](Self::pin_memory) are counted: the loader does not know the size of others.
+    /// How many bytes of the host's memory the batches may take that workers are making and those that wait to be
+    /// taken, and the raw samples of one batch of a stream; one batch is made in any case. Unless set, a quarter of the
+    /// memory that the process may use, divided by the ranks on the host, and 512 MiB for the batches loaded ahead where
+    /// the loader chooses their number ([`Auto`]).
+    ///
+    /// The bytes of a tensor, of a pair, a triple, a vector or a map by name of tensors, and of a
+    /// [`ParquetTable`](crate::ParquetTable) are known. Batches of other types are counted only with
+    /// [`prefetch`](Self::prefetch), [`to_device`](Self::to_device) or [`pin_memory`](Self::pin_memory).
     pub fn memory_budget(mut self, bytes: usize) -> Self {
-        self.options.memory_budget = bytes;
+        self.options.memory_budget = Some(bytes);
+        self
+    }
+
+    /// The same for the memory of the device that batches are copied to; 4 GiB unless set.
+    pub fn device_budget(mut self, bytes: usize) -> Self {
+        self.options.device_budget = bytes;
         self
     }
 
@@ -273,14 +288,21 @@ pub(crate) struct Machinery<B> {
     pub(crate) keep: Option<(TensorOps<B>, Device)>,
     pub(crate) worker_options: WorkerOptions,
     pub(crate) tuner: Tuner,
-    pub(crate) bytes: Option<fn(&B) -> usize>,
+    pub(crate) measure: Option<fn(&B) -> Footprint>,
+    pub(crate) allowance: Option<Allowance<B>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) faults: Arc<FaultLog>,
 }
 
 impl Options {
+    /// The bytes of the host's memory that batches may take.
+    pub(crate) fn host_budget(&self) -> usize {
+        self.memory_budget.unwrap_or_else(host_bytes)
+    }
+
     /// Checks the options that do not depend on the source, and makes the parts that they set up.
     pub(crate) fn assemble<C, B: 'static>(self, collate: C) -> Result<(Stages<C, B>, Machinery<B>), DataError> {
+        let budget = Footprint { host: self.host_budget(), device: self.device_budget };
         let (min, max) = match self.num_workers {
             NumWorkers::Fixed(workers) => (workers, workers),
             NumWorkers::Auto => (1, own_cores().min(MAX_WORKERS)),
@@ -321,7 +343,7 @@ impl Options {
             tune_workers: self.num_workers == NumWorkers::Auto,
             tune_prefetch: self.tune_prefetch && max > 0,
             memory_budget: match self.tune_prefetch || self.num_workers == NumWorkers::Auto {
-                true => self.memory_budget,
+                true => self.memory_budget.unwrap_or(MEMORY_BUDGET),
                 false => usize::MAX,
             },
             counts_bytes: ops.is_some() && (self.tune_prefetch || self.num_workers == NumWorkers::Auto),
@@ -340,9 +362,12 @@ impl Options {
             timeout: self.timeout,
             init: self.worker_init_fn,
             nice: self.worker_nice,
+            counters: counters.clone(),
         };
         let keep = ops.zip(self.device).filter(|_| self.keep_on_device);
-        Ok((stages, Machinery { keep, worker_options, tuner, bytes: ops.map(|ops| ops.bytes), counters, faults }))
+        let measure = ops.map(|ops| ops.footprint);
+        let allowance = measure.or_else(usual_footprint).map(|footprint| Allowance { footprint, limits: budget });
+        Ok((stages, Machinery { keep, worker_options, tuner, measure, allowance, counters, faults }))
     }
 }
 

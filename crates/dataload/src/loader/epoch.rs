@@ -7,12 +7,14 @@ use std::time::Instant;
 
 use overdrive_core::{Activity, activity, is_taken_ahead, when_handed_out};
 
+use crate::loader::budget::{Allowance, Budget};
 use crate::loader::position::{Given, Mark, Progress};
 use crate::loader::stats::Counters;
 use crate::loader::transfer::Used;
 use crate::loader::tuner::{Size, Tuner};
 use crate::loader::work::{Content, EpochWork, Made};
 use crate::loader::worker::{MOST_IN_FLIGHT, WorkerOptions, Workers, make_guarded};
+use crate::tensor_batch::Footprint;
 use crate::{Cancellation, DataError};
 
 /// The batches of one epoch, in order; made by [`DataLoader::iter`](crate::DataLoader::iter) and
@@ -21,7 +23,8 @@ use crate::{Cancellation, DataError};
 /// Workers start when the epoch is made, not when the first batch is asked for: an epoch made before an evaluation has
 /// its first batches ready afterwards. An error ends the epoch; the loader can be used again. With a stream, the next
 /// epoch continues after the last batch that was taken; see [`DataLoader`](crate::DataLoader). Dropping the epoch stops
-/// the workers after the samples that they are reading, and joins them.
+/// the workers after the samples that they are reading, and joins them; workers that are still in their samples after
+/// 5 s are left running, with a warning and in [`LoaderStats::detached`](crate::LoaderStats::detached).
 #[must_use = "its workers are already loading; an epoch that is not iterated wastes their work"]
 pub struct Epoch<B> {
     crew: Crew<B>,
@@ -41,15 +44,27 @@ pub(crate) type SharedProgress = Arc<Mutex<Progress>>;
 /// Adjusts the number of workers while the epoch runs.
 pub(crate) struct Tuning<B> {
     pub(crate) tuner: Arc<Mutex<Tuner>>,
-    pub(crate) bytes: Option<fn(&B) -> usize>,
+    pub(crate) measure: Option<fn(&B) -> Footprint>,
+    /// For the batches made ahead; `None` where their bytes are not known.
+    pub(crate) allowance: Option<Allowance<B>>,
 }
 
 /// What makes the batches.
 enum Crew<B> {
-    CallingThread(Arc<dyn EpochWork<B>>),
+    /// Cancelled with the epoch, for what the work has begun in the background.
+    CallingThread(Arc<dyn EpochWork<B>>, Cancellation),
     Workers(Workers<B>),
     Failed(DataError),
     Ended,
+}
+
+impl<B> Crew<B> {
+    /// Workers are cancelled when they are dropped.
+    fn cancel(&self) {
+        if let Self::CallingThread(_, cancelled) = self {
+            cancelled.cancel();
+        }
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -73,9 +88,11 @@ impl<B: Send + 'static> Epoch<B> {
         counters.set_size(workers, in_flight);
         let crew = match work {
             Err(error) => Crew::Failed(error),
-            Ok(work) if workers == 0 => Crew::CallingThread(work),
+            Ok(work) if workers == 0 => Crew::CallingThread(work, Cancellation::new()),
             Ok(work) => {
-                Workers::spawn(work, workers, in_flight, first, worker_options).map_or_else(Crew::Failed, Crew::Workers)
+                let budget = tuning.allowance.map(Budget::new);
+                let started = Workers::spawn(work, workers, in_flight, first, worker_options, budget);
+                started.map_or_else(Crew::Failed, Crew::Workers)
             }
         };
         let progress = Arc::new(Mutex::new(progress));
@@ -102,7 +119,7 @@ impl<B: Send + 'static> Epoch<B> {
 
     fn make(&mut self) -> Result<Option<Made<B>>, DataError> {
         match &mut self.crew {
-            Crew::CallingThread(work) => make_guarded(&**work, &Cancellation::default()),
+            Crew::CallingThread(work, cancelled) => make_guarded(&**work, cancelled),
             Crew::Workers(workers) => workers.receive(lock(&self.progress).now().batch),
             Crew::Failed(_) => match std::mem::replace(&mut self.crew, Crew::Ended) {
                 Crew::Failed(error) => Err(error),
@@ -143,6 +160,7 @@ impl<B: Send + 'static> Epoch<B> {
     }
 
     fn end(&mut self) {
+        self.crew.cancel();
         self.crew = Crew::Ended;
         self.used = None;
     }
@@ -151,7 +169,7 @@ impl<B: Send + 'static> Epoch<B> {
         let now = Instant::now();
         let last = self.last_taken.replace(now);
         let (Crew::Workers(workers), Some(last)) = (&mut self.crew, last) else { return };
-        let bytes = self.tuning.bytes.map_or(0, |bytes| bytes(batch));
+        let bytes = self.tuning.measure.map_or(0, |measure| measure(batch).total());
         let size = lock(&self.tuning.tuner).observe(bytes, now - asked, now - last);
         if let Some(Size { workers: count, in_flight }) = size {
             // If no more threads can be started, the epoch continues with those that run.
@@ -206,6 +224,7 @@ impl<B: Send + 'static> FusedIterator for Epoch<B> {}
 impl<B> Drop for Epoch<B> {
     /// The next epoch of a stream continues with the batches that were not taken.
     fn drop(&mut self) {
+        self.crew.cancel();
         lock(&self.progress).broken_off();
     }
 }

@@ -9,6 +9,8 @@ use crate::{Collate, DataError, DataLoader, IterableDataset, OnError};
 
 /// The default of [`DataLoaderBuilder::interleave`].
 const INTERLEAVE: usize = 4;
+/// The default of [`DataLoaderBuilder::shuffle_buffer_bytes`]: 256 MiB.
+const SHUFFLE_BUFFER_BYTES: usize = 256 << 20;
 /// With more, a saved state would take more than a kilobyte.
 const MAX_INTERLEAVE: usize = 24;
 
@@ -16,6 +18,7 @@ const MAX_INTERLEAVE: usize = 24;
 pub struct FromStream<D> {
     dataset: D,
     shuffle_buffer: usize,
+    shuffle_buffer_bytes: Option<usize>,
     interleave: usize,
     rank: usize,
     world_size: usize,
@@ -24,8 +27,15 @@ pub struct FromStream<D> {
 
 impl<D> FromStream<D> {
     pub(crate) fn new(dataset: D) -> Self {
-        let interleave = INTERLEAVE;
-        Self { dataset, shuffle_buffer: 1, interleave, rank: 0, world_size: 1, batches_per_epoch: None }
+        Self {
+            dataset,
+            shuffle_buffer: 1,
+            shuffle_buffer_bytes: None,
+            interleave: INTERLEAVE,
+            rank: 0,
+            world_size: 1,
+            batches_per_epoch: None,
+        }
     }
 }
 
@@ -42,12 +52,24 @@ impl<D: IterableDataset, C> DataLoaderBuilder<FromStream<D>, C> {
     }
 
     /// The size of the windows in which each of the [interleaved](Self::interleave) shards is shuffled; 1, the default,
-    /// does not shuffle. Memory holds this many samples for each interleaved shard.
+    /// does not shuffle. Memory holds this many samples for each interleaved shard, or
+    /// [`shuffle_buffer_bytes`](Self::shuffle_buffer_bytes) of them.
     ///
     /// A shard is shuffled window by window, unlike a sliding shuffle buffer, so a saved state only needs to say where
     /// a window begins.
     pub fn shuffle_buffer(mut self, samples: usize) -> Self {
         self.source.shuffle_buffer = samples;
+        self
+    }
+
+    /// How many bytes a window of [`shuffle_buffer`](Self::shuffle_buffer) may take; 256 MiB unless set. A window ends
+    /// with the sample that reaches it, so that large samples are shuffled with fewer others. The order of the samples
+    /// depends on it.
+    ///
+    /// The bytes are those of samples as they are read, before `map` and the collate function: known for WebDataset and
+    /// TFRecord, and where a stream of your own sets [`Deferred::of_bytes`](crate::Deferred::of_bytes).
+    pub fn shuffle_buffer_bytes(mut self, bytes: usize) -> Self {
+        self.source.shuffle_buffer_bytes = Some(bytes);
         self
     }
 
@@ -81,9 +103,11 @@ where
     /// when the device is not available.
     pub fn build(self) -> Result<DataLoader<C::Batch>, DataError> {
         let Self { source, collate, options } = self;
-        let FromStream { dataset, shuffle_buffer, interleave, rank, world_size, batches_per_epoch } = source;
+        let FromStream { dataset, shuffle_buffer, interleave, rank, world_size, batches_per_epoch, .. } = source;
         let batch_size = options.batch_size.unwrap_or(1);
-        for (option, value) in [("batch_size", batch_size), ("shuffle_buffer", shuffle_buffer)] {
+        let shuffle_buffer_bytes = source.shuffle_buffer_bytes.unwrap_or(SHUFFLE_BUFFER_BYTES);
+        let sizes = [("shuffle_buffer", shuffle_buffer), ("shuffle_buffer_bytes", shuffle_buffer_bytes)];
+        for (option, value) in [("batch_size", batch_size)].into_iter().chain(sizes) {
             if value == 0 {
                 return Err(DataError::option(option, "at least 1", value));
             }
@@ -112,6 +136,8 @@ where
             drop_last: options.drop_last,
             shuffle: options.shuffle,
             shuffle_buffer,
+            shuffle_buffer_bytes,
+            batch_bytes: options.host_budget(),
             interleave,
             rank,
             world_size,
@@ -125,6 +151,8 @@ where
             ("drop_last", i64::from(options.drop_last)),
             ("batches_per_epoch", batches_per_epoch.map_or(-1, |batches| batches as i64)),
         ];
+        // Kept short: without it, a state has the default.
+        order.extend(source.shuffle_buffer_bytes.map(|bytes| ("window_bytes", bytes as i64)));
         order.extend(names(&dataset).map(|crc| ("names", i64::from(crc))));
         let identity = Identity { stream: true, len: dataset.shards(), global_batch_size, seed: options.seed, order };
         let (stages, machinery) = options.assemble(collate)?;

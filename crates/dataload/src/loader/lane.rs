@@ -67,6 +67,8 @@ pub(crate) struct LanePlan {
     pub(crate) shuffle: bool,
     /// The number of items that are shuffled with each other.
     pub(crate) window: usize,
+    /// A window ends with the item that brings it to this many bytes.
+    pub(crate) window_bytes: usize,
     /// Whether a lane starts another pass at its end.
     pub(crate) repeat: bool,
 }
@@ -135,11 +137,13 @@ impl<D: IterableDataset + Clone> Lane<D> {
 
     /// Reads the window that begins at the stream's position.
     fn fill(&mut self, cancelled: &Cancellation) {
-        let mut items = Vec::with_capacity(self.plan.window.min(1024));
+        let (mut items, mut bytes) = (Vec::with_capacity(self.plan.window.min(1024)), 0usize);
         while items.len() < self.plan.window
+            && bytes < self.plan.window_bytes
             && !cancelled.is_cancelled()
             && let Some((shard, position, sample)) = self.stream.next_item(cancelled)
         {
+            bytes = bytes.saturating_add(sample.as_ref().map_or(0, Deferred::bytes));
             items.push(Some((shard, position, sample)));
         }
         let window = [self.number as u64, self.position.pass, self.position.window];

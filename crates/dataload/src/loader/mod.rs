@@ -1,5 +1,7 @@
 //! The loader: what to load, in which order, on how many threads.
 
+mod ahead;
+mod budget;
 mod builder;
 mod epoch;
 mod fault;
@@ -9,6 +11,7 @@ mod guard;
 mod indexed;
 mod lane;
 mod merge;
+mod numbering;
 mod order;
 mod position;
 #[cfg(feature = "progress")]
@@ -45,7 +48,9 @@ pub use progress::Progress;
 pub use stats::LoaderStats;
 pub(crate) use transfer::TensorOps;
 
+use crate::tensor_batch::Footprint;
 use crate::{Dataset, IterableDataset};
+use budget::Allowance;
 use builder::Machinery;
 use epoch::{SharedProgress, Tuning, lock};
 use fault::FaultLog;
@@ -81,7 +86,8 @@ pub struct DataLoader<B> {
     source: Arc<dyn Source<B>>,
     worker_options: WorkerOptions,
     tuner: Arc<Mutex<Tuner>>,
-    bytes: Option<fn(&B) -> usize>,
+    measure: Option<fn(&B) -> Footprint>,
+    allowance: Option<Allowance<B>>,
     counters: Arc<Counters>,
     faults: Arc<FaultLog>,
     next_epoch: AtomicU64,
@@ -124,12 +130,13 @@ impl DataLoader<()> {
 
 impl<B: Send + 'static> DataLoader<B> {
     pub(crate) fn new(source: Arc<dyn Source<B>>, machinery: Machinery<B>) -> Self {
-        let Machinery { worker_options, tuner, bytes, counters, faults, keep: _ } = machinery;
+        let Machinery { worker_options, tuner, measure, allowance, counters, faults, keep: _ } = machinery;
         Self {
             source,
             worker_options,
             tuner: Arc::new(Mutex::new(tuner)),
-            bytes,
+            measure,
+            allowance,
             counters,
             faults,
             next_epoch: AtomicU64::new(0),
@@ -155,7 +162,7 @@ impl<B: Send + 'static> DataLoader<B> {
         let resumed = lock(&self.resume).take();
         let next = resumed.or_else(|| lock(&self.current).as_ref().map(|progress| lock(progress).following()));
         let mut position = next.filter(|next| next.epoch == epoch).unwrap_or_else(|| Position::start_of(epoch));
-        let tuning = Tuning { tuner: self.tuner.clone(), bytes: self.bytes };
+        let tuning = Tuning { tuner: self.tuner.clone(), measure: self.measure, allowance: self.allowance };
         let work = self.source.begin(&mut position);
         let (batches, worker_options) = (self.source.batches(), self.worker_options.clone());
         let progress = EpochProgress::new(position, self.source.bounds().lanes);

@@ -114,6 +114,10 @@ impl<D: IterableDataset> Draw<D::Sample> for Queue<'_, D> {
         Ok(())
     }
 
+    fn cancelled(&self) -> Cancellation {
+        self.cancelled.clone()
+    }
+
     fn complete(&mut self) {
         self.place.set(Place::Collate);
     }

@@ -156,6 +156,10 @@ impl<D: Dataset, C, B> Draw<D::Sample> for Reader<'_, D, C, B> {
         }
     }
 
+    fn cancelled(&self) -> Cancellation {
+        self.cancelled.clone()
+    }
+
     fn complete(&mut self) {
         self.place.set(Place::Collate);
     }

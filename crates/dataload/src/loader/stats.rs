@@ -36,6 +36,9 @@ pub struct LoaderStats {
     pub workers: u64,
     /// How many batches may be loaded ahead of the training loop.
     pub in_flight: u64,
+    /// Workers that had not stopped 5 s after their epoch was dropped, or when a batch timed out, and were left
+    /// running: they are in a sample that may never end.
+    pub detached: u64,
 }
 
 impl LoaderStats {
@@ -59,6 +62,9 @@ impl fmt::Display for LoaderStats {
                 if workers == 1 { "" } else { "s" },
                 self.in_flight
             )?,
+        }
+        if self.detached > 0 {
+            writeln!(f, "workers that did not stop with their epoch: {}", self.detached)?;
         }
         write!(
             f,
@@ -84,6 +90,7 @@ pub(crate) struct Counters {
     stage_nanoseconds: [AtomicU64; 5],
     workers: AtomicU64,
     in_flight: AtomicU64,
+    detached: AtomicU64,
 }
 
 impl Counters {
@@ -111,6 +118,10 @@ impl Counters {
         self.faults.fetch_add(1, Relaxed);
     }
 
+    pub(crate) fn detached(&self, workers: usize) {
+        self.detached.fetch_add(workers as u64, Relaxed);
+    }
+
     pub(crate) fn set_size(&self, workers: usize, in_flight: usize) {
         self.workers.store(workers as u64, Relaxed);
         self.in_flight.store(in_flight as u64, Relaxed);
@@ -132,12 +143,14 @@ impl Counters {
             queue_depth: self.ready.load(Relaxed) as f64 / self.asked.load(Relaxed).max(1) as f64,
             workers: self.workers.load(Relaxed),
             in_flight: self.in_flight.load(Relaxed),
+            detached: self.detached.load(Relaxed),
         }
     }
 
     /// Sets everything to zero except the numbers of workers and batches ahead, which are not counters.
     pub(crate) fn reset(&self) {
-        let counts = [&self.batches, &self.samples, &self.asked, &self.ready, &self.faults, &self.wait_nanoseconds];
+        let Self { batches, samples, asked, ready, faults, wait_nanoseconds, detached, .. } = self;
+        let counts = [batches, samples, asked, ready, faults, wait_nanoseconds, detached];
         counts.into_iter().chain(&self.stage_nanoseconds).for_each(|counter| counter.store(0, Relaxed));
     }
 }

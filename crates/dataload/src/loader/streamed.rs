@@ -1,15 +1,17 @@
 //! Batches of a stream.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::batch_samples::Stage;
+use crate::batch_samples::{Stage, StageTimes};
+use crate::loader::ahead::{Cursor, Lanes, Next};
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded};
-use crate::loader::lane::{Item, Lane, LanePlan, LanePosition};
-use crate::loader::position::{Bounds, Identity, LaneBounds, Mark, Position, StreamMark};
+use crate::loader::lane::{Item, LanePlan, LanePosition};
+use crate::loader::numbering::{Numbering, Turn};
+use crate::loader::position::{Bounds, Identity, LaneBounds, Mark, Position};
 use crate::loader::queue::{Origin, Queue};
 use crate::loader::stages::Stages;
 use crate::loader::work::{Content, EpochWork, Made, Source};
@@ -29,6 +31,9 @@ pub(crate) struct StreamOptions {
     pub(crate) drop_last: bool,
     pub(crate) shuffle: bool,
     pub(crate) shuffle_buffer: usize,
+    pub(crate) shuffle_buffer_bytes: usize,
+    /// The most bytes that the raw samples of a batch may take.
+    pub(crate) batch_bytes: usize,
     pub(crate) interleave: usize,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
@@ -47,10 +52,11 @@ where
             lanes: interleave,
             shuffle: self.options.shuffle,
             window: self.options.shuffle_buffer,
+            window_bytes: self.options.shuffle_buffer_bytes,
             repeat: self.options.batches_per_epoch.is_some(),
         };
         let mark = position.mark.as_deref();
-        let mut lanes = BTreeMap::new();
+        let mut positions = Vec::new();
         for number in (rank..interleave).step_by(world_size) {
             let from = match mark {
                 None => LanePosition::start_of(position.epoch),
@@ -59,24 +65,21 @@ where
                     DataError::option("state", expected, "the state of another rank")
                 })?,
             };
-            lanes.insert(number, Lane::at(self.dataset.clone(), plan, number, from));
+            positions.push((number, from));
         }
-        let delivered = position.before.clone();
-        let turn = mark.map_or(0, |mark| mark.turn) % lanes.len().max(1);
-        let lanes = lanes.into_iter().collect();
+        let turn = mark.map_or(0, |mark| mark.turn);
+        let (lanes, cursor) = Lanes::new(self.dataset.clone(), plan, turn, positions, self.options.batch_size);
         let limit = self.options.batches_per_epoch.map(|batches| batches.saturating_add(position.extra));
         let rest = !plan.repeat && mark.is_some() && position.batch == 0;
-        let (next, reading) = (position.batch, turn);
-        let sequence = Sequence { lanes, turn, reading, next, limit, making: 0, empty_in_a_row: 0, rest, ended: false };
         Ok(Arc::new(StreamEpoch {
-            plan,
-            settled: Condvar::new(),
             dataset: self.dataset.clone(),
             stages: self.stages.clone(),
             options: self.options,
             epoch: position.epoch,
-            delivered,
-            sequence: Mutex::new(sequence),
+            delivered: position.before.clone(),
+            lanes,
+            cursor: Mutex::new(cursor),
+            numbering: Numbering::new(position.batch, limit, rest),
         }))
     }
 
@@ -107,68 +110,13 @@ struct StreamEpoch<D: IterableDataset, C, B> {
     dataset: Arc<D>,
     stages: Arc<Stages<C, B>>,
     options: StreamOptions,
-    plan: LanePlan,
     epoch: u64,
     delivered: BTreeSet<usize>,
-    /// Read by one thread at a time, so that the order does not depend on the number of threads. The slow work,
-    /// decoding and collating, is done outside the lock.
-    sequence: Mutex<Sequence<D>>,
-    /// Notified when a batch is finished: only then is it known whether it was empty, and so whether the epoch needs
-    /// one more.
-    settled: Condvar,
-}
-
-/// The samples of this rank in order: the lanes take turns.
-struct Sequence<D: IterableDataset> {
-    lanes: Vec<(usize, Lane<Arc<D>>)>,
-    turn: usize,
-    /// The lane that was read last.
-    reading: usize,
-    /// The number of the next batch.
-    next: usize,
-    /// The number at which the epoch ends: one more for each batch that lost all samples, so that every rank delivers
-    /// the requested number of batches.
-    limit: Option<usize>,
-    /// How many batches are being made: each may still turn out to be empty.
-    making: usize,
-    /// How many batches in a row have lost all samples.
-    empty_in_a_row: usize,
-    /// Whether this epoch continues a pass that an earlier epoch broke off, and has not made a batch yet.
-    rest: bool,
-    ended: bool,
-}
-
-impl<D: IterableDataset> Sequence<D> {
-    fn draw(&mut self, cancelled: &Cancellation) -> Option<Item<D::Sample>> {
-        for _ in 0..self.lanes.len() {
-            self.reading = self.turn;
-            self.turn = (self.turn + 1) % self.lanes.len();
-            if let Some(item) = self.lanes[self.reading].1.next(cancelled) {
-                return Some(item);
-            }
-        }
-        None
-    }
-
-    /// Moves every lane to the start of a pass.
-    fn begin_anew(&mut self, dataset: &Arc<D>, plan: LanePlan, pass: u64) {
-        for (number, lane) in &mut self.lanes {
-            *lane = Lane::at(dataset.clone(), plan, *number, LanePosition::start_of(pass));
-        }
-        (self.turn, self.reading) = (0, 0);
-    }
-
-    /// The item that was being read when the stream panicked.
-    fn origin(&self) -> Option<Origin> {
-        let (_, lane) = self.lanes.get(self.reading)?;
-        let pass = lane.position().pass;
-        lane.place().map(|(shard, position)| Origin { shard, position, pass, key: None })
-    }
-
-    fn mark(&self) -> Mark {
-        let lanes = self.lanes.iter().map(|(number, lane)| (*number, lane.position())).collect();
-        Some(Box::new(StreamMark { turn: self.turn, lanes }))
-    }
+    lanes: Lanes<D>,
+    /// Used by the thread that cuts a batch: one at a time, so that the order does not depend on the number of threads.
+    /// The slow work is done by all of them: decoding and collating, and reading ahead.
+    cursor: Mutex<Cursor>,
+    numbering: Numbering,
 }
 
 /// The samples of one batch as they were read, before decoding and collating.
@@ -190,7 +138,7 @@ where
     fn make(&self, cancelled: &Cancellation) -> Option<Made<C::Batch>> {
         let cut = self.cut(cancelled)?;
         let (number, mark) = (cut.number, cut.mark.clone());
-        let mut making = Making { epoch: self, is_empty: None };
+        let making = Making(&self.numbering);
         if self.delivered.contains(&number) {
             return Some(Made { number, result: Ok(Content::Delivered), mark });
         }
@@ -198,9 +146,9 @@ where
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             result => result,
         };
-        making.is_empty = Some(matches!(result, Ok(Content::Later)));
+        let gives_up = making.0.settle(matches!(result, Ok(Content::Later)));
         let result = match self.options.batches_per_epoch {
-            Some(batches) if making.settle() => Err(DataError::StreamEnded { batch: number, batches }),
+            Some(batches) if gives_up => Err(DataError::StreamEnded { batch: number, batches }),
             _ => result,
         };
         Some(Made { number, result, mark })
@@ -208,52 +156,11 @@ where
 }
 
 /// A batch that is being made. At the epoch's end, other threads wait until it is known whether the batch is empty.
-struct Making<'a, D: IterableDataset, C, B> {
-    epoch: &'a StreamEpoch<D, C, B>,
-    /// Whether it lost all samples; `None` where that is not known.
-    is_empty: Option<bool>,
-}
+struct Making<'a>(&'a Numbering);
 
-impl<D: IterableDataset, C, B> Making<'_, D, C, B> {
-    /// Records whether the batch was empty; true when so many in a row were empty that the epoch has to end.
-    fn settle(&mut self) -> bool {
-        let Some(is_empty) = self.is_empty.take() else { return false };
-        let mut sequence = self.epoch.sequence();
-        sequence.empty_in_a_row = if is_empty { sequence.empty_in_a_row + 1 } else { 0 };
-        sequence.limit = sequence.limit.map(|limit| limit.saturating_add(usize::from(is_empty)));
-        sequence.ended |= sequence.empty_in_a_row >= MAX_EMPTY_BATCHES;
-        sequence.empty_in_a_row >= MAX_EMPTY_BATCHES
-    }
-}
-
-impl<D: IterableDataset, C, B> Drop for Making<'_, D, C, B> {
+impl Drop for Making<'_> {
     fn drop(&mut self) {
-        self.epoch.sequence().making -= 1;
-        self.epoch.settled.notify_all();
-    }
-}
-
-impl<D: IterableDataset, C, B> StreamEpoch<D, C, B> {
-    fn sequence(&self) -> MutexGuard<'_, Sequence<D>> {
-        self.sequence.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Locks the sequence when the next batch can be taken out of it; `None` at the end, or when cancelled.
-    fn due(&self, cancelled: &Cancellation) -> Option<MutexGuard<'_, Sequence<D>>> {
-        let mut sequence = self.sequence();
-        // Cancellation is checked first: a thread that was cancelled while it held the lock leaves the sequence in the
-        // middle of a batch.
-        while !cancelled.is_cancelled() && !sequence.ended {
-            if sequence.limit.is_none_or(|limit| sequence.next < limit) {
-                return Some(sequence);
-            }
-            if sequence.making == 0 {
-                return None;
-            }
-            // The threads that make batches notify when they are done, even if they were cancelled.
-            sequence = self.settled.wait(sequence).unwrap_or_else(PoisonError::into_inner);
-        }
-        None
+        self.0.finished();
     }
 }
 
@@ -264,56 +171,22 @@ where
 {
     /// Takes the next batch's samples out of the stream.
     fn cut(&self, cancelled: &Cancellation) -> Option<Cut<D::Sample>> {
-        let mut sequence = self.due(cancelled)?;
-        let begun = Instant::now();
-        let number = sequence.next;
+        let mut turn = self.numbering.due(cancelled, || self.read_ahead(cancelled))?;
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        let (begun, number) = (Instant::now(), turn.number);
         let (mut samples, mut faults) = (Vec::with_capacity(self.options.batch_size.min(1 << 16)), Vec::new());
         let place = Cell::new(Place::Collate);
         let read = guarded(
             number,
             &place,
             |_| None,
-            || {
-                while samples.len() < self.options.batch_size {
-                    let item = sequence.draw(cancelled);
-                    cancelled.check()?;
-                    let Some(Item { pass, shard, position, sample }) = item else {
-                        if !(std::mem::take(&mut sequence.rest) && (samples.is_empty() || self.options.drop_last)) {
-                            sequence.ended = true;
-                            break;
-                        }
-                        // What the earlier epoch left is nothing, or with `drop_last` less than a batch: begin this
-                        // epoch's own pass.
-                        samples.clear();
-                        sequence.begin_anew(&self.dataset, self.plan, self.epoch);
-                        continue;
-                    };
-                    let mut origin = Origin { shard, position, pass, key: None };
-                    match sample {
-                        Ok(mut sample) => {
-                            origin.key = sample.take_key();
-                            samples.push((origin, sample));
-                        }
-                        Err(error) => {
-                            let error = origin.error(&*self.dataset, error);
-                            if self.stages.on_error == OnError::Fail {
-                                return Err(error);
-                            }
-                            faults.push(Fault::of_item(self.epoch, origin.index(), &error));
-                            if faults.len() == MOST_FAULTS {
-                                self.stages.report(faults.drain(..));
-                            }
-                        }
-                    }
-                }
-                Ok(())
-            },
+            || self.draw(&mut turn, &mut cursor, &mut samples, &mut faults, cancelled),
         );
         let mut error = match read {
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
-            Err(DataError::CollatePanicked { batch, message }) => {
+            Err(DataError::CollatePanicked { batch, message } | DataError::StreamPanicked { batch, message }) => {
                 let panicked = DataError::StreamPanicked { batch, message };
-                Some(match sequence.origin() {
+                Some(match self.lanes.origin(&cursor) {
                     Some(origin) => origin.error(&*self.dataset, panicked),
                     None => panicked,
                 })
@@ -326,14 +199,84 @@ where
         if let (Some(batches), true, None) = (self.options.batches_per_epoch, samples.is_empty(), &error) {
             error = Some(DataError::StreamEnded { batch: number, batches });
         }
-        sequence.ended |= error.is_some();
+        turn.ended |= error.is_some();
         let short = samples.len() < self.options.batch_size;
         if error.is_none() && (samples.is_empty() || (short && self.options.drop_last)) {
             self.stages.report(faults.into_iter());
             return None;
         }
-        (sequence.next, sequence.making, sequence.rest) = (number + 1, sequence.making + 1, false);
-        Some(Cut { number, samples, faults, error, mark: sequence.mark(), read: begun.elapsed() })
+        turn.cut();
+        let mark = self.lanes.mark(&cursor);
+        Some(Cut { number, samples, faults, error, mark, read: begun.elapsed() })
+    }
+
+    /// Reads an item ahead, where there is room for one.
+    fn read_ahead(&self, cancelled: &Cancellation) -> bool {
+        let begun = Instant::now();
+        let read = self.lanes.read_ahead(cancelled);
+        let mut times = StageTimes::default();
+        times.add(Stage::Read, begun.elapsed());
+        self.stages.counters.worked(times);
+        read
+    }
+
+    /// Draws the samples of a batch.
+    fn draw(
+        &self,
+        turn: &mut Turn<'_>,
+        cursor: &mut Cursor,
+        samples: &mut Vec<(Origin, Deferred<D::Sample>)>,
+        faults: &mut Vec<Fault>,
+        cancelled: &Cancellation,
+    ) -> Result<(), DataError> {
+        let mut bytes = 0usize;
+        while samples.len() < self.options.batch_size {
+            let next = self.lanes.draw(cursor, cancelled);
+            cancelled.check()?;
+            let Item { pass, shard, position, sample } = match next {
+                Some(Next::Item(item)) => item,
+                Some(Next::Panicked(message)) => {
+                    return Err(DataError::StreamPanicked { batch: turn.number, message });
+                }
+                None if std::mem::take(&mut turn.rest) && (samples.is_empty() || self.options.drop_last) => {
+                    // What the earlier epoch left is nothing, or with `drop_last` less than a batch: begin this epoch's
+                    // own pass.
+                    samples.clear();
+                    bytes = 0;
+                    self.lanes.begin_anew(cursor, self.epoch);
+                    continue;
+                }
+                None => {
+                    turn.ended = true;
+                    break;
+                }
+            };
+            let mut origin = Origin { shard, position, pass, key: None };
+            let sample = sample.map(|mut sample| {
+                origin.key = sample.take_key();
+                bytes = bytes.saturating_add(sample.bytes());
+                sample
+            });
+            match sample {
+                Ok(_) if bytes > self.options.batch_bytes => {
+                    let expected = format!("room for a batch, at least {bytes} bytes for {}", samples.len() + 1);
+                    let error = DataError::option("memory_budget", expected, self.options.batch_bytes);
+                    return Err(origin.error(&*self.dataset, error));
+                }
+                Ok(sample) => samples.push((origin, sample)),
+                Err(error) => {
+                    let error = origin.error(&*self.dataset, error);
+                    if self.stages.on_error == OnError::Fail {
+                        return Err(error);
+                    }
+                    faults.push(Fault::of_item(self.epoch, origin.index(), &error));
+                    if faults.len() == MOST_FAULTS {
+                        self.stages.report(faults.drain(..));
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     fn assemble(&self, cut: Cut<D::Sample>, cancelled: &Cancellation) -> Result<Content<C::Batch>, DataError> {
@@ -388,6 +331,3 @@ where
 
 /// Faults are reported at the end of a batch, or when this many have gathered: a stream may consist of bad items only.
 const MOST_FAULTS: usize = 1000;
-
-/// The epoch ends after this many batches in a row have lost all samples: by then hardly any sample is good.
-const MAX_EMPTY_BATCHES: usize = 256;

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use overdrive_ffi::{Arg, CopyEvent, CopyStream, LazyOp, Value};
 
-use crate::tensor_batch::bytes_of;
+use crate::tensor_batch::{Footprint, footprint_of};
 use crate::{DataError, TensorBatch};
 
 static IS_PINNED: LazyOp = LazyOp::new("aten::is_pinned", "");
@@ -19,7 +19,7 @@ pub(crate) struct TensorOps<B> {
     pub(crate) map: fn(&B, Change<'_>) -> Result<B, DataError>,
     adopt: Adopt<B>,
     pub(crate) has_structure_of: fn(&B, &B) -> bool,
-    pub(crate) bytes: fn(&B) -> usize,
+    pub(crate) footprint: fn(&B) -> Footprint,
 }
 
 impl<B> Clone for TensorOps<B> {
@@ -32,7 +32,8 @@ impl<B> Copy for TensorOps<B> {}
 
 impl<B: TensorBatch> TensorOps<B> {
     pub(crate) fn new() -> Self {
-        Self { map: B::map_tensors, adopt: adopt::<B>, has_structure_of: B::has_structure_of, bytes: bytes_of::<B> }
+        let has_structure_of = B::has_structure_of;
+        Self { map: B::map_tensors, adopt: adopt::<B>, has_structure_of, footprint: footprint_of::<B> }
     }
 }
 

@@ -4,7 +4,8 @@
 //! after an error or a panic, and an idle loader has no threads; starting one takes tens of microseconds.
 //!
 //! A thread makes one batch per permit. There are never more than `in_flight` permits whose batch the training loop has
-//! not taken yet. That bounds memory, and the channel needs no bound, so no thread ever blocks in sending.
+//! not taken yet, and a thread with a permit waits for room in the budget of bytes. That bounds memory, and the channel
+//! needs no bound, so no thread ever blocks in sending.
 
 use std::io;
 use std::sync::Arc;
@@ -14,8 +15,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
+use crate::loader::budget::Budget;
 use crate::loader::guard::message_of;
 use crate::loader::reorder::Reorder;
+use crate::loader::stats::Counters;
 use crate::loader::work::{EpochWork, Made};
 use crate::{Cancellation, DataError};
 
@@ -25,6 +28,9 @@ pub(crate) const MOST_IN_FLIGHT: usize = 1 << 16;
 /// With `in_order(false)`, how far the numbers of permitted batches may run ahead of the first batch that was not
 /// delivered.
 const MOST_AHEAD: usize = 1024;
+
+/// How long a dropped epoch waits for its threads, as long as PyTorch's loader waits for its workers.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// A function that each worker calls with its number before its first batch.
 pub(crate) type WorkerInit = Arc<dyn Fn(usize) -> Result<(), DataError> + Send + Sync>;
@@ -54,11 +60,13 @@ pub(crate) struct WorkerOptions {
     pub(crate) init: Option<WorkerInit>,
     /// The workers' nice value, see `setpriority(2)`.
     pub(crate) nice: i32,
+    pub(crate) counters: Arc<Counters>,
 }
 
 pub(crate) struct Workers<B> {
     work: Arc<dyn EpochWork<B>>,
     options: WorkerOptions,
+    budget: Option<Arc<Budget<B>>>,
     /// `None` once no batch is left to make.
     permits: Option<Sender<Permit>>,
     granted: Receiver<Permit>,
@@ -82,7 +90,7 @@ pub(crate) struct Workers<B> {
     started: usize,
     cancelled: Cancellation,
     threads: Vec<JoinHandle<()>>,
-    /// Whether a thread may be stuck in the user's code, so that joining it could hang.
+    /// Whether a batch timed out, so that a thread is stuck in the user's code.
     stuck: bool,
 }
 
@@ -95,11 +103,13 @@ impl<B: Send + 'static> Workers<B> {
         in_flight: usize,
         first: usize,
         options: WorkerOptions,
+        budget: Option<Arc<Budget<B>>>,
     ) -> Result<Self, DataError> {
         let ((permits, granted), (reports, messages)) = (unbounded(), unbounded());
         let mut workers = Self {
             work,
             options,
+            budget,
             permits: Some(permits),
             granted,
             reports,
@@ -151,6 +161,7 @@ impl<B: Send + 'static> Workers<B> {
     fn start_thread(&self, worker: usize) -> io::Result<JoinHandle<()>> {
         let (work, granted, reports) = (self.work.clone(), self.granted.clone(), self.reports.clone());
         let (cancelled, options, unreceived) = (self.cancelled.clone(), self.options.clone(), self.unreceived.clone());
+        let budget = self.budget.clone();
         Builder::new().name(format!("dataload-{worker}")).spawn(move || {
             let mut end_report = EndReport { reports, done: false, error: None };
             lower_priority(options.nice);
@@ -159,8 +170,8 @@ impl<B: Send + 'static> Workers<B> {
                 unreceived.fetch_add(1, Ordering::Relaxed);
                 end_report.reports.send(Message::Made(batch)).is_ok()
             };
-            let served = begin(worker, options.init.as_ref()).and_then(|()| serve(&*work, &granted, send, &cancelled));
-            match served {
+            let served = begin(worker, options.init.as_ref());
+            match served.and_then(|()| serve(&*work, &granted, send, budget.as_deref(), &cancelled)) {
                 Ok(done) => end_report.done = done,
                 Err(error) => end_report.error = Some(error),
             }
@@ -226,6 +237,9 @@ impl<B: Send + 'static> Workers<B> {
 
     fn taken(&mut self, made: Made<B>) -> Made<B> {
         self.outstanding -= 1;
+        if let Some(budget) = &self.budget {
+            budget.taken(&made);
+        }
         self.grant();
         made
     }
@@ -275,6 +289,7 @@ fn serve<B>(
     work: &dyn EpochWork<B>,
     granted: &Receiver<Permit>,
     send: impl Fn(Made<B>) -> bool,
+    budget: Option<&Budget<B>>,
     cancelled: &Cancellation,
 ) -> Result<bool, DataError> {
     for permit in granted {
@@ -283,14 +298,19 @@ fn serve<B>(
         }
         match permit {
             Permit::End => return Ok(false),
-            Permit::Make => match make_guarded(work, cancelled)? {
-                None => return Ok(true),
-                Some(made) => {
-                    if !send(made) {
-                        return Ok(false);
-                    }
+            Permit::Make => {
+                let making = budget.map(|budget| budget.begin(cancelled));
+                if let Some(None) = making {
+                    return Ok(false);
                 }
-            },
+                let Some(made) = make_guarded(work, cancelled)? else { return Ok(true) };
+                if let Some(making) = making.flatten() {
+                    making.done(&made);
+                }
+                if !send(made) {
+                    return Ok(false);
+                }
+            }
         }
     }
     Ok(true)
@@ -330,14 +350,30 @@ fn use_one_thread() {
 fn lower_priority(_nice: i32) {}
 
 impl<B> Drop for Workers<B> {
-    /// Stops every thread after the sample that it is reading, and joins it unless it may be stuck.
+    /// Stops every thread after the sample that it is reading, and joins it. A thread that does not stop in time is in
+    /// the user's code, perhaps forever: it is detached.
     fn drop(&mut self) {
         self.cancelled.cancel();
         self.permits = None;
+        if let Some(budget) = &self.budget {
+            budget.wake();
+        }
         // A thread that waits for a permit wakes up: the sender dropped above was the last one.
-        for thread in self.threads.drain(..).filter(|_| !self.stuck) {
+        let patience = if self.stuck { Duration::ZERO } else { GRACE };
+        let deadline = Instant::now() + patience;
+        while self.alive > 0
+            && let Ok(message) = self.messages.recv_deadline(deadline)
+        {
+            self.alive -= usize::from(matches!(message, Message::Ended { .. }));
+        }
+        for thread in self.threads.drain(..).filter(|thread| self.alive == 0 || thread.is_finished()) {
             // Panics in user code have been caught and reported; only dropping a batch can still have panicked.
             _ = thread.join();
+        }
+        if self.alive > 0 {
+            let detached = self.alive;
+            tracing::warn!(detached, ?patience, "workers of a dropped epoch did not stop, and were left running");
+            self.options.counters.detached(detached);
         }
     }
 }

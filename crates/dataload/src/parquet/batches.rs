@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread;
 
 use super::array::Array;
 use super::column::ParquetTable;
@@ -11,12 +12,14 @@ use super::recent::Recent;
 use super::words::Spare;
 use crate::permutation::shuffle;
 use crate::rank::Rank;
-use crate::{DataError, Philox, RandomSampler, Sampler};
+use crate::{Cancellation, DataError, Philox, RandomSampler, Sampler};
 
 /// The default of [`ParquetBatches::window`].
 const WINDOW: usize = 4;
-/// [`ParquetBatches::batch`] keeps as many decoded windows as this many consecutive batches can span, and at least two,
-/// so that threads that make neighbouring batches do not decode a window twice.
+/// The bytes that a window of the default number of row groups may take: 256 MiB.
+const WINDOW_BYTES: usize = 256 << 20;
+/// [`ParquetBatches::batch`] keeps as many decoded windows as this many consecutive batches can span, and at least two
+/// and one read ahead, so that threads that make neighbouring batches do not decode a window twice.
 const CONCURRENT_BATCHES: usize = 16;
 /// The bit that keeps two kinds of random streams of one seed apart. It is set in the numbers of the streams that
 /// shuffle a window's rows, and not in those that order the row groups, which are the epochs' numbers.
@@ -34,7 +37,8 @@ const ROWS: u64 = 1 << 63;
 pub struct ParquetBatches {
     pub(super) dataset: ParquetDataset,
     batch_size: usize,
-    window: usize,
+    window: Option<usize>,
+    window_bytes: Option<usize>,
     pub(super) shuffle: bool,
     /// Which part of the rows belongs to this rank.
     rank: Rank,
@@ -66,9 +70,10 @@ impl ParquetBatches {
         if batch_size == 0 {
             return Err(DataError::option("batch_size", "at least 1", batch_size));
         }
-        let (window, seed, spare, recent) = (WINDOW, 0, Arc::default(), Arc::new(Recent::new(1)));
-        let rank = Rank::new(1, 0)?;
-        Ok(Self { dataset, batch_size, window, shuffle: false, rank, seed, recent, spare }.reset_cache())
+        let (window, window_bytes, shuffle, rank) = (None, None, false, Rank::new(1, 0)?);
+        let (spare, recent) = (Arc::default(), Arc::new(Recent::new(1)));
+        let new = Self { dataset, batch_size, window, window_bytes, shuffle, rank, seed: 0, recent, spare };
+        Ok(new.reset_cache())
     }
 
     /// Whether rows are shuffled; off unless set.
@@ -83,9 +88,17 @@ impl ParquetBatches {
         self.reset_cache()
     }
 
-    /// How many row groups are shuffled together, and held in memory by each thread; 4 unless set.
+    /// How many row groups are shuffled together, and held in memory by each thread; unless set 4, or fewer where these
+    /// take more than 256 MiB, but at least one.
     pub fn window(mut self, row_groups: usize) -> Self {
-        self.window = row_groups.max(1);
+        self.window = Some(row_groups.max(1));
+        self.reset_cache()
+    }
+
+    /// How many bytes the decoded rows of a [`window`](Self::window) may take, by what the files' footers say of the
+    /// selected columns; a window has one row group at least. The order of the rows depends on it.
+    pub fn window_bytes(mut self, bytes: usize) -> Self {
+        self.window_bytes = Some(bytes);
         self.reset_cache()
     }
 
@@ -118,10 +131,12 @@ impl ParquetBatches {
         let mut identity = vec![
             ("parquet.rows", self.dataset.rows() as i64),
             ("parquet.batch_size", self.batch_size as i64),
-            ("parquet.window", self.window as i64),
+            // 0 for the default, which has a default of bytes too.
+            ("parquet.window", self.window.map_or(0, |row_groups| row_groups as i64)),
             ("parquet.shuffle", i64::from(self.shuffle)),
             ("parquet.seed", self.seed as i64),
         ];
+        identity.extend(self.window_bytes.map(|bytes| ("parquet.window_bytes", bytes as i64)));
         if self.rank.world_size > 1 {
             identity.push(("parquet.world_size", self.rank.world_size as i64));
             identity.push(("parquet.drop_last", i64::from(self.rank.drop_last)));
@@ -131,8 +146,8 @@ impl ParquetBatches {
 
     fn reset_cache(self) -> Self {
         let (rows, groups) = (self.dataset.rows(), self.dataset.groups.len());
-        let rows_of_window = (rows / groups.max(1)).saturating_mul(self.window).max(1);
-        let keep = 2 + (CONCURRENT_BATCHES.saturating_mul(self.batch_size) / rows_of_window).min(groups);
+        let rows_of_window = (rows / groups.max(1)).saturating_mul(self.window.unwrap_or(WINDOW)).max(1);
+        let keep = 3 + (CONCURRENT_BATCHES.saturating_mul(self.batch_size) / rows_of_window).min(groups);
         Self { recent: Arc::new(Recent::new(keep)), ..self }
     }
 
@@ -168,6 +183,38 @@ impl ParquetBatches {
     /// # Errors
     /// [`DataError::IndexOutOfRange`] for a number that is not below [`len`](Self::len); as [`ParquetDataset::read`].
     pub fn batch(&self, epoch: u64, number: usize) -> Result<ParquetTable, DataError> {
+        self.make(epoch, number, &Cancellation::default()).map(|(batch, _)| batch)
+    }
+
+    /// The same, which gives up when `cancelled`, and then reads ahead: it decodes the window after the batch's in the
+    /// background.
+    pub(super) fn batch_ahead(
+        &self,
+        epoch: u64,
+        number: usize,
+        cancelled: &Cancellation,
+    ) -> Result<ParquetTable, DataError> {
+        let (batch, plan) = self.make(epoch, number, cancelled)?;
+        let end = self.places(number).end;
+        let next = plan.windows.partition_point(|(_, rows)| rows.start < end);
+        if next < plan.windows.len()
+            && let Some(slot) = self.recent.reserve((epoch, next))
+        {
+            let (batches, cancelled) = (self.clone(), cancelled.clone());
+            let decode = move || {
+                let threads = batches.dataset.options.threads;
+                // An error shows again where a batch needs the window.
+                _ = slot.get(|| batches.window_of(&plan, next, threads, &cancelled));
+            };
+            // Without the thread, the batch that needs the window decodes it.
+            if let Err(error) = thread::Builder::new().name("parquet-ahead".to_owned()).spawn(decode) {
+                tracing::warn!(%error, "the thread that reads ahead could not be started");
+            }
+        }
+        Ok(batch)
+    }
+
+    fn make(&self, epoch: u64, number: usize, cancelled: &Cancellation) -> Result<(ParquetTable, Plan), DataError> {
         let len = self.len();
         if number >= len {
             return Err(DataError::IndexOutOfRange { index: number, len });
@@ -179,11 +226,11 @@ impl ParquetBatches {
                 continue;
             }
             let threads = self.dataset.options.threads;
-            let window = self.recent.get((epoch, number), || self.window_of(&plan, number, threads))?;
+            let window = self.recent.get((epoch, number), || self.window_of(&plan, number, threads, cancelled))?;
             let piece = window.gather(&places)?;
             batch = Some(join(batch, piece)?);
         }
-        self.dataset.table(batch.unwrap_or_default(), places.len())
+        Ok((self.dataset.table(batch.unwrap_or_default(), places.len())?, plan))
     }
 
     /// The range of a batch's rows in its epoch.
@@ -205,18 +252,29 @@ impl ParquetBatches {
         };
         let parts = self.own_parts(&order);
         let mut place = 0;
-        let mut windows = Vec::with_capacity(parts.len().div_ceil(self.window));
-        for start in (0..parts.len()).step_by(self.window) {
-            let end = start.saturating_add(self.window).min(parts.len());
+        let (mut start, mut windows) = (0, Vec::new());
+        while start < parts.len() {
+            let end = start + self.groups_of_window(&parts[start..]);
             let decoded: usize = parts[start..end].iter().map(|(group, _)| self.dataset.groups[*group].rows).sum();
             if u32::try_from(decoded).is_err() {
                 return Err(DataError::option("window", "row groups of less than 2^32 rows in total", decoded));
             }
             let rows: usize = parts[start..end].iter().map(|(_, rows)| rows.len()).sum();
             windows.push((start..end, place..place + rows));
-            place += rows;
+            (start, place) = (end, place + rows);
         }
         Ok(Plan { epoch, parts, windows })
+    }
+
+    /// How many row groups the window has that begins with the first of `parts`.
+    fn groups_of_window(&self, parts: &[(usize, Range<usize>)]) -> usize {
+        let default_bytes = if self.window.is_none() { WINDOW_BYTES } else { usize::MAX };
+        let limit = self.window_bytes.unwrap_or(default_bytes);
+        let bytes = parts.iter().take(self.window.unwrap_or(WINDOW)).scan(0usize, |bytes, (group, _)| {
+            *bytes = bytes.saturating_add(self.dataset.decoded_bytes(*group));
+            Some(*bytes)
+        });
+        bytes.take_while(|&bytes| bytes <= limit).count().max(1)
     }
 
     /// This rank's rows: a contiguous piece of the row groups in `order`; past the end, the order starts over.
@@ -241,11 +299,17 @@ impl ParquetBatches {
     }
 
     /// Decodes a window and shuffles its rows.
-    pub(super) fn window_of(&self, plan: &Plan, number: usize, threads: usize) -> Result<Window, DataError> {
+    pub(super) fn window_of(
+        &self,
+        plan: &Plan,
+        number: usize,
+        threads: usize,
+        cancelled: &Cancellation,
+    ) -> Result<Window, DataError> {
         let (parts, places) = &plan.windows[number];
         let parts = &plan.parts[parts.clone()];
         let groups: Vec<usize> = parts.iter().map(|(group, _)| *group).collect();
-        let arrays = self.dataset.decode(&groups, threads, &self.spare)?;
+        let arrays = self.dataset.decode(&groups, threads, &self.spare, cancelled)?;
         let rows_of = |group: usize| self.dataset.groups[group].rows;
         let whole = parts.iter().all(|(group, rows)| rows.len() == rows_of(*group));
         let mut order = None;

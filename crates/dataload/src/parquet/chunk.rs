@@ -9,7 +9,7 @@ use super::field::{Element, Leaf};
 use super::guard::guarded;
 use super::lists::{BadLevels, Lists};
 use super::pages::{ChunkPlace, Pages};
-use crate::DataError;
+use crate::{Cancellation, DataError};
 
 /// Rows decoded at a time: few enough for their values to stay in the L1 cache.
 const STEP: usize = 4096;
@@ -28,6 +28,7 @@ pub(super) struct Chunk<'a> {
     pub(super) levels: u64,
     /// The most bytes that the values may take, where their number is not known beforehand.
     pub(super) max_bytes: u64,
+    pub(super) cancelled: &'a Cancellation,
 }
 
 /// Values whose number is only known after reading, and the offsets of the lists and strings that they form.
@@ -70,6 +71,7 @@ impl Chunk<'_> {
         most: usize,
         step: &mut Step<T::T>,
     ) -> Result<usize, DataError> {
+        self.cancelled.check()?;
         let Step { values, defs, reps } = step;
         values.clear();
         defs.clear();
@@ -83,21 +85,26 @@ impl Chunk<'_> {
         Ok(rows)
     }
 
-    fn bad_levels(&self, row: usize, bad: BadLevels) -> DataError {
+    /// The error of a step that begins at `row`.
+    fn bad_levels<T>(&self, row: usize, step: &Step<T>, bad: BadLevels) -> DataError {
         let (row_group, column) = (self.place.row_group, &self.place.column);
         match bad {
             BadLevels::Malformed => self.place.corrupt("levels that form lists", "levels that contradict each other"),
-            BadLevels::Null => DataError::layout(
+            BadLevels::Null { at } => DataError::layout(
                 self.place.source.path(),
                 format!("a value in every row of column {column:?}, or a `fill_null` for it"),
-                format!("a null in row group {row_group}, in one of the {STEP} rows from row {row} on"),
+                format!("a null in row {} of row group {row_group}", row + step.row_of_level(at)),
             ),
         }
     }
 
-    fn out_of_range(&self, row: usize) -> DataError {
-        let expected = format!("values of type {:?}", self.element);
-        self.place.corrupt(&expected, format!("another value in one of the {STEP} rows from row {row} on"))
+    /// The error of the value at `position` among those of a step that begins at `row`.
+    fn out_of_range<T>(&self, row: usize, step: &Step<T>, position: usize) -> DataError {
+        let max_def = self.leaf.descriptor.max_def_level();
+        let mut levels = (0..step.defs.len()).filter(|&at| step.defs[at] == max_def);
+        // Without levels, each row has a value.
+        let row = row + step.row_of_level(levels.nth(position).unwrap_or(position));
+        self.place.corrupt(&format!("values of type {:?}", self.element), format!("another value in row {row}"))
     }
 
     fn lists(&self) -> Lists {
@@ -143,7 +150,8 @@ impl Chunk<'_> {
             if self.leaf.descriptor.max_def_level() == 0 {
                 present.resize(rows, true);
             } else {
-                lists.push(&step.reps, &step.defs, &mut present).map_err(|bad| self.bad_levels(row, bad))?;
+                let pushed = lists.push(&step.reps, &step.defs, &mut present);
+                pushed.map_err(|bad| self.bad_levels(row, &step, bad))?;
             }
             let mut texts = step.values.iter().map(ByteArray::data);
             for &present in &present {
@@ -165,6 +173,15 @@ impl Chunk<'_> {
 impl<T> Step<T> {
     fn new() -> Self {
         Self { values: Vec::new(), defs: Vec::new(), reps: Vec::new() }
+    }
+
+    /// The row that a level belongs to, counted from the step's first. A row begins at each repetition level of 0; without
+    /// repetition levels, every level is a row.
+    fn row_of_level(&self, at: usize) -> usize {
+        match self.reps.get(..=at) {
+            Some(reps) => reps.iter().filter(|&&rep| rep == 0).count().saturating_sub(1),
+            None => at,
+        }
     }
 }
 
@@ -192,11 +209,12 @@ impl Consumer for Flat<'_, '_> {
             let rows = chunk.step(&mut reader, STEP.min(chunk.rows - row), &mut step)?;
             let out = &mut out[row * per..(row + rows) * per];
             let values = step.values.len();
-            if convert(&step.values, &mut out[..values * per]).is_some() {
-                return Err(chunk.out_of_range(row));
+            if let Some(position) = convert(&step.values, &mut out[..values * per]) {
+                return Err(chunk.out_of_range(row, &step, position));
             }
             if values < rows {
-                spread(out, per, &step.defs, max_def, values, chunk.fill).map_err(|bad| chunk.bad_levels(row, bad))?;
+                let spread = spread(out, per, &step.defs, max_def, values, chunk.fill);
+                spread.map_err(|bad| chunk.bad_levels(row, &step, bad))?;
             }
             row += rows;
         }
@@ -216,7 +234,11 @@ fn spread<E: Pod>(
     if defs.len() * per != out.len() || defs.iter().any(|&def| def > max_def) {
         return Err(BadLevels::Malformed);
     }
-    let fill = filled::<E>(fill.ok_or(BadLevels::Null)?, per).ok_or(BadLevels::Malformed)?;
+    let Some(fill) = fill else {
+        let null = defs.iter().position(|&def| def < max_def);
+        return Err(null.map_or(BadLevels::Malformed, |at| BadLevels::Null { at }));
+    };
+    let fill = filled::<E>(fill, per).ok_or(BadLevels::Malformed)?;
     // From the back, so that no value is written over before it has moved.
     for (row, &def) in defs.iter().enumerate().rev() {
         if def == max_def {
@@ -258,11 +280,12 @@ impl Consumer for InLists<'_> {
         while row < chunk.rows {
             let rows = chunk.step(&mut reader, STEP.min(chunk.rows - row), &mut step)?;
             present.clear();
-            lists.push(&step.reps, &step.defs, &mut present).map_err(|bad| chunk.bad_levels(row, bad))?;
+            let pushed = lists.push(&step.reps, &step.defs, &mut present);
+            pushed.map_err(|bad| chunk.bad_levels(row, &step, bad))?;
             let found = step.values.len();
             converted.resize(found * per, E::zeroed());
-            if convert(&step.values, &mut converted).is_some() {
-                return Err(chunk.out_of_range(row));
+            if let Some(position) = convert(&step.values, &mut converted) {
+                return Err(chunk.out_of_range(row, &step, position));
             }
             chunk.check_bytes(values.len() + present.len() * per * size_of::<E>())?;
             match found == present.len() {
@@ -295,7 +318,7 @@ mod tests {
         let mut pairs = [1u8, 2, 0, 0];
         assert_eq!(spread(&mut pairs, 2, &[0, 1], 1, 1, Some(&[7, 8])), Ok(()));
         assert_eq!(pairs, [7, 8, 1, 2]);
-        assert_eq!(spread(&mut out, 1, &[0; 6], 1, 0, None), Err(BadLevels::Null));
+        assert_eq!(spread(&mut out, 1, &[1, 1, 0, 1, 0, 1], 1, 4, None), Err(BadLevels::Null { at: 2 }));
         assert_eq!(spread(&mut out, 1, &[2; 6], 1, 0, Some(&fill)), Err(BadLevels::Malformed));
         assert_eq!(spread(&mut out, 1, &[1; 6], 1, 3, Some(&fill)), Err(BadLevels::Malformed));
     }

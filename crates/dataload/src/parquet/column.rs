@@ -142,15 +142,15 @@ impl Array {
                 ParquetValues::Tensor(self.values.into_tensor(kind, &shape)?)
             }
             (0, _) => ParquetValues::Tensor(self.values.into_tensor(kind, &[rows])?),
-            (1, Element::Bytes) => ParquetValues::Bytes(BytesColumn(self)),
-            _ => ParquetValues::Ragged(Ragged(self)),
+            (1, Element::Bytes) => ParquetValues::Bytes(BytesColumn(Arc::new(self))),
+            _ => ParquetValues::Ragged(Ragged(Arc::new(self))),
         })
     }
 }
 
-/// Strings or binary values, one per row.
+/// Strings or binary values, one per row. Clones share their memory.
 #[derive(Clone, Debug)]
-pub struct BytesColumn(Array);
+pub struct BytesColumn(Arc<Array>);
 
 impl BytesColumn {
     /// How many rows there are.
@@ -177,9 +177,9 @@ impl BytesColumn {
 
 /// Lists of different lengths, stored together: all their values, and the offsets of each level of lists.
 ///
-/// Lists of strings are lists of lists of bytes.
+/// Lists of strings are lists of lists of bytes. Clones share their memory.
 #[derive(Clone, Debug)]
-pub struct Ragged(Array);
+pub struct Ragged(Arc<Array>);
 
 impl Ragged {
     /// How many rows there are.
@@ -208,7 +208,7 @@ impl Ragged {
     /// # Errors
     /// [`DataError::Torch`].
     pub fn into_tensors(self) -> Result<(Tensor, Vec<Tensor>), DataError> {
-        let Array { element, offsets, values, .. } = self.0;
+        let Array { element, offsets, values, .. } = Arc::unwrap_or_clone(self.0);
         let count = (values.bytes().len() / element.bytes()) as i64;
         let shape = match element {
             Element::Fixed(bytes) => vec![count, bytes as i64],
@@ -237,7 +237,7 @@ impl Ragged {
     /// `torch.nested.to_padded_tensor`, `torch.nn.utils.rnn.pad_sequence`.
     #[doc(alias = "pad_sequence")]
     pub fn to_padded(&self, value: f64, max_len: Option<usize>) -> Result<(Tensor, Tensor), DataError> {
-        let Array { element, rows, ref values, .. } = self.0;
+        let Array { element, rows, ref values, .. } = *self.0;
         let [offsets] = self.0.offsets.as_slice() else {
             return Err(DataError::option("to_padded", "one level of lists", self.lists()));
         };
@@ -273,7 +273,7 @@ impl Ragged {
     /// [`DataError::InvalidOption`] for lists of different lengths (with the first row that differs), and for lists of
     /// lists.
     pub fn to_tensor(&self) -> Result<Tensor, DataError> {
-        let Array { element, rows, ref offsets, ref values, .. } = self.0;
+        let Array { element, rows, ref offsets, ref values, .. } = *self.0;
         if offsets.len() != 1 || matches!(element, Element::Fixed(_)) {
             return Err(DataError::option("to_tensor", "one number list per row", format!("{} lists", self.lists())));
         }

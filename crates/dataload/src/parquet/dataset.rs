@@ -14,13 +14,15 @@ use super::element::encode;
 use super::field::{Element, Leaf, ParquetField, leaves};
 use super::footer::read_footer;
 use super::recent::Recent;
-use super::source::Source;
+use super::source::{OpenSource, Source};
 use super::words::Spare;
-use crate::DataError;
 use crate::shards::{expand_shards, require};
+use crate::{Cancellation, DataError};
 
 /// How many row groups stay decoded for access to single rows.
 const KEPT_GROUPS: usize = 4;
+/// How many files stay open. A process may often have 1024 files open, and a dataset more files than that.
+const KEPT_OPEN: usize = 64;
 /// The default of [`ParquetDataset::max_column_bytes`]: 4 GiB.
 const MAX_COLUMN_BYTES: u64 = 1 << 32;
 
@@ -53,6 +55,7 @@ const MAX_COLUMN_BYTES: u64 = 1 << 32;
 #[derive(Clone)]
 pub struct ParquetDataset {
     pub(super) files: Arc<[ParquetFile]>,
+    pub(super) opened: Arc<Recent<usize, OpenSource>>,
     pub(super) groups: Arc<[Group]>,
     /// The selected columns, in order.
     pub(super) columns: Arc<[Selected]>,
@@ -65,7 +68,7 @@ pub struct ParquetDataset {
 
 /// One file, whose footer has been read.
 pub(super) struct ParquetFile {
-    pub(super) source: Arc<Source>,
+    pub(super) source: Source,
     pub(super) metadata: ParquetMetaData,
     pub(super) leaves: Vec<Leaf>,
 }
@@ -118,7 +121,7 @@ impl ParquetDataset {
             return Err(DataError::option("shards", "at least one file", 0));
         }
         require(&files)?;
-        Self::new(files.into_iter().map(|path| Source::open(path.into())).collect::<Result<_, _>>()?)
+        Self::new(files.into_iter().map(|path| OpenSource::new(path.into())))
     }
 
     /// A file that is already in memory; `path` only names it in errors.
@@ -126,14 +129,15 @@ impl ParquetDataset {
     /// # Errors
     /// As [`from_files`](Self::from_files).
     pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, DataError> {
-        Self::new(vec![Source::from_bytes(bytes, path)])
+        Self::new([Ok(OpenSource::from_bytes(bytes, path))].into_iter())
     }
 
-    fn new(sources: Vec<Source>) -> Result<Self, DataError> {
+    fn new(sources: impl ExactSizeIterator<Item = Result<OpenSource, DataError>>) -> Result<Self, DataError> {
         let mut files: Vec<ParquetFile> = Vec::with_capacity(sources.len());
         let mut groups = Vec::new();
         let mut first_row = 0usize;
         for source in sources {
+            let source = source?;
             let metadata = read_footer(&source)?;
             let leaves = leaves(metadata.file_metadata().schema_descr());
             if let Some(first) = files.first() {
@@ -152,12 +156,13 @@ impl ParquetDataset {
                 groups.push(Group { file: files.len(), index, first_row, rows });
                 first_row = end;
             }
-            files.push(ParquetFile { source: Arc::new(source), metadata, leaves });
+            files.push(ParquetFile { source: source.close(), metadata, leaves });
         }
         let columns = files[0].leaves.iter().map(Selected::new).collect();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             files: files.into(),
+            opened: Arc::new(Recent::new(KEPT_OPEN)),
             groups: groups.into(),
             columns,
             options: Options { verify_crc: true, max_column_bytes: MAX_COLUMN_BYTES, threads },
@@ -324,7 +329,7 @@ impl ParquetDataset {
     /// # Source
     /// `pyarrow.parquet.ParquetFile.read_row_groups`.
     pub fn read_row_groups(&self, groups: &[usize]) -> Result<ParquetTable, DataError> {
-        let arrays = self.decode(groups, self.options.threads, &Spare::default())?;
+        let arrays = self.decode(groups, self.options.threads, &Spare::default(), &Cancellation::default())?;
         let rows = groups.iter().map(|&group| self.groups[group].rows).sum();
         self.table(arrays, rows)
     }

@@ -13,7 +13,7 @@ use super::field::{Element, ParquetKind};
 use super::footer::chunk_range;
 use super::pages::{ChunkPlace, Pages};
 use super::words::{Spare, Words};
-use crate::DataError;
+use crate::{Cancellation, DataError};
 
 /// A column chunk to decode, and where its values go.
 struct Task<'a> {
@@ -39,11 +39,18 @@ enum Column {
 
 impl ParquetDataset {
     /// Decodes the selected columns of some row groups, in order, reusing memory of `spare` where it is large enough.
-    pub(super) fn decode(&self, groups: &[usize], threads: usize, spare: &Spare) -> Result<Vec<Array>, DataError> {
+    pub(super) fn decode(
+        &self,
+        groups: &[usize],
+        threads: usize,
+        spare: &Spare,
+        cancelled: &Cancellation,
+    ) -> Result<Vec<Array>, DataError> {
         let len = self.groups.len();
         if let Some(&index) = groups.iter().find(|&&group| group >= len) {
             return Err(DataError::IndexOutOfRange { index, len });
         }
+        cancelled.check()?;
         self.decoded.fetch_add(groups.len() as u64, Relaxed);
         let elements = self.columns.iter().map(|selected| self.element(selected));
         let elements = elements.collect::<Result<Vec<Element>, _>>()?;
@@ -61,15 +68,15 @@ impl ParquetDataset {
                 Column::Grown(groups.iter().map(|_| Grown::default()).collect())
             });
         }
-        self.run(self.tasks(groups, &elements, &mut columns), threads)?;
+        self.run(self.tasks(groups, &elements, &mut columns), threads, cancelled)?;
 
         let finish = |((column, selected), &element): ((Column, &Selected), &Element)| match column {
             Column::Flat(values) => Ok(Array { element, rows, per_row: 1, offsets: Vec::new(), values }),
             Column::Grown(pieces) if pieces.is_empty() => {
                 let levels = self.leaf(selected).field.lists() + usize::from(element == Element::Bytes);
-                self.with_list_size(selected, Array::empty(element, levels))
+                self.with_list_size(selected, groups, Array::empty(element, levels))
             }
-            Column::Grown(pieces) => self.with_list_size(selected, Array::from_pieces(element, pieces, spare)?),
+            Column::Grown(pieces) => self.with_list_size(selected, groups, Array::from_pieces(element, pieces, spare)?),
         };
         columns.into_iter().zip(&*self.columns).zip(&elements).map(finish).collect()
     }
@@ -89,6 +96,19 @@ impl ParquetDataset {
     /// Whether each row is one value of a fixed number of bytes.
     fn is_flat(&self, selected: &Selected, element: Element) -> bool {
         self.leaf(selected).field.lists() == 0 && element != Element::Bytes
+    }
+
+    /// About how many bytes a row group's selected columns take when they are decoded.
+    pub(super) fn decoded_bytes(&self, group: usize) -> usize {
+        let Group { file, index, rows, .. } = self.groups[group];
+        let bytes = |selected: &Selected| match self.leaf(selected).element {
+            Some(element) if self.is_flat(selected, element) => rows.saturating_mul(element.bytes()),
+            _ => {
+                let chunk = self.files[file].metadata.row_group(index).column(selected.leaf);
+                usize::try_from(chunk.uncompressed_size()).unwrap_or(0)
+            }
+        };
+        self.columns.iter().map(bytes).fold(0, usize::saturating_add)
     }
 
     fn check_bytes(&self, group: usize, element: Element) -> Result<(), DataError> {
@@ -129,10 +149,10 @@ impl ParquetDataset {
         tasks
     }
 
-    fn run(&self, tasks: Vec<Task<'_>>, threads: usize) -> Result<(), DataError> {
+    fn run(&self, tasks: Vec<Task<'_>>, threads: usize, cancelled: &Cancellation) -> Result<(), DataError> {
         let threads = threads.min(tasks.len());
         if threads <= 1 {
-            return tasks.into_iter().try_for_each(|task| self.run_task(task));
+            return tasks.into_iter().try_for_each(|task| self.run_task(task, cancelled));
         }
         let tasks = Mutex::new(tasks.into_iter());
         let failed = Mutex::new(None);
@@ -140,7 +160,7 @@ impl ParquetDataset {
             loop {
                 let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
                 let Some(task) = task else { return };
-                if let Err(error) = self.run_task(task) {
+                if let Err(error) = self.run_task(task, cancelled) {
                     // Drop the remaining tasks.
                     tasks.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
                     failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -160,7 +180,7 @@ impl ParquetDataset {
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    fn run_task(&self, task: Task<'_>) -> Result<(), DataError> {
+    fn run_task(&self, task: Task<'_>, cancelled: &Cancellation) -> Result<(), DataError> {
         let group = self.groups[task.group];
         if group.rows == 0 {
             if let Target::Grown(grown) = task.target {
@@ -176,7 +196,8 @@ impl ParquetDataset {
             let expected = format!("a codec that this build supports for column {:?}", task.selected.name);
             DataError::layout(file.source.path(), expected, found)
         })?;
-        let place = ChunkPlace::new(file.source.clone(), task.selected.name.clone(), group.index);
+        let opened = self.opened.get(group.file, || file.source.open())?;
+        let place = ChunkPlace::new(opened, task.selected.name.clone(), group.index);
         let levels = u64::try_from(metadata.num_values()).unwrap_or(0);
         // `check` in `footer.rs` has already made sure that there is a range.
         let range = chunk_range(metadata).unwrap_or_default();
@@ -197,6 +218,7 @@ impl ParquetDataset {
             rows: group.rows,
             levels,
             max_bytes: self.options.max_column_bytes,
+            cancelled,
         };
         match task.target {
             Target::Flat(out) => chunk.read_into(pages, out),
@@ -205,17 +227,56 @@ impl ParquetDataset {
     }
 
     /// Drops the offsets of lists that all must have the length set by `list_size`.
-    fn with_list_size(&self, selected: &Selected, array: Array) -> Result<Array, DataError> {
+    fn with_list_size(&self, selected: &Selected, groups: &[usize], array: Array) -> Result<Array, DataError> {
         let Some(size) = selected.list_size else { return Ok(array) };
         let uniform = match array.rows {
             0 => Ok(()),
             _ => array.uniform().and_then(|length| if length == size as i64 { Ok(()) } else { Err((0, length)) }),
         };
-        uniform.map_err(|(row, length)| {
+        uniform.map_err(|(mut row, length)| {
+            let (mut path, mut index) = (self.files[0].source.path(), 0);
+            for group in groups.iter().map(|&group| self.groups[group]) {
+                (path, index) = (self.files[group.file].source.path(), group.index);
+                if row < group.rows {
+                    break;
+                }
+                row -= group.rows;
+            }
             let expected = format!("lists of {size} values in column {:?}", selected.name);
-            let found = format!("one of {length} in row {row} of those that were read");
-            DataError::layout(self.files[0].source.path(), expected, found)
+            DataError::layout(path, expected, format!("one of {length} in row {row} of row group {index}"))
         })?;
         Ok(Array { per_row: size, offsets: Vec::new(), ..array })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decoding_stops_when_cancelled() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet");
+        let dataset = ParquetDataset::from_files([folder.join("nested.parquet")]).unwrap();
+        let dataset = dataset.select(["ints", "deep", "words", "category", "date"]).unwrap();
+        let (spare, cancelled) = (Spare::default(), Cancellation::new());
+        assert!(dataset.decode(&[0, 1], 2, &spare, &cancelled).is_ok());
+        let elements: Vec<Element> = dataset.columns.iter().map(|column| dataset.element(column).unwrap()).collect();
+        cancelled.cancel();
+        assert!(matches!(dataset.decode(&[0, 1], 2, &spare, &cancelled), Err(DataError::Cancelled)));
+        // Every kind of column checks it again and again while it is decoded.
+        let mut columns: Vec<Column> = dataset
+            .columns
+            .iter()
+            .zip(&elements)
+            .map(|(column, &element)| match dataset.is_flat(column, element) {
+                true => Column::Flat(Words::new(25 * element.bytes()).unwrap()),
+                false => Column::Grown(vec![Grown::default()]),
+            })
+            .collect();
+        let tasks = dataset.tasks(&[0], &elements, &mut columns);
+        assert_eq!(tasks.len(), 5);
+        for task in tasks {
+            assert!(matches!(dataset.run_task(task, &cancelled), Err(DataError::Cancelled)));
+        }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::iter::FusedIterator;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::vec;
 
 use overdrive_core::{Activity, activity};
@@ -11,13 +10,14 @@ use super::array::Array;
 use super::batches::{ParquetBatches, Plan, join};
 use super::column::ParquetTable;
 use super::in_order::InOrder;
-use crate::DataError;
+use crate::{Cancellation, DataError};
 
 /// The batches of one epoch, in order; made by [`ParquetBatches::epoch`].
 ///
 /// Each thread decodes a window (a few row groups, see [`ParquetBatches::window`]) and makes its batches. So memory
 /// holds one decoded window per thread, and the finished batches of about as many windows. An error ends the epoch.
-/// Dropping the epoch stops the threads after the batch that they are making, and joins them.
+/// Dropping the epoch stops the threads after the few rows that they are decoding, or the batch that they are making, and
+/// joins them.
 #[must_use = "its threads are already decoding; an epoch that is not iterated wastes their work"]
 pub struct ParquetEpoch {
     batches: ParquetBatches,
@@ -59,7 +59,7 @@ impl ParquetEpoch {
         // With fewer windows than threads, several threads decode one window.
         let threads_each = (threads / left).max(1);
         let makers = batches.clone();
-        let make = Arc::new(move |window: usize, cancelled: &AtomicBool| {
+        let make = Arc::new(move |window: usize, cancelled: &Cancellation| {
             makers.pieces(&plan, window, number, threads_each, cancelled)
         });
         // One window more than threads, so that a thread that finishes has another to begin.
@@ -106,14 +106,12 @@ impl ParquetBatches {
         window: usize,
         from: usize,
         threads: usize,
-        cancelled: &AtomicBool,
+        cancelled: &Cancellation,
     ) -> Result<Vec<Piece>, DataError> {
-        let window = self.window_of(plan, window, threads)?;
+        let window = self.window_of(plan, window, threads, cancelled)?;
         let mut pieces = Vec::new();
         for number in self.batches_of(&window.places) {
-            if cancelled.load(Ordering::Relaxed) {
-                return Err(DataError::Cancelled);
-            }
+            cancelled.check()?;
             if number < from {
                 continue;
             }

@@ -10,7 +10,7 @@ use ::parquet::file::metadata::{
 };
 
 use super::guard::guarded;
-use super::source::Source;
+use super::source::OpenSource;
 use super::thrift::{Malformed, Thrift, Wire};
 use crate::DataError;
 
@@ -24,7 +24,7 @@ const TAIL_BYTES: u64 = 8;
 const MAX_SCHEMA_DEPTH: usize = 64;
 
 /// Reads, parses and checks the footer.
-pub(super) fn read_footer(source: &Source) -> Result<ParquetMetaData, DataError> {
+pub(super) fn read_footer(source: &OpenSource) -> Result<ParquetMetaData, DataError> {
     let corrupt = |offset, expected: &str, found: String| DataError::corrupt(source.path(), offset, expected, found);
     let mut magic = [0; 4];
     if source.len() < 4 + TAIL_BYTES {

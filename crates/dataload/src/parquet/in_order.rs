@@ -3,15 +3,14 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 
-use crate::DataError;
+use crate::{Cancellation, DataError};
 
-/// Makes the item with this number; it may give up once the flag is set.
-pub(super) type Make<T> = Arc<dyn Fn(usize, &AtomicBool) -> Result<T, DataError> + Send + Sync>;
+/// Makes the item with this number; it may give up once it is cancelled.
+pub(super) type Make<T> = Arc<dyn Fn(usize, &Cancellation) -> Result<T, DataError> + Send + Sync>;
 
 type Outcome<T> = Result<T, DataError>;
 
@@ -22,7 +21,7 @@ pub(super) struct InOrder<T> {
     /// Each item has its own channel, so items need no sorting, however long each takes.
     tasks: Option<Sender<(usize, Sender<Outcome<T>>)>>,
     coming: VecDeque<Receiver<Outcome<T>>>,
-    cancelled: Arc<AtomicBool>,
+    cancelled: Cancellation,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -30,7 +29,7 @@ impl<T: Send + 'static> InOrder<T> {
     /// Starts `threads` threads, which begin to make the first `ahead` items immediately.
     pub(super) fn start(numbers: Range<usize>, threads: usize, ahead: usize, make: Make<T>) -> Result<Self, DataError> {
         let (tasks, received) = unbounded::<(usize, Sender<Outcome<T>>)>();
-        let (coming, cancelled) = (VecDeque::with_capacity(ahead), Arc::<AtomicBool>::default());
+        let (coming, cancelled) = (VecDeque::with_capacity(ahead), Cancellation::new());
         let threads = threads.min(numbers.len());
         let mut own = Self { waiting: numbers, tasks: Some(tasks), coming, cancelled, threads: Vec::new() };
         for worker in 0..threads {
@@ -72,9 +71,9 @@ impl<T: Send + 'static> InOrder<T> {
 }
 
 impl<T> Drop for InOrder<T> {
-    /// Stops every thread at its next check of the flag, and joins it.
+    /// Stops every thread at its next check, and joins it.
     fn drop(&mut self) {
-        self.cancelled.store(true, Ordering::Relaxed);
+        self.cancelled.cancel();
         self.tasks = None;
         self.coming.clear();
         for thread in self.threads.drain(..) {
@@ -86,6 +85,8 @@ impl<T> Drop for InOrder<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -110,7 +111,7 @@ mod tests {
         let made = Arc::new(AtomicBool::new(false));
         let late = made.clone();
         let make: Make<()> = Arc::new(move |number, cancelled| {
-            late.fetch_or(number > 4 && !cancelled.load(Ordering::Relaxed), Ordering::Relaxed);
+            late.fetch_or(number > 4 && !cancelled.is_cancelled(), Ordering::Relaxed);
             Ok(())
         });
         let mut things = InOrder::start(0..1000, 2, 3, make).unwrap();

@@ -21,8 +21,8 @@ pub(super) struct Lists {
 /// Why levels do not form lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BadLevels {
-    /// A list or a value is null.
-    Null,
+    /// A list or a value is null, at this position among the levels.
+    Null { at: usize },
     /// The levels contradict each other.
     Malformed,
 }
@@ -37,12 +37,12 @@ impl Lists {
     /// where there are no lists) has a value.
     pub(super) fn push(&mut self, reps: &[i16], defs: &[i16], present: &mut Vec<bool>) -> Result<(), BadLevels> {
         if self.levels.is_empty() {
-            return defs.iter().try_for_each(|&def| self.element(def, present));
+            return defs.iter().enumerate().try_for_each(|(at, &def)| self.element(at, def, present));
         }
         if reps.len() != defs.len() {
             return Err(BadLevels::Malformed);
         }
-        for (&rep, &def) in reps.iter().zip(defs) {
+        for (at, (&rep, &def)) in reps.iter().zip(defs).enumerate() {
             let lists = self.levels.len();
             let from = usize::try_from(rep).ok().filter(|&from| from <= lists).ok_or(BadLevels::Malformed)?;
             // Only a list that has begun, and has an element, can continue.
@@ -61,22 +61,22 @@ impl Lists {
                 if def >= self.levels[list] {
                     self.elements[list] += 1;
                 } else if def < self.levels[list] - 1 && !self.fill {
-                    return Err(BadLevels::Null);
+                    return Err(BadLevels::Null { at });
                 }
             }
             if def >= self.levels[lists - 1] {
-                self.element(def, present)?;
+                self.element(at, def, present)?;
             }
         }
         Ok(())
     }
 
-    fn element(&self, def: i16, present: &mut Vec<bool>) -> Result<(), BadLevels> {
+    fn element(&self, at: usize, def: i16, present: &mut Vec<bool>) -> Result<(), BadLevels> {
         match def == self.max_def {
             true => present.push(true),
             false if def > self.max_def => return Err(BadLevels::Malformed),
             false if self.fill => present.push(false),
-            false => return Err(BadLevels::Null),
+            false => return Err(BadLevels::Null { at }),
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(offsets, [vec![0, 3, 3, 4], vec![0, 2, 2, 3, 4]]);
         // A missing outer list, inner list and value.
         for null in [(0, 0), (0, 2), (0, 4)] {
-            assert_eq!(lists(&[2, 4], 5, false, &[null]), Err(BadLevels::Null));
+            assert_eq!(lists(&[2, 4], 5, false, &[(0, 5), null]), Err(BadLevels::Null { at: 1 }));
             lists(&[2, 4], 5, true, &[null]).unwrap();
         }
         assert_eq!(lists(&[2, 4], 5, true, &[(0, 0), (0, 2)]).unwrap(), [vec![0, 0, 1], vec![0, 0]]);

@@ -5,11 +5,13 @@ use std::sync::{Arc, OnceLock};
 use super::batches::ParquetBatches;
 use super::column::ParquetTable;
 use crate::tensor_dataset::RowNumbers;
-use crate::{BatchSamples, Collate, DataError, DataLoader, DataLoaderBuilder, FromDataset};
+use crate::{BatchSamples, Cancellation, Collate, DataError, DataLoader, DataLoaderBuilder, FromDataset};
 
 impl ParquetBatches {
     /// A builder of a loader over these batches, with workers, resume, copies to a device and statistics as in any
-    /// loader. Each of its samples is one whole batch, so `batch_size` stays 1.
+    /// loader. Each of its samples is one whole batch, so `batch_size` stays 1, and [`OnError`](crate::OnError) skips or
+    /// replaces the batch of a bad row, which the fault names. While batches of one window are made, the next window is
+    /// decoded in the background.
     ///
     /// The loader's `shuffle(true)` is the same as [`shuffle`](Self::shuffle) with the loader's seed: it shuffles rows
     /// within windows of row groups. It does not permute whole batches: then every batch would need another window to
@@ -55,12 +57,13 @@ impl MakeBatch {
         }
     }
 
-    fn make(&self, epoch: u64, numbers: &[i64]) -> Result<ParquetTable, DataError> {
-        match numbers {
-            [number] => self.batches().batch(epoch, *number as usize),
-            numbers => Err(DataError::option("batch_size", "1, since each sample is a batch", numbers.len())),
-        }
+    fn make(&self, epoch: u64, number: i64, cancelled: &Cancellation) -> Result<ParquetTable, DataError> {
+        self.batches().batch_ahead(epoch, number as usize, cancelled)
     }
+}
+
+fn more_than_one(numbers: usize) -> DataError {
+    DataError::option("batch_size", "1, since each sample is a batch", numbers)
 }
 
 impl Collate<i64> for MakeBatch {
@@ -68,13 +71,26 @@ impl Collate<i64> for MakeBatch {
 
     /// The batch of epoch 0.
     fn collate(&self, numbers: Vec<i64>) -> Result<ParquetTable, DataError> {
-        self.make(0, &numbers)
+        match numbers[..] {
+            [number] => self.make(0, number, &Cancellation::default()),
+            _ => Err(more_than_one(numbers.len())),
+        }
     }
 
     fn collate_from(&self, samples: &mut BatchSamples<'_, i64>) -> Result<ParquetTable, DataError> {
-        let numbers = samples.all()?;
-        let table = self.make(samples.epoch(), &numbers)?;
-        samples.counts(table.rows());
-        Ok(table)
+        if samples.len() > 1 {
+            return Err(more_than_one(samples.len()));
+        }
+        while let Some(number) = samples.next()? {
+            match self.make(samples.epoch(), number.sample, &samples.cancelled()) {
+                Ok(table) => {
+                    samples.counts(table.rows());
+                    return Ok(table);
+                }
+                Err(DataError::Cancelled) => return Err(DataError::Cancelled),
+                Err(error) => samples.reject(error)?,
+            }
+        }
+        Err(DataError::EmptyBatch)
     }
 }

@@ -76,6 +76,16 @@ impl ParquetRow {
         }
     }
 
+    /// The bytes of its strings and lists of numbers.
+    fn bytes_of_values(&self) -> usize {
+        let bytes = |value: &ParquetValue| match value {
+            ParquetValue::Bytes(bytes) => bytes.len(),
+            ParquetValue::Tensor(tensor) => tensor.numel() * tensor.kind().elt_size_in_bytes(),
+            _ => 0,
+        };
+        self.values.iter().map(|(_, value)| bytes(value)).sum()
+    }
+
     /// The values with the names of their columns, owned.
     pub fn into_values(self) -> Vec<(Arc<str>, ParquetValue)> {
         self.values
@@ -155,7 +165,8 @@ impl Dataset for ParquetDataset {
         }
         // The last row group that begins at or before the row, which skips empty ones.
         let group = self.groups.partition_point(|group| group.first_row <= index) - 1;
-        let arrays = self.recent.get(group, || self.decode(&[group], 1, &Spare::default()))?;
+        let decode = || self.decode(&[group], 1, &Spare::default(), &Cancellation::default());
+        let arrays = self.recent.get(group, decode)?;
         self.row(&arrays, index - self.groups[group].first_row)
     }
 }
@@ -169,12 +180,7 @@ impl IterableDataset for ParquetDataset {
     }
 
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<ParquetRow>, DataError> {
-        let len = self.groups.len();
-        let rows = self.groups.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?.rows;
-        let first = usize::try_from(position).unwrap_or(usize::MAX).min(rows);
-        let arrays = self.decode(&[shard], 1, &Spare::default())?;
-        let dataset = self.clone();
-        Ok(Box::new((first..rows).map(move |row| dataset.row(&arrays, row))))
+        self.rows_from(shard, position, &Cancellation::default())
     }
 
     fn open_deferred(
@@ -183,14 +189,34 @@ impl IterableDataset for ParquetDataset {
         position: u64,
         cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<ParquetRow>>, DataError> {
-        cancelled.check()?;
-        let rows = self.open_shard(shard, position)?.zip(position..);
-        Ok(Box::new(rows.map(|(row, number)| Ok(Deferred::ready(row?).at("row", number)))))
+        let rows = self.rows_from(shard, position, cancelled)?.zip(position..);
+        let named = |(row, number): (Result<ParquetRow, DataError>, u64)| {
+            let row = row?;
+            let bytes = row.bytes_of_values();
+            Ok(Deferred::ready(row).at("row", number).of_bytes(bytes))
+        };
+        Ok(Box::new(rows.map(named)))
     }
 
     /// The file, and the number of the row group in it.
     fn shard_name(&self, shard: usize) -> Option<String> {
         let group = self.groups.get(shard)?;
         Some(format!("{}, row group {}", self.files[group.file].source.path().display(), group.index))
+    }
+}
+
+impl ParquetDataset {
+    fn rows_from(
+        &self,
+        shard: usize,
+        position: u64,
+        cancelled: &Cancellation,
+    ) -> Result<Samples<ParquetRow>, DataError> {
+        let len = self.groups.len();
+        let rows = self.groups.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?.rows;
+        let first = usize::try_from(position).unwrap_or(usize::MAX).min(rows);
+        let arrays = self.decode(&[shard], 1, &Spare::default(), cancelled)?;
+        let dataset = self.clone();
+        Ok(Box::new((first..rows).map(move |row| dataset.row(&arrays, row))))
     }
 }

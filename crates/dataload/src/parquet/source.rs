@@ -7,54 +7,85 @@ use std::sync::Arc;
 use crate::DataError;
 use crate::read::Input;
 
-/// A file read by offset only. The `parquet` crate's file reader shares one position between all threads, so a thread
-/// may get the bytes that another asked for.
+/// A file, which is open only while it is read: a dataset may have more files than a process may have open.
+#[derive(Clone)]
 pub(super) struct Source {
     path: Arc<Path>,
-    data: Data,
+    /// Its content, where that is in memory.
+    memory: Option<Arc<Vec<u8>>>,
     bytes: u64,
 }
 
-enum Data {
-    Input(Input),
-    Memory(Vec<u8>),
+/// A file read by offset only. The `parquet` crate's file reader shares one position between all threads, so a thread
+/// may get the bytes that another asked for.
+pub(super) struct OpenSource {
+    source: Source,
+    /// `None` where the content is in memory.
+    file: Option<Input>,
 }
 
 impl Source {
-    pub(super) fn open(path: Arc<Path>) -> Result<Self, DataError> {
-        let (input, bytes) = Input::open(&path)?;
-        Ok(Self { path, data: Data::Input(input), bytes })
-    }
-
-    pub(super) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Self {
-        Self { path: path.into(), bytes: bytes.len() as u64, data: Data::Memory(bytes) }
-    }
-
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
+    /// Opens the file again.
+    pub(super) fn open(&self) -> Result<OpenSource, DataError> {
+        if self.memory.is_some() {
+            return Ok(OpenSource { source: self.clone(), file: None });
+        }
+        let (file, bytes) = Input::open(&self.path)?;
+        if bytes != self.bytes {
+            let expected = format!("the {} bytes that it had when the dataset was opened", self.bytes);
+            return Err(DataError::layout(&self.path, expected, format!("{bytes} bytes")));
+        }
+        Ok(OpenSource { source: self.clone(), file: Some(file) })
+    }
+}
+
+impl OpenSource {
+    pub(super) fn new(path: Arc<Path>) -> Result<Self, DataError> {
+        let (file, bytes) = Input::open(&path)?;
+        Ok(Self { source: Source { path, memory: None, bytes }, file: Some(file) })
+    }
+
+    pub(super) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Self {
+        let length = bytes.len() as u64;
+        Self { source: Source { path: path.into(), memory: Some(Arc::new(bytes)), bytes: length }, file: None }
+    }
+
+    /// The file, closed.
+    pub(super) fn close(self) -> Source {
+        self.source
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.source.path
+    }
+
     /// The file's length in bytes.
     pub(super) fn len(&self) -> u64 {
-        self.bytes
+        self.source.bytes
     }
 
     /// Fills `buffer` with the bytes at `offset`.
     pub(super) fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), DataError> {
-        let outcome = match &self.data {
-            Data::Input(input) => input.read_exact_at(offset, buffer),
-            Data::Memory(bytes) => {
+        let outcome = match &self.file {
+            Some(file) => file.read_exact_at(offset, buffer),
+            None => {
                 let start = usize::try_from(offset).unwrap_or(usize::MAX);
-                let found = bytes.get(start..).and_then(|bytes| bytes.get(..buffer.len()));
+                let content = self.source.memory.as_ref().and_then(|bytes| bytes.get(start..));
+                let found = content.and_then(|bytes| bytes.get(..buffer.len()));
                 found.map(|found| buffer.copy_from_slice(found)).ok_or(io::ErrorKind::UnexpectedEof.into())
             }
         };
         outcome.map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
                 let expected = format!("{} bytes", buffer.len());
-                DataError::corrupt(&self.path, offset, expected, format!("the end of the file at byte {}", self.bytes))
+                let found = format!("the end of the file at byte {}", self.source.bytes);
+                DataError::corrupt(self.path(), offset, expected, found)
             }
-            _ => DataError::Io { path: self.path.to_path_buf(), error },
+            _ => DataError::Io { path: self.path().to_path_buf(), error },
         })
     }
 }

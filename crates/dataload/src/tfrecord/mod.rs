@@ -22,8 +22,9 @@ const MAX_RECORD_BYTES: u64 = 1 << 30;
 
 /// TFRecord files, plain or compressed with gzip or zstd (recognised by their content), as a stream of [`TfRecord`]s.
 ///
-/// A record whose content does not match its checksum is an `Err` in its place, and the stream continues after it; a
-/// length that does not match its checksum is an `Err` that ends the file, since the next record cannot be found.
+/// A record whose content does not match its checksum is an `Err` in its place, and the stream continues after it. After
+/// a length that does not match its checksum it continues with the next record whose length does, and the `Err` says
+/// how many bytes were lost, or that no record was found. A file that ends within a record ends with an `Err`.
 ///
 /// ```no_run
 /// use overdrive_dataload::{Feature, IterableDataset, TfRecordDataset};
@@ -126,8 +127,8 @@ impl IterableDataset for TfRecordDataset {
         cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<TfRecord>>, DataError> {
         let placed = |record: TfRecord| {
-            let offset = record.offset();
-            Deferred::ready(record).at("byte", offset)
+            let (offset, bytes) = (record.offset(), record.bytes().len());
+            Deferred::ready(record).at("byte", offset).of_bytes(bytes)
         };
         Ok(Box::new(self.records(shard, position, cancelled)?.map(move |record| record.map(placed))))
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::crc::masked_crc;
 use super::{Example, Options};
+use crate::bad::{Bad, noting};
 use crate::content::Content;
 use crate::{Cancellation, DataError};
 
@@ -57,12 +58,14 @@ impl TfRecord {
 pub struct TfRecords {
     content: Content,
     options: Options,
+    /// The length of the next record, whose header has been read: it was found behind a bad one.
+    found: Option<u64>,
     done: bool,
 }
 
 impl TfRecords {
     pub(super) fn open(path: Arc<Path>, options: Options, cancelled: &Cancellation) -> Result<Self, DataError> {
-        Ok(Self { content: Content::open(path)?.until(cancelled), options, done: false })
+        Ok(Self { content: Content::open(path)?.until(cancelled), options, found: None, done: false })
     }
 
     /// The records of a file that is already in memory; `path` only names it in errors.
@@ -70,7 +73,7 @@ impl TfRecords {
     /// # Errors
     /// [`DataError::Layout`] for a compression that this build does not support.
     pub fn from_bytes(file: Vec<u8>, path: &Path) -> Result<Self, DataError> {
-        Ok(Self { content: Content::from_bytes(file, path)?, options: Options::default(), done: false })
+        Ok(Self { content: Content::from_bytes(file, path)?, options: Options::default(), found: None, done: false })
     }
 
     /// Whether checksums are verified; on unless set.
@@ -79,23 +82,31 @@ impl TfRecords {
         self
     }
 
-    /// Skips the `count` items that an earlier reader of this file returned. If the last of them was an error other
-    /// than a record's wrong checksum, the file ends here, as it did then.
+    /// Skips the `count` items that an earlier reader of this file returned. If the last of them was an error that no
+    /// record follows, the file ends here, as it did then.
     pub(super) fn skip_items(&mut self, count: u64) {
         for _ in 0..count {
             let skipped = self.length().and_then(|length| match length {
-                Some(length) => self.content.skip(length + FOOTER_BYTES as u64, "a record").map(|()| true),
+                Some(length) => Ok(self.skip(length).map(|()| true)?),
                 None => Ok(false),
             });
-            if !matches!(skipped, Ok(true)) {
+            if !matches!(skipped, Ok(true) | Err(Bad { more: true, .. })) {
                 self.done = true;
                 break;
             }
         }
     }
 
+    /// Skips a record after its header.
+    fn skip(&mut self, length: u64) -> Result<(), DataError> {
+        self.content.skip(length.saturating_add(FOOTER_BYTES as u64), "a record")
+    }
+
     /// The length of the next record; `None` at the end of the file.
-    fn length(&mut self) -> Result<Option<u64>, DataError> {
+    fn length(&mut self) -> Result<Option<u64>, Bad> {
+        if let Some(length) = self.found.take() {
+            return Ok(Some(length));
+        }
         let start = self.content.at();
         let mut header = [0; HEADER_BYTES];
         let filled = self.content.fill(&mut header)?;
@@ -104,26 +115,54 @@ impl TfRecords {
         }
         if filled < HEADER_BYTES {
             let found = format!("the end of the file after {filled} of them");
-            return Err(self.content.corrupt(start, format!("{HEADER_BYTES} bytes of a record's header"), found));
+            return Err(self
+                .content
+                .corrupt(start, format!("{HEADER_BYTES} bytes of a record's header"), found)
+                .into());
         }
-        let [length @ .., a, b, c, d] = header;
-        let length: [u8; LENGTH_BYTES] = length;
-        self.check(&length, u32::from_le_bytes([a, b, c, d]), start, "a record's length")?;
+        let (length, crc) = parts(header);
+        if let Err(error) = self.check(&length, crc, start, "a record's length") {
+            return Err(self.search(header, error));
+        }
         let bytes = u64::from_le_bytes(length);
         let limit = self.options.max_record_bytes;
         if self.content.length().is_some_and(|file| bytes > file) {
             let found = format!("a length of {bytes} bytes");
-            return Err(self.content.corrupt(start, "a record that fits into the file", found));
+            return Err(self.content.corrupt(start, "a record that fits into the file", found).into());
         }
         if bytes > limit {
             let path = self.content.path().to_path_buf();
-            return Err(DataError::TooLarge { path, what: "a record", bytes, limit });
+            let error = DataError::TooLarge { path, what: "a record", bytes, limit };
+            return Err(Bad { error, more: self.skip(bytes).is_ok() });
         }
         Ok(Some(bytes))
     }
 
-    /// Reads a record after its header. The inner error is a wrong checksum, after which reading can continue.
-    fn record(&mut self, length: u64) -> Result<Result<TfRecord, DataError>, DataError> {
+    /// Looks for the next header behind a bad one, by its checksum.
+    fn search(&mut self, mut header: [u8; HEADER_BYTES], error: DataError) -> Bad {
+        let start = self.content.at() - HEADER_BYTES as u64;
+        let limit = self.options.max_record_bytes;
+        let is_header = |header: &[u8; HEADER_BYTES]| {
+            let (length, crc) = parts(*header);
+            u64::from_le_bytes(length) <= limit && masked_crc(&length) == crc
+        };
+        match self.content.find(&mut header, is_header) {
+            Err(DataError::Cancelled) => DataError::Cancelled.into(),
+            Ok(true) => {
+                let (at, (length, _)) = (self.content.at() - HEADER_BYTES as u64, parts(header));
+                self.found = Some(u64::from_le_bytes(length));
+                let lost = at - start;
+                let note = format!("the next record is at byte {at}, and the {lost} bytes before it are lost");
+                Bad { error: noting(error, &note), more: true }
+            }
+            Ok(false) | Err(_) => {
+                noting(error, "no record follows that could be found: how many are lost is unknown").into()
+            }
+        }
+    }
+
+    /// Reads a record after its header.
+    fn record(&mut self, length: u64) -> Result<TfRecord, Bad> {
         let offset = self.content.at();
         let bytes = self.content.bytes(length, "a record")?;
         let mut footer = [0; FOOTER_BYTES];
@@ -131,10 +170,12 @@ impl TfRecords {
         let filled = self.content.fill(&mut footer)?;
         if filled < FOOTER_BYTES {
             let found = format!("the end of the file after {filled} bytes");
-            return Err(self.content.corrupt(at, "a record's checksum", found));
+            return Err(self.content.corrupt(at, "a record's checksum", found).into());
         }
         let intact = self.check(&bytes, u32::from_le_bytes(footer), offset, "a record");
-        Ok(intact.map(|()| TfRecord { bytes, path: self.content.path().clone(), offset }))
+        // The length was right, so the next record is in its place.
+        intact.map_err(|error| Bad { error, more: true })?;
+        Ok(TfRecord { bytes, path: self.content.path().clone(), offset })
     }
 
     fn check(&self, bytes: &[u8], declared: u32, offset: u64, what: &str) -> Result<(), DataError> {
@@ -158,15 +199,13 @@ impl Iterator for TfRecords {
         if self.done {
             return None;
         }
-        let item = match self.length() {
-            Ok(Some(length)) => self.record(length),
-            Ok(None) => {
-                self.done = true;
-                return None;
-            }
-            Err(error) => Err(error),
-        };
-        self.done = item.is_err();
-        Some(item.unwrap_or_else(Err))
+        let item = self.length().and_then(|length| length.map(|length| self.record(length)).transpose());
+        self.done = !matches!(item, Ok(Some(_)) | Err(Bad { more: true, .. }));
+        item.map_err(|bad| bad.error).transpose()
     }
+}
+
+/// A record's length, and the checksum of it.
+fn parts([length @ .., a, b, c, d]: [u8; HEADER_BYTES]) -> ([u8; LENGTH_BYTES], u32) {
+    (length, u32::from_le_bytes([a, b, c, d]))
 }

@@ -25,6 +25,10 @@ const MAX_SAMPLE_BYTES: u64 = 1 << 30;
 /// without a dot, hidden files, and files whose first folder is named like `__meta__` are ignored. A shard without
 /// tar's end mark, or with data after it, is an error: a truncated or concatenated shard would silently lose samples.
 ///
+/// A bad sample is an `Err` in its place, and the stream continues after it. After a damaged header it continues behind
+/// the next one that can be found; the samples on both sides of the gap are left out, because the damaged file may be
+/// theirs, and the `Err` says so. Where no header is found, or the shard is cut, it says that the rest is lost.
+///
 /// ```no_run
 /// use overdrive_dataload::{IterableDataset, WebDataset};
 ///
@@ -127,7 +131,8 @@ impl IterableDataset for WebDataset {
     ) -> Result<Samples<Deferred<WebSample>>, DataError> {
         let named = |sample: WebSample| {
             let key = sample.key.clone();
-            Deferred::ready(sample).named(key)
+            let bytes = sample.files().map(|(_, content)| content.len()).sum();
+            Deferred::ready(sample).named(key).of_bytes(bytes)
         };
         Ok(Box::new(self.samples(shard, position, cancelled)?.map(move |sample| sample.map(named))))
     }

@@ -5,19 +5,32 @@ use std::sync::Arc;
 
 use super::tar::{TarFile, TarReader};
 use super::{Options, WebSample};
+use crate::bad::{Bad, noting};
 use crate::content::Content;
 use crate::{Cancellation, DataError};
 
 /// The most files of one sample.
 const MAX_FILES: usize = 4096;
 
-/// The samples of one shard, in order. Any error ends it: after damage, the next header cannot be found.
+/// The samples of one shard, in order; see [`WebDataset`](super::WebDataset) for the handling of errors.
 pub struct WebSamples {
     tar: TarReader,
     options: Options,
     /// The first file of the next sample, whose content has not been read.
     ahead: Option<Named>,
+    left_out: LeftOut,
     done: bool,
+}
+
+/// The next files that are left out, because other files of their sample were lost.
+enum LeftOut {
+    Nothing,
+    /// Those of one sample, behind a gap. The name of the first file may be cut, if the gap took its extended header.
+    BehindGap,
+    /// Those of the next sample.
+    Next,
+    /// Those with this key.
+    Key(Arc<str>),
 }
 
 /// A file whose name has a key and an extension.
@@ -41,17 +54,18 @@ impl WebSamples {
     }
 
     fn new(content: Content, options: Options) -> Self {
-        Self { tar: TarReader::new(content), options, ahead: None, done: false }
+        Self { tar: TarReader::new(content), options, ahead: None, left_out: LeftOut::Nothing, done: false }
     }
 
-    /// Skips the `count` items that an earlier reader of this shard returned. If the last of them was an error, the
-    /// shard ends here, as it did then.
+    /// Skips the `count` items that an earlier reader of this shard returned. If the last of them was an error that no
+    /// sample follows, the shard ends here, as it did then.
     pub(super) fn skip_items(&mut self, count: u64) {
         let mut skipped = 0;
         while skipped < count {
             match self.sample(false) {
                 // `next` does not return a sample without selected files either, so it does not count.
                 Ok(Some(sample)) => skipped += u64::from(!sample.files.is_empty()),
+                Err(Bad { more: true, .. }) => skipped += 1,
                 Ok(None) | Err(_) => {
                     self.done = true;
                     break;
@@ -61,14 +75,8 @@ impl WebSamples {
     }
 
     /// The next sample, without content unless `read`.
-    fn sample(&mut self, read: bool) -> Result<Option<WebSample>, DataError> {
-        let first = match self.ahead.take() {
-            Some(first) => first,
-            None => match self.next_named()? {
-                Some(first) => first,
-                None => return Ok(None),
-            },
-        };
+    fn sample(&mut self, read: bool) -> Result<Option<WebSample>, Bad> {
+        let Some(first) = self.first()? else { return Ok(None) };
         let key = first.file.name[..first.dot].into();
         let mut sample = WebSample { key, shard: self.tar.path().clone(), files: Vec::new() };
         let (mut bytes, mut files) = (0u64, 0);
@@ -80,12 +88,10 @@ impl WebSamples {
             }
             files += 1;
             if files > MAX_FILES {
+                let expected = format!("at most {MAX_FILES} files per sample");
                 let found = format!("more of {:?}", sample.key);
-                return Err(self.tar.corrupt(
-                    named.file.offset,
-                    format!("at most {MAX_FILES} files per sample"),
-                    found,
-                ));
+                let error = self.tar.corrupt(named.file.offset, expected, found);
+                return Err(self.lost(&sample, error));
             }
             self.add(&named, &mut sample, &mut bytes, read)?;
             next = self.next_named()?;
@@ -93,29 +99,68 @@ impl WebSamples {
         Ok(Some(sample))
     }
 
-    fn add(&mut self, named: &Named, sample: &mut WebSample, bytes: &mut u64, read: bool) -> Result<(), DataError> {
+    /// The first file of the next sample that may be complete.
+    fn first(&mut self) -> Result<Option<Named>, Bad> {
+        loop {
+            let Some(named) = self.ahead.take().map_or_else(|| self.next_named(), |named| Ok(Some(named)))? else {
+                return Ok(None);
+            };
+            let key = &named.file.name[..named.dot];
+            self.left_out = match &self.left_out {
+                LeftOut::BehindGap if named.file.may_be_cut => LeftOut::Next,
+                LeftOut::BehindGap | LeftOut::Next => LeftOut::Key(key.into()),
+                LeftOut::Key(left_out) if **left_out == *key => continue,
+                LeftOut::Key(_) | LeftOut::Nothing => {
+                    self.left_out = LeftOut::Nothing;
+                    return Ok(Some(named));
+                }
+            };
+        }
+    }
+
+    /// An error after which the other files of the sample are left out.
+    fn lost(&mut self, sample: &WebSample, error: DataError) -> Bad {
+        self.left_out = LeftOut::Key(sample.key.clone());
+        Bad { error, more: true }
+    }
+
+    /// Says what is lost beside a damaged file, whose sample is not known.
+    fn beside(&mut self, Bad { error, more }: Bad) -> Bad {
+        if more {
+            self.left_out = LeftOut::BehindGap;
+        }
+        let note = match more {
+            true => "the samples beside it, which may lack a file, are left out",
+            false => "the samples after it are lost: how many is unknown",
+        };
+        Bad { error: noting(error, note), more }
+    }
+
+    fn add(&mut self, named: &Named, sample: &mut WebSample, bytes: &mut u64, read: bool) -> Result<(), Bad> {
         let extension = named.file.name[named.dot + 1..].to_lowercase();
         if self.options.extensions.as_ref().is_some_and(|wanted| !wanted.iter().any(|it| **it == *extension)) {
             return Ok(());
         }
         if sample.files.iter().any(|(name, _)| *name == extension) {
             let found = format!("{:?}, a second {extension:?}", named.file.name);
-            return Err(self.tar.corrupt(named.file.offset, "at most one file per extension in a sample", found));
+            let error = self.tar.corrupt(named.file.offset, "at most one file per extension in a sample", found);
+            return Err(self.lost(sample, error));
         }
         *bytes = bytes.saturating_add(named.file.bytes);
         let limit = self.options.max_sample_bytes;
         if *bytes > limit {
             let path = self.tar.path().to_path_buf();
-            return Err(DataError::TooLarge { path, what: "a sample", bytes: *bytes, limit });
+            return Err(self.lost(sample, DataError::TooLarge { path, what: "a sample", bytes: *bytes, limit }));
         }
-        let content = if read { self.tar.read(&named.file)? } else { Vec::new() };
+        let content = if read { self.tar.read(&named.file) } else { Ok(Vec::new()) };
+        let content = content.map_err(|error| self.beside(error.into()))?;
         sample.files.push((extension, content));
         Ok(())
     }
 
-    fn next_named(&mut self) -> Result<Option<Named>, DataError> {
+    fn next_named(&mut self) -> Result<Option<Named>, Bad> {
         loop {
-            match self.tar.next_file()? {
+            match self.tar.next_file().map_err(|bad| self.beside(bad))? {
                 None => return Ok(None),
                 Some(file) => {
                     if let Some(dot) = dot(&file.name) {
@@ -136,11 +181,11 @@ impl Iterator for WebSamples {
                 return None;
             }
             let item = self.sample(true).transpose();
-            self.done = !matches!(item, Some(Ok(_)));
+            self.done = !matches!(item, Some(Ok(_) | Err(Bad { more: true, .. })));
             match item {
                 // None of its files are selected.
                 Some(Ok(sample)) if sample.files.is_empty() => {}
-                item => return item,
+                item => return item.map(|item| item.map_err(|bad| bad.error)),
             }
         }
     }

@@ -8,9 +8,12 @@ use std::sync::Arc;
 use ::tar::{EntryType, Header};
 
 use crate::DataError;
+use crate::bad::{Bad, noting};
 use crate::content::Content;
 
 const BLOCK: u64 = 512;
+/// The longest name in a header; longer ones are in an extended header before it.
+const NAME_BYTES: usize = 100;
 /// The largest extended header, which holds a name or a few attributes.
 const MAX_EXTENDED_BYTES: u64 = 1 << 20;
 
@@ -21,6 +24,8 @@ pub(super) struct TarReader {
     unread: u64,
     /// Whether the end mark has been seen.
     ended: bool,
+    /// The next header, which has been read: it was found behind a bad one.
+    found: Option<Box<Header>>,
 }
 
 /// A regular file, whose content follows.
@@ -29,6 +34,9 @@ pub(super) struct TarFile {
     pub(super) bytes: u64,
     /// The offset of its header.
     pub(super) offset: u64,
+    /// Whether the name fills the header's field, so that it is the start of a longer one if an extended header is
+    /// missing.
+    pub(super) may_be_cut: bool,
 }
 
 /// The fields that extended headers set for the next file.
@@ -40,7 +48,7 @@ struct Extended {
 
 impl TarReader {
     pub(super) fn new(content: Content) -> Self {
-        Self { content, unread: 0, ended: false }
+        Self { content, unread: 0, ended: false, found: None }
     }
 
     pub(super) fn path(&self) -> &Arc<std::path::Path> {
@@ -48,15 +56,17 @@ impl TarReader {
     }
 
     /// The next regular file; `None` at the archive's end mark. Other bytes than zeros after the mark are an error.
-    pub(super) fn next_file(&mut self) -> Result<Option<TarFile>, DataError> {
+    ///
+    /// After a bad header, the next one is looked for. It belongs to another file, whose name an extended header may have
+    /// set that was lost.
+    pub(super) fn next_file(&mut self) -> Result<Option<TarFile>, Bad> {
         let mut extended = Extended::default();
         while !self.ended {
             if self.unread > 0 {
                 self.content.skip(self.unread, "a file in the archive")?;
                 self.unread = 0;
             }
-            let offset = self.content.at();
-            let Some(header) = self.header()? else { break };
+            let Some((header, offset)) = self.header()? else { break };
             let kind = header.entry_type();
             if kind.is_gnu_longname() {
                 let mut name = self.extension(&header, offset)?;
@@ -64,7 +74,8 @@ impl TarReader {
                 extended.name = Some(name);
             } else if kind.is_pax_local_extensions() {
                 let records = self.extension(&header, offset)?;
-                self.read_pax(&records, offset, &mut extended)?;
+                let read = self.read_pax(&records, offset, &mut extended);
+                read.map_err(|error| Bad { error, more: true })?;
             } else {
                 let extended = std::mem::take(&mut extended);
                 let bytes = match (kind, extended.bytes) {
@@ -74,24 +85,29 @@ impl TarReader {
                 };
                 self.unread = self.padded(bytes, offset)?;
                 if kind.is_gnu_sparse() {
-                    return Err(self.content.corrupt(offset, "a plain file", "a sparse one, which is not supported"));
+                    let found = "a sparse one, which is not supported";
+                    return Err(Bad { error: self.content.corrupt(offset, "a plain file", found), more: true });
                 }
                 if kind.is_file() || kind.is_contiguous() {
+                    let may_be_cut = extended.name.is_none() && !header.as_bytes()[..NAME_BYTES].contains(&0);
                     let name = extended.name.unwrap_or_else(|| header.path_bytes().into_owned());
                     let name = String::from_utf8(name).map_err(|error| {
                         let found = error.into_bytes().escape_ascii().to_string();
-                        self.content.corrupt(offset, "a file name in UTF-8", found)
+                        Bad { error: self.content.corrupt(offset, "a file name in UTF-8", found), more: true }
                     })?;
                     // Archives older than POSIX mark folders by a trailing slash.
                     if !name.ends_with('/') {
-                        return Ok(Some(TarFile { name, bytes, offset }));
+                        return Ok(Some(TarFile { name, bytes, offset, may_be_cut }));
                     }
                 }
             }
         }
         self.ended = true;
         match extended.name.is_some() || extended.bytes.is_some() {
-            true => Err(self.content.corrupt(self.content.at(), "the file that an extended header is for", "the end")),
+            true => {
+                let at = self.content.at();
+                Err(self.content.corrupt(at, "the file that an extended header is for", "the end").into())
+            }
             false => Ok(None),
         }
     }
@@ -107,44 +123,68 @@ impl TarReader {
         self.content.corrupt(offset, expected, found)
     }
 
-    fn header(&mut self) -> Result<Option<Header>, DataError> {
-        let mut header = Header::new_old();
+    /// The next header and its offset; `None` at the end mark.
+    fn header(&mut self) -> Result<Option<(Header, u64)>, Bad> {
         let offset = self.content.at();
+        if let Some(header) = self.found.take() {
+            return Ok(Some((*header, offset - BLOCK)));
+        }
+        let mut header = Header::new_old();
         let filled = self.content.fill(header.as_mut_bytes())?;
         if (filled as u64) < BLOCK {
             let found = format!("the end of the file after {filled} bytes");
-            return Err(self.content.corrupt(offset, "a tar header or the archive's end mark", found));
+            return Err(self.content.corrupt(offset, "a tar header or the archive's end mark", found).into());
         }
-        let bytes = header.as_bytes();
-        // The checksum is computed with its own field as spaces.
-        let (before, field, after) = (&bytes[..148], &bytes[148..156], &bytes[156..]);
-        let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
-        let total = sum(before) + sum(after) + 8 * u32::from(b' ');
-        if total == 8 * u32::from(b' ') && sum(field) == 0 {
+        if header.as_bytes().iter().all(|&byte| byte == 0) {
             return match self.content.drain_zeros()? {
                 None => Ok(None),
-                Some(at) => Err(self.content.corrupt(at, "only zeros after the archive's end mark", "other bytes")),
+                Some(at) => {
+                    Err(self.content.corrupt(at, "only zeros after the archive's end mark", "other bytes").into())
+                }
             };
         }
-        match header.cksum() {
-            Ok(declared) if declared == total => Ok(Some(header)),
+        let total = checksum(&header);
+        let error = match header.cksum() {
+            Ok(declared) if declared == total => return Ok(Some((header, offset))),
             Ok(declared) => {
                 let expected = format!("a tar header with the checksum {total}");
-                Err(self.content.corrupt(offset, expected, declared.to_string()))
+                self.content.corrupt(offset, expected, declared.to_string())
             }
-            Err(_) => Err(self.content.corrupt(offset, "a tar header", "a checksum that is not a number")),
+            Err(_) => self.content.corrupt(offset, "a tar header", "a checksum that is not a number"),
+        };
+        Err(self.search(offset, error))
+    }
+
+    /// Looks for the next header behind the bad one at `offset`.
+    fn search(&mut self, offset: u64, error: DataError) -> Bad {
+        let mut header = Header::new_old();
+        loop {
+            match self.content.fill(header.as_mut_bytes()) {
+                Ok(filled) if filled as u64 == BLOCK => {}
+                Err(DataError::Cancelled) => return DataError::Cancelled.into(),
+                Ok(_) | Err(_) => return error.into(),
+            }
+            // In archives older than POSIX, too many contents could be taken for a header.
+            let is_marked = header.as_bytes()[257..262] == *b"ustar";
+            if is_marked && header.cksum().is_ok_and(|declared| declared == checksum(&header)) {
+                let at = self.content.at() - BLOCK;
+                self.found = Some(Box::new(header));
+                let note = format!("the next header is at byte {at}, and the {} bytes before it are lost", at - offset);
+                return Bad { error: noting(error, &note), more: true };
+            }
         }
     }
 
     /// Reads the content of an extended header.
-    fn extension(&mut self, header: &Header, offset: u64) -> Result<Vec<u8>, DataError> {
+    fn extension(&mut self, header: &Header, offset: u64) -> Result<Vec<u8>, Bad> {
         let bytes = self.size(header, offset)?;
+        self.unread = self.padded(bytes, offset)?;
         if bytes > MAX_EXTENDED_BYTES {
             let (path, what, limit) = (self.path().to_path_buf(), "an extended tar header", MAX_EXTENDED_BYTES);
-            return Err(DataError::TooLarge { path, what, bytes, limit });
+            return Err(Bad { error: DataError::TooLarge { path, what, bytes, limit }, more: true });
         }
-        self.unread = self.padded(bytes, offset)? - bytes;
-        self.content.bytes(bytes, "an extended tar header")
+        self.unread -= bytes;
+        Ok(self.content.bytes(bytes, "an extended tar header")?)
     }
 
     /// Parses records of the form `<length> <key>=<value>\n`.
@@ -172,8 +212,11 @@ impl TarReader {
         Ok(())
     }
 
-    fn size(&self, header: &Header, offset: u64) -> Result<u64, DataError> {
-        header.entry_size().map_err(|error| self.content.corrupt(offset, "a file size", error.to_string()))
+    fn size(&mut self, header: &Header, offset: u64) -> Result<u64, Bad> {
+        header.entry_size().map_err(|error| {
+            let error = self.content.corrupt(offset, "a file size", error.to_string());
+            self.search(offset, error)
+        })
     }
 
     /// The size with its padding; an error when the archive is too short for it.
@@ -193,6 +236,13 @@ impl TarReader {
 fn has_no_content(kind: EntryType) -> bool {
     use EntryType::{Block, Char, Directory, Fifo, Link, Symlink};
     matches!(kind, Link | Symlink | Char | Block | Directory | Fifo)
+}
+
+/// The checksum that a header should have: the sum of its bytes, with the field of the checksum as spaces.
+fn checksum(header: &Header) -> u32 {
+    let bytes = header.as_bytes();
+    let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
+    sum(&bytes[..148]) + sum(&bytes[156..]) + 8 * u32::from(b' ')
 }
 
 fn number(digits: &[u8]) -> Option<u64> {

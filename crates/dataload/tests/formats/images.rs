@@ -139,6 +139,37 @@ fn damage_at_restart_markers_is_noticed() {
     assert!(refused(&none).contains("a wrong number of restart markers"));
 }
 
+/// The offset of each marker segment from the second on, up to the first scan.
+fn segments(bytes: &[u8]) -> Vec<usize> {
+    let mut at = 2;
+    let next = || {
+        let length = usize::from(u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]));
+        at += 2 + length;
+        (bytes[at - 2 - length + 1] != 0xda).then_some(at)
+    };
+    std::iter::from_fn(next).collect()
+}
+
+#[test]
+fn stray_bytes_between_segments_are_skipped_as_libjpeg_does() -> Result<(), DataError> {
+    for name in ["h2v2", "restarts", "scans", "progressive", "turned"] {
+        let (file, expected) = (read(&format!("{name}.jpg")), decode(&format!("{name}.jpg")));
+        let upright = ImagePipeline::new(0).exif_orientation(true);
+        let size = [expected.height(), expected.width()];
+        let size = if name == "turned" { [size[1], size[0]] } else { size };
+        let turned = run(file.clone(), &upright, size)?;
+        assert!(segments(&file).len() > 4, "{name}");
+        for at in segments(&file) {
+            for stray in [&[0x55][..], &[0; 7], b"\xff\x00", b"\x12\xff\x00\x34\xff\xff", b"\xff\xd3", b"\xff\x01"] {
+                let bytes = [&file[..at], stray, &file[at..]].concat();
+                assert!(decode_image(&bytes, Color::Rgb, Path::new(name))?.data() == expected.data(), "{name} at {at}");
+                assert!(run(bytes, &upright, size)?.data() == turned.data(), "{name} at {at}");
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn missing_tables_and_other_kinds_are_named() {
     let whole = read("h2v2.jpg");

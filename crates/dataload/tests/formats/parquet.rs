@@ -163,6 +163,19 @@ fn nulls_are_errors_or_filled() {
             assert!(text.contains(column) && text.contains("fill_null") && text.contains("row group"), "{text}");
         }
     }
+    // The error names the row of the first null.
+    let null = |name: &str, column, group| {
+        let error = open(name).select([column]).unwrap().read_row_groups(&[group]).unwrap_err().to_string();
+        error.split("found ").last().unwrap().to_owned()
+    };
+    for name in ["nulls", "nulls-v2"] {
+        for column in ["bool", "float32", "fixed", "text", "blob"] {
+            assert_eq!(null(name, column, 0), "a null in row 3 of row group 0", "{name} {column}");
+            assert_eq!(null(name, column, 1), "a null in row 6 of row group 1", "{name} {column}");
+        }
+    }
+    assert_eq!(null("nested", "holes", 0), "a null in row 3 of row group 0", "a list");
+    assert_eq!(null("nested", "holes", 1), "a null in row 4 of row group 1", "an element of a list");
     for (column, value) in [("int8", 300.0), ("int64", 0.5), ("text", 0.0)] {
         let error = open("nulls").fill_null(column, value).err().unwrap();
         assert!(matches!(error, DataError::InvalidOption { option: "fill_null", .. }), "{error}");
@@ -262,6 +275,12 @@ fn lists_are_padded_truncated_or_of_one_length() {
     assert_eq!(vectors.read().unwrap().tensor("vector").unwrap().size(), [ROWS as i64, 3]);
     let error = open("nested").select(["vector"]).unwrap().list_size("vector", 4).unwrap().read().unwrap_err();
     assert!(names_file(&error, "nested.parquet").contains("lists of 4"), "{error}");
+    let ints = open("nested").select(["ints"]).unwrap().list_size("ints", 1).unwrap();
+    for (groups, expected) in
+        [(&[0, 2][..], "one of 1 in row 1 of row group 0"), (&[2][..], "one of 3 in row 1 of row group 2")]
+    {
+        assert!(ints.read_row_groups(groups).unwrap_err().to_string().ends_with(expected), "{groups:?}");
+    }
     assert!(open("nested").list_size("deep", 1).is_err() && open("nested").list_size("date", 1).is_err());
 }
 

@@ -1,7 +1,8 @@
 //! Shuffled batches: every row once, in the same order on any number of threads and from any first batch.
 
-use overdrive_dataload::{DataError, ParquetBatches, ParquetDataset, ParquetTable, TensorBatch};
+use overdrive_dataload::{DataError, OnError, ParquetBatches, ParquetDataset, ParquetTable, TensorBatch};
 
+use crate::fixture;
 use crate::parquet::{floats, ints, number, open, text};
 
 const ROWS: usize = 60;
@@ -107,6 +108,11 @@ fn the_tensors_of_a_batch_can_be_moved() {
     let mut tensors = 0;
     moved.visit_tensors(&mut |_| tensors += 1);
     assert_eq!((tensors, moved.ragged("ints").unwrap().rows()), (1, 7));
+    // What stays on the host is not copied.
+    let address = |table: &ParquetTable| table.ragged("ints").unwrap().offsets(0).unwrap().as_ptr();
+    assert_eq!(address(&moved), address(&batch));
+    let text = |table: &ParquetTable| table.bytes("text").unwrap().get(5).unwrap().as_ptr();
+    assert_eq!(text(&moved), text(&batch));
 }
 
 #[test]
@@ -142,5 +148,82 @@ fn the_loader_gives_the_same_batches_and_resumes_among_them() -> Result<(), Box<
     assert!(other.contains("parquet.seed"), "{other}");
     let two = batches()?.loader().batch_size(2).build()?;
     assert!(matches!(two.iter().next(), Some(Err(DataError::InvalidOption { option: "batch_size", .. }))));
+    Ok(())
+}
+
+#[test]
+fn a_loader_skips_or_replaces_the_batch_of_a_bad_row_and_names_the_row() -> Result<(), DataError> {
+    // The second file has nulls in each row group.
+    let files = ["numbers", "nulls"].map(|name| fixture("parquet").join(format!("{name}.parquet")));
+    for workers in [0, 2] {
+        let build = |policy| {
+            let rows = ParquetDataset::from_files(files.clone())?.select(["int64"])?.batches(5)?.window(1);
+            rows.loader().num_workers(workers).on_error(policy).build()
+        };
+        for (policy, batches) in [(OnError::Skip, ROWS / 5), (OnError::Replace, 2 * ROWS / 5)] {
+            let loader = build(policy)?;
+            let found: Vec<ParquetTable> = loader.iter().collect::<Result<_, _>>()?;
+            assert_eq!(found.len(), batches);
+            let good = in_order();
+            assert!(found.iter().all(|table| good.contains(&(floats(table.tensor("int64").unwrap())[0] as i64))));
+            let faults = loader.faults();
+            assert!(faults.len() >= ROWS / 5 && faults.iter().all(|fault| fault.error.contains("nulls.parquet")));
+            assert!(faults.iter().any(|fault| fault.error.ends_with("found a null in row 6 of row group 1")));
+        }
+        let error = build(OnError::Fail)?.iter().find_map(Result::err).unwrap();
+        assert_eq!(error.index(), Some(ROWS / 5));
+        assert!(error.to_string().ends_with("found a null in row 3 of row group 0"), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_window_ends_at_its_bytes() -> Result<(), DataError> {
+    // Row groups of 25, 25 and 10 rows, of 8 bytes each.
+    let first_window = |change: fn(ParquetBatches) -> ParquetBatches| -> Result<u64, DataError> {
+        let dataset = open("numbers").select(["int64"])?;
+        let batches = change(dataset.batches(5)?);
+        assert_eq!(batches.batch(0, 0)?.rows(), 5);
+        let decoded = dataset.decoded_row_groups();
+        let all: Vec<f64> =
+            batches.epoch(0).flat_map(|batch| floats(batch.unwrap().tensor("int64").unwrap())).collect();
+        assert_eq!(all, (0..ROWS).map(number).collect::<Vec<_>>());
+        Ok(decoded)
+    };
+    assert_eq!(first_window(|batches| batches)?, 3);
+    assert_eq!(first_window(|batches| batches.window_bytes(2 * 25 * 8))?, 2);
+    assert_eq!(first_window(|batches| batches.window_bytes(2 * 25 * 8 - 1))?, 1);
+    assert_eq!(first_window(|batches| batches.window_bytes(0))?, 1, "one row group at least");
+    assert_eq!(first_window(|batches| batches.window(3).window_bytes(2 * 25 * 8))?, 2);
+    assert_eq!(first_window(|batches| batches.window(1).window_bytes(2 * 25 * 8))?, 1);
+    Ok(())
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn more_files_than_may_be_open_are_one_dataset() -> Result<(), DataError> {
+    const FILES: usize = 150;
+    let dir = tempfile::tempdir().unwrap();
+    let part = std::fs::read(fixture("parquet").join("part-0.parquet")).unwrap();
+    let files: Vec<_> = (0..FILES).map(|number| dir.path().join(format!("{number:03}.parquet"))).collect();
+    files.iter().for_each(|file| std::fs::write(file, &part).unwrap());
+    let open_files = || {
+        let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        links
+            .filter_map(|link| std::fs::read_link(link.path()).ok())
+            .filter(|file| file.starts_with(dir.path()))
+            .count()
+    };
+    let dataset = ParquetDataset::from_files(&files)?;
+    assert_eq!(open_files(), 0, "only the footers were read");
+    let rows = dataset.read()?.rows();
+    assert_eq!((rows, dataset.files().count()), (dataset.rows(), FILES));
+    assert!((1..=64).contains(&open_files()), "{}", open_files());
+    // A file that has changed meanwhile is not read with the footer that it had.
+    let changed = ParquetDataset::from_files(&files[..1])?;
+    std::fs::write(&files[0], [part.as_slice(), b"more"].concat()).unwrap();
+    let error = changed.read().unwrap_err().to_string();
+    let message = format!("000.parquet: expected the {} bytes that it had when the dataset was opened", part.len());
+    assert!(error.contains(&message), "{error}");
     Ok(())
 }

@@ -152,3 +152,24 @@ fn a_ranks_state_fits_only_the_same_number_of_ranks() -> Result<(), Box<dyn std:
     assert!(open("part-{0..2}").batches(3)?.rank(3, 3).is_err());
     Ok(())
 }
+
+#[test]
+fn a_loader_decodes_the_next_window_before_a_batch_needs_it() -> Result<(), DataError> {
+    for workers in [0, 1] {
+        let dataset = open("part-{0..2}");
+        // Row groups of 8, 8 and 4 rows in each file, so that the first four batches need the first window alone.
+        let loader = dataset.batches(2)?.window(1).loader().num_workers(workers).prefetch_factor(1).build()?;
+        let mut epoch = loader.iter();
+        assert_eq!(rows(&epoch.next().unwrap()?), [number(0) as i64, number(1) as i64]);
+        let begun = std::time::Instant::now();
+        while dataset.decoded_row_groups() < 2 {
+            assert!(begun.elapsed().as_secs() < 600, "{workers} workers: the next window is not decoded");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        // No further one, and none twice.
+        assert_eq!(dataset.decoded_row_groups(), 2);
+        assert_eq!(epoch.filter(Result::is_ok).count(), ROWS / 2 - 1);
+        assert_eq!(dataset.decoded_row_groups(), GROUPS, "{workers} workers");
+    }
+    Ok(())
+}

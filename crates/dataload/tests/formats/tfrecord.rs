@@ -1,7 +1,10 @@
 use std::borrow::Cow;
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use overdrive_dataload::{
     Cancellation, DataError, Deferred, Example, Feature, IterableDataset, TfRecord, TfRecordDataset, TfRecordWriter,
     TfRecords,
@@ -91,7 +94,8 @@ fn every_flipped_bit_is_found_and_only_its_record_is_lost() {
         let mut flipped = whole.clone();
         flipped[position] ^= 0x10;
         let items: Vec<_> = read(&flipped).collect();
-        assert!(items.iter().any(Result::is_err), "flipped at {position}");
+        // In a record as in its header.
+        assert_eq!(items.iter().filter(|item| item.is_ok()).count(), 5, "flipped at {position}");
         if within.contains(&position) {
             let good: Vec<bool> = items.iter().map(Result::is_ok).collect();
             assert_eq!(good, [true, false, true, true, true, true]);
@@ -100,6 +104,60 @@ fn every_flipped_bit_is_found_and_only_its_record_is_lost() {
             let unchecked = read(&flipped).verify_crc(false);
             assert_eq!(unchecked.map(Result::unwrap).count(), 6);
         }
+    }
+}
+
+#[test]
+fn records_behind_a_bad_length_are_found_again() {
+    let mut bytes = fs::read(fixture("examples.tfrecord")).unwrap();
+    let headers: Vec<usize> = read(&bytes).map(|record| record.unwrap().offset() as usize - 12).collect();
+    bytes[headers[1]] ^= 1;
+    // The end of the fourth record and the start of the fifth are gone.
+    bytes.drain(headers[4] - 3..headers[4] + 9);
+    let items: Vec<_> = read(&bytes).collect();
+    let found: Vec<_> = items.iter().map(|item| item.as_ref().ok().map(|it| it.example().unwrap())).collect();
+    let expected = [0, 2, 5].map(|i| Some(expected(i)));
+    let [first, third, last] = expected;
+    assert_eq!(found, [first, None, third, None, None, last]);
+    let lost = headers[2] - headers[1];
+    let note = format!("the next record is at byte {}, and the {lost} bytes before it are lost", headers[2]);
+    assert!(items[1].as_ref().unwrap_err().to_string().contains(&note), "{:?}", items[1]);
+    // A resumed reader counts the errors as the first one did, also in a compressed file.
+    let dir = tempfile::tempdir().unwrap();
+    let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+    packed.write_all(&bytes).unwrap();
+    for (name, bytes) in [("a.tfrecord", &bytes), ("a.tfrecord.gz", &packed.finish().unwrap())] {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let dataset = TfRecordDataset::from_files([path]).unwrap();
+        let text =
+            |item: Result<TfRecord, DataError>| item.map_or_else(|it| it.to_string(), |it| it.offset().to_string());
+        let whole: Vec<String> = dataset.stream([0]).map(text).collect();
+        assert_eq!(whole.len(), 6);
+        let mut stream = dataset.stream([0]);
+        for given in 0..=whole.len() {
+            let rest: Vec<String> = dataset.stream_from([0], stream.position()).map(text).collect();
+            assert_eq!(rest, whole[given..], "{name}");
+            stream.next();
+        }
+    }
+    // Where no record follows, the error says so.
+    let mut last = fs::read(fixture("examples.tfrecord")).unwrap();
+    last[headers[5]] ^= 1;
+    let error = read(&last).last().unwrap().unwrap_err().to_string();
+    assert!(error.contains("how many are lost is unknown"), "{error}");
+}
+
+#[test]
+fn records_behind_one_that_is_too_large_follow_it() {
+    for name in ["examples.tfrecord", "examples.tfrecord.gz"] {
+        let sizes: Vec<usize> = open(name).stream([0]).map(|record| record.unwrap().bytes().len()).collect();
+        let limit = sizes[4] as u64;
+        assert!(sizes[5] as u64 > limit && sizes[..4].iter().all(|&size| size as u64 <= limit));
+        let mut stream =
+            open(name).max_record_bytes(limit - 1).stream([0]).map(|item| item.is_ok()).collect::<Vec<_>>();
+        assert_eq!(stream.split_off(4), [false, false], "{name}");
+        assert_eq!(stream, [true; 4], "{name}");
     }
 }
 

@@ -1,12 +1,13 @@
-//! Epochs that are dropped, or time out, while they seek to the position where they resume.
+//! Epochs that are dropped, or time out, while they seek to the position where they resume, or in a sample that never
+//! ends.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread::sleep;
 use std::time::Duration;
 
 use overdrive_core::Stateful;
-use overdrive_dataload::{DataError, DataLoader, FnStream};
+use overdrive_dataload::{DataError, DataLoader, FnDataset, FnStream};
 
 use crate::{alone, listed, loader_threads, wait_until};
 
@@ -68,5 +69,36 @@ fn a_timeout_while_seeking_stops_the_thread() -> Result<(), Box<dyn std::error::
     assert!(matches!(error, DataError::Timeout { batch: 0, .. }), "{error}");
     wait_until(|| loader_threads() == 0);
     assert!(drawn.load(SeqCst) < FAR, "seeking was not cancelled");
+    Ok(())
+}
+
+#[test]
+fn dropping_an_epoch_gives_up_a_worker_in_a_sample_that_never_ends() -> Result<(), DataError> {
+    let _alone = alone();
+    let flags = Arc::new((AtomicBool::new(false), AtomicBool::new(false)));
+    let seen = flags.clone();
+    let dataset = FnDataset::new(8, move |index| {
+        let (entered, released) = &*seen;
+        entered.fetch_or(index == 5, SeqCst);
+        while index == 5 && !released.load(SeqCst) {
+            sleep(Duration::from_millis(1));
+        }
+        Ok(index)
+    });
+    let loader =
+        DataLoader::builder(dataset).batch_size(2).num_workers(1).prefetch_factor(4).collate(listed).build()?;
+    let epoch = loader.iter();
+    wait_until(|| flags.0.load(SeqCst));
+    // On a thread of its own, so that a drop that never returns fails this test in the end.
+    let dropping = std::thread::spawn(move || drop(epoch));
+    wait_until(|| dropping.is_finished());
+    let stats = loader.stats();
+    assert_eq!((stats.detached, loader_threads()), (1, 1));
+    assert!(stats.to_string().contains("did not stop with their epoch: 1"), "{stats}");
+    flags.1.store(true, SeqCst);
+    assert_eq!(loader.iter().count(), 4, "the loader stays usable");
+    wait_until(|| loader_threads() == 0);
+    loader.reset_stats();
+    assert_eq!(loader.stats().detached, 0);
     Ok(())
 }

@@ -77,7 +77,7 @@ fn a_truncated_png_names_its_file_and_index() -> Result<(), DataError> {
     let whole = std::fs::read(&spoiled).unwrap();
     for workers in WORKERS {
         std::fs::write(&spoiled, &whole[..whole.len() - 7]).unwrap();
-        let folder = ImageFolder::open(dir.path())?;
+        let folder = ImageFolder::open(dir.path())?.decoded();
         let loader = DataLoader::builder(Cached::new(folder)).batch_size(3).num_workers(workers).build()?;
         let mut outcomes: Vec<_> = loader.iter().collect();
         let error = outcomes.pop().unwrap().unwrap_err();

@@ -1,6 +1,7 @@
 //! The loader through its public interface: order, epochs, errors, panics, and threads that end.
 
 mod ahead;
+mod budgets;
 mod caches;
 mod cancelled;
 mod compose;

@@ -165,23 +165,65 @@ fn stream_options_are_checked() {
 #[test]
 fn a_map_runs_in_all_workers_at_once() -> Result<(), DataError> {
     let _alone = alone();
-    let inside = Arc::new((Mutex::new((0, 0)), Condvar::new()));
-    let seen = inside.clone();
+    let meeting = Meeting::default();
+    let seen = meeting.clone();
     let mapped = numbers(2, 20).map(move |number| {
-        let (counts, changed) = &*seen;
-        let mut guard = counts.lock().unwrap();
-        guard.0 += 1;
-        guard.1 = guard.1.max(guard.0);
-        changed.notify_all();
-        // Waits until two workers have been here at the same time.
-        let (mut guard, _) = changed.wait_timeout_while(guard, HANG, |(_, most)| *most < 2).unwrap();
-        guard.0 -= 1;
+        seen.attend();
         Ok(number * 2)
     });
     let loader = DataLoader::stream(mapped).batch_size(5).interleave(1).num_workers(2).collate(listed).build()?;
     let all: Vec<Vec<usize>> = loader.iter().collect::<Result<_, _>>()?;
     assert_eq!(all.concat(), (0..20).chain(1000..1020).map(|number| number * 2).collect::<Vec<_>>());
-    assert_eq!(inside.0.lock().unwrap().1, 2);
+    assert_eq!(meeting.most(), 2);
+    Ok(())
+}
+
+/// Counts the threads that are in a place at once.
+#[derive(Clone, Default)]
+struct Meeting(Arc<(Mutex<Attendance>, Condvar)>);
+
+#[derive(Default)]
+struct Attendance {
+    now: usize,
+    most: usize,
+    gave_up: bool,
+}
+
+impl Meeting {
+    /// Waits until two threads have been here at the same time.
+    fn attend(&self) {
+        let (counts, changed) = &*self.0;
+        let mut guard = counts.lock().unwrap();
+        guard.now += 1;
+        guard.most = guard.most.max(guard.now);
+        changed.notify_all();
+        let alone = |seen: &mut Attendance| seen.most < 2 && !seen.gave_up;
+        let (mut guard, waited) = changed.wait_timeout_while(guard, HANG, alone).unwrap();
+        guard.now -= 1;
+        guard.gave_up |= waited.timed_out();
+    }
+
+    fn most(&self) -> usize {
+        self.0.0.lock().unwrap().most
+    }
+}
+
+#[test]
+fn workers_read_from_several_shards_at_once() -> Result<(), DataError> {
+    let _alone = alone();
+    let meeting = Meeting::default();
+    let seen = meeting.clone();
+    let stream = FnStream::new(2, move |shard| {
+        let seen = seen.clone();
+        Ok((0..20).map(move |i| {
+            seen.attend();
+            Ok(shard * 1000 + i)
+        }))
+    });
+    let loader = DataLoader::stream(stream).batch_size(8).interleave(2).num_workers(2).collate(listed).build()?;
+    let all: Vec<Vec<usize>> = loader.iter().collect::<Result<_, _>>()?;
+    assert_eq!(all.concat(), (0..20).flat_map(|i| [i, 1000 + i]).collect::<Vec<_>>());
+    assert_eq!(meeting.most(), 2, "one thread alone never meets another");
     Ok(())
 }
 

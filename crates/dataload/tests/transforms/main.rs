@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use overdrive_dataload::{
-    Canvas, CenterCrop, Collate, Color, ColorJitter, CutMix, DataError, DataLoader, Draws, EncodedImage,
-    EncodedImageFolder, FnDataset, Image, ImagePipeline, Interpolation, MixUp, RandomHorizontalFlip, RandomResizedCrop,
+    Canvas, CenterCrop, Collate, Color, ColorJitter, CutMix, DataError, DataLoader, Draws, EncodedImage, FnDataset,
+    Image, ImageFolder, ImagePipeline, Interpolation, MixUp, RandomHorizontalFlip, RandomResizedCrop,
     RandomVerticalFlip, Region, Resize, Size, ToFloat, Transform, decode_image,
 };
 use tch::{Kind, Tensor};
@@ -273,7 +273,7 @@ fn a_folder_gives_the_same_batches_with_any_number_of_workers() -> Anyhow {
         std::fs::write(dir.path().join(class).join(name), fixture(name))?;
     }
     let load = |workers| -> Result<Vec<(Tensor, Tensor)>, DataError> {
-        let folder = EncodedImageFolder::open(dir.path())?;
+        let folder = ImageFolder::open(dir.path())?;
         assert_eq!(folder.classes(), ["cat", "dog"]);
         let pipeline = ImagePipeline::new(1).then(RandomResizedCrop::new(16)).then(RandomHorizontalFlip::default());
         let loader = DataLoader::builder(folder).batch_size(2).num_workers(workers).collate(pipeline).build()?;

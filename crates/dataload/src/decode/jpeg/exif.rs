@@ -1,5 +1,7 @@
 //! The EXIF orientation: how the camera was held.
 
+use super::header::marker;
+
 /// The EXIF orientation of a JPEG file, 1 (upright) to 8; 1 where the file has none that can be read.
 ///
 /// # Source
@@ -10,15 +12,16 @@ pub(crate) fn orientation(encoded: &[u8]) -> u8 {
 
 /// The content of the EXIF segment.
 fn tiff(encoded: &[u8]) -> Option<&[u8]> {
-    let mut rest = encoded.strip_prefix(b"\xff\xd8")?;
+    let mut at = 2;
     loop {
-        let (&[0xff, marker, high, low], _) = rest.split_first_chunk()? else { return None };
+        at = marker(encoded, at)?;
+        let &[_, marker, high, low] = encoded.get(at..)?.first_chunk()?;
         let length = usize::from(u16::from_be_bytes([high, low]));
-        let body = rest.get(4..2 + length)?;
+        let body = encoded.get(at + 4..at + 2 + length)?;
         match (marker, body.strip_prefix(b"Exif\0\0")) {
             (0xe1, Some(tiff)) => return Some(tiff),
             (0xda, _) => return None,
-            _ => rest = &rest[2 + length..],
+            _ => at += 2 + length,
         }
     }
 }

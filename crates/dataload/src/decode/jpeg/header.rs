@@ -89,6 +89,21 @@ pub(crate) struct Markers<'a> {
     adobe: Option<u8>,
 }
 
+/// The offset of the next marker that begins a segment or ends the image. As in libjpeg, stray bytes before it are
+/// skipped.
+pub(crate) fn marker(file: &[u8], mut at: usize) -> Option<usize> {
+    loop {
+        at += memchr::memchr(0xff, file.get(at..)?)?;
+        match *file.get(at + 1)? {
+            // A stuffed byte and a restart marker, which belong to no scan here, and a marker for private use.
+            0x00 | 0x01 | 0xd0..=0xd7 => at += 2,
+            // Padding.
+            0xff => at += 1,
+            _ => return Some(at),
+        }
+    }
+}
+
 impl<'a> Markers<'a> {
     /// Reads up to the first scan.
     pub(crate) fn open(file: &'a [u8]) -> Result<(Self, Scan), Fault> {
@@ -111,22 +126,12 @@ impl<'a> Markers<'a> {
     /// Reads up to the next scan; `None` at the end of the image.
     pub(crate) fn next_scan(&mut self) -> Result<Option<Scan>, Fault> {
         loop {
+            self.at = marker(self.file, self.at).ok_or(Fault { at: self.at, found: "the end of the file" })?;
             let at = self.at;
             let fault = |found| Fault { at, found };
-            let rest = self.file.get(at..).unwrap_or_default();
-            let Some((&[ff, marker], after)) = rest.split_first_chunk() else {
-                return Err(fault("the end of the file"));
-            };
-            if ff != 0xff {
-                return Err(fault("no marker"));
-            }
-            match marker {
-                0xff => {
-                    self.at += 1;
-                    continue;
-                }
-                0xd9 => return Ok(None),
-                _ => {}
+            let (marker, after) = (self.file[at + 1], &self.file[at + 2..]);
+            if marker == 0xd9 {
+                return Ok(None);
             }
             let length = after.first_chunk().map_or(0, |&length| usize::from(u16::from_be_bytes(length)));
             let body = after.get(2..length.max(2)).ok_or(fault("the end of the file"))?;

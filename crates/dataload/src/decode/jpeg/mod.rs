@@ -7,7 +7,7 @@
 //!
 //! JPEG has no checksums, so a flipped bit that leaves the codes readable silently changes pixels. Missing or surplus
 //! data is noticed at restart markers; missing data also at the end of a scan, if decoding gets that far. Bytes after
-//! the last block are allowed, since cameras pad there.
+//! the last block are allowed, since cameras pad there, and stray bytes before a marker are skipped.
 
 mod bits;
 mod color;

@@ -1,0 +1,144 @@
+//! Memory bounded by bytes: the windows of a stream, and the batches that are made ahead.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use overdrive_core::Stateful;
+use overdrive_dataload::{Cancellation, DataError, DataLoader, Deferred, FnDataset, IterableDataset, Samples};
+use tch::Tensor;
+
+use crate::{WORKERS, alone, listed, wait_until};
+
+/// The bytes of each sample of [`Heavy`], and how many of them a window may take.
+const BYTES: usize = 100;
+const FIT: usize = 7;
+
+/// Shards of 40 numbers; counts the numbers that were read.
+#[derive(Clone, Default)]
+struct Heavy(Arc<AtomicUsize>);
+
+impl IterableDataset for Heavy {
+    type Sample = usize;
+
+    fn shards(&self) -> usize {
+        4
+    }
+
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<usize>, DataError> {
+        let read = self.0.clone();
+        Ok(Box::new((position as usize..40).map(move |i| {
+            read.fetch_add(1, SeqCst);
+            Ok(shard * 1000 + i)
+        })))
+    }
+
+    fn open_deferred(
+        &self,
+        shard: usize,
+        position: u64,
+        _: &Cancellation,
+    ) -> Result<Samples<Deferred<usize>>, DataError> {
+        Ok(Box::new(self.open_shard(shard, position)?.map(|sample| Ok(Deferred::ready(sample?).of_bytes(BYTES)))))
+    }
+}
+
+fn windows(heavy: Heavy, workers: usize, bytes: usize) -> Result<DataLoader<Vec<usize>>, DataError> {
+    let builder = DataLoader::stream(heavy).batch_size(FIT).interleave(1).shuffle_buffer(30).seed(3);
+    builder.shuffle_buffer_bytes(bytes).num_workers(workers).collate(listed).build()
+}
+
+#[test]
+fn a_window_of_large_samples_ends_at_its_bytes() -> Result<(), Box<dyn std::error::Error>> {
+    let _alone = alone();
+    let heavy = Heavy::default();
+    let loader = windows(heavy.clone(), 0, FIT * BYTES)?;
+    let mut epoch = loader.iter();
+    let first: BTreeSet<usize> = epoch.next().unwrap()?.into_iter().collect();
+    assert_eq!((first, heavy.0.load(SeqCst)), ((0..FIT).collect(), FIT), "one window, and no sample of the next");
+    let all: Vec<Vec<usize>> = windows(Heavy::default(), 0, FIT * BYTES)?.iter().collect::<Result<_, _>>()?;
+    assert!(all.iter().any(|batch| !batch.is_sorted()));
+    assert_eq!(all.concat().iter().collect::<BTreeSet<_>>().len(), 160);
+    for workers in WORKERS {
+        let loader = windows(Heavy::default(), workers, FIT * BYTES)?;
+        let mut found: Vec<Vec<usize>> = loader.iter().take(9).collect::<Result<_, _>>()?;
+        let mut rest = windows(Heavy::default(), workers, FIT * BYTES)?;
+        rest.load_state_dict(&loader.state_dict()?)?;
+        found.extend(rest.iter().collect::<Result<Vec<_>, _>>()?);
+        assert_eq!(found, all, "{workers} workers");
+        let error = windows(Heavy::default(), workers, BYTES)?.load_state_dict(&loader.state_dict()?).unwrap_err();
+        assert!(error.to_string().contains("window_bytes"), "{error}");
+    }
+    // A window has one sample at least.
+    let one_by_one: Vec<Vec<usize>> = windows(Heavy::default(), 2, 1)?.iter().collect::<Result<_, _>>()?;
+    assert!(one_by_one.concat().is_sorted() && one_by_one.concat().len() == 160);
+    Ok(())
+}
+
+/// Batches of four float64 numbers: 32 bytes each.
+fn numbers(
+    workers: usize,
+    budget: usize,
+    ahead: impl Fn() + Send + Sync + 'static,
+) -> Result<DataLoader<Tensor>, DataError> {
+    let builder = DataLoader::builder(FnDataset::new(80, |i| Ok(i as f64))).batch_size(4).num_workers(workers);
+    let collate = move |samples: Vec<f64>| {
+        ahead();
+        Ok(Tensor::from_slice(&samples))
+    };
+    builder.prefetch_factor(8).memory_budget(budget).collate(collate).build()
+}
+
+#[test]
+fn batches_made_ahead_stay_within_their_bytes() -> Result<(), DataError> {
+    let _alone = alone();
+    // Batches begun, batches asked for, and the most that were begun before they were asked for.
+    let counts = Arc::new([0; 3].map(AtomicUsize::new));
+    let seen = counts.clone();
+    let loader = numbers(2, 3 * 32, move || {
+        let [begun, asked, most] = &*seen;
+        let begun = begun.fetch_add(1, SeqCst) + 1;
+        most.fetch_max(begun.saturating_sub(asked.load(SeqCst)), SeqCst);
+    })?;
+    let mut epoch = loader.iter();
+    for number in 0..20_usize {
+        wait_until(|| epoch.ready() >= 3.min(20 - number));
+        counts[1].fetch_add(1, SeqCst);
+        assert_eq!(epoch.next().unwrap()?.double_value(&[0]), 4.0 * number as f64);
+    }
+    assert!(epoch.next().is_none());
+    assert_eq!(counts[2].load(SeqCst), 3, "without the budget, 16 batches");
+    Ok(())
+}
+
+#[test]
+fn a_budget_smaller_than_a_batch_delivers_all_the_same() -> Result<(), DataError> {
+    let _alone = alone();
+    for workers in WORKERS {
+        let batches: Vec<Tensor> = numbers(workers, 1, || ())?.iter().collect::<Result<_, _>>()?;
+        let firsts: Vec<f64> = batches.iter().map(|batch| batch.double_value(&[0])).collect();
+        assert_eq!(firsts, (0..20).map(|number| 4.0 * f64::from(number)).collect::<Vec<_>>());
+    }
+    // A dropped epoch wakes the workers that wait for room.
+    let epoch = numbers(4, 1, || ())?.iter();
+    wait_until(|| epoch.ready() > 0);
+    drop(epoch);
+    wait_until(|| crate::loader_threads() == 0);
+    Ok(())
+}
+
+#[test]
+fn a_batch_of_more_raw_bytes_than_the_budget_is_an_error() -> Result<(), DataError> {
+    let _alone = alone();
+    for workers in WORKERS {
+        let build = |budget| {
+            let builder = DataLoader::stream(Heavy::default()).batch_size(8).interleave(1).num_workers(workers);
+            builder.memory_budget(budget).collate(listed).build()
+        };
+        assert_eq!(build(8 * BYTES)?.iter().count(), 20);
+        let outcomes: Vec<_> = build(8 * BYTES - 1)?.iter().collect();
+        let message = "shard 0, item 7: memory_budget: expected room for a batch, at least 800 bytes for 8, found 799";
+        assert!(outcomes.len() == 1 && outcomes[0].as_ref().is_err_and(|error| error.to_string() == message));
+    }
+    Ok(())
+}
