@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
 
+use crate::error::NotFetched;
 use crate::read::Input;
 use crate::{Cancellation, DataError};
 
@@ -315,6 +316,7 @@ impl Content {
     fn damaged(&self, error: io::Error) -> DataError {
         use io::ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
         match (&self.source, error.kind()) {
+            _ if NotFetched::is(&error) => DataError::io(&self.path)(error),
             (Source::Packed { format, .. }, InvalidData | InvalidInput | UnexpectedEof | Other) => {
                 self.corrupt(self.at, format!("intact {format} data"), error.to_string())
             }

@@ -21,6 +21,16 @@ pub enum DataError {
         error: io::Error,
     },
 
+    /// A remote file could not be fetched, also not on further tries. It is no bad sample, so it ends the epoch under every
+    /// [`OnError`](crate::OnError).
+    #[error("{}: {error}", url.display())]
+    Remote {
+        /// The file.
+        url: PathBuf,
+        /// What the server or the network says.
+        error: io::Error,
+    },
+
     /// A file's content contradicts its format, its header or its length.
     #[error("{}: at byte {offset}: expected {expected}, found {found}", path.display())]
     Corrupt {
@@ -330,8 +340,16 @@ impl DataError {
         }
     }
 
+    /// Whether it ends an epoch under every policy: it says nothing about a sample.
+    pub(crate) fn ends_epoch(&self) -> bool {
+        matches!(self.innermost(), Self::Remote { .. })
+    }
+
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |error| Self::Io { path: path.to_owned(), error }
+        move |error| match NotFetched::is(&error) {
+            true => Self::Remote { url: path.to_owned(), error },
+            false => Self::Io { path: path.to_owned(), error },
+        }
     }
 
     pub(crate) fn corrupt(path: &Path, offset: u64, expected: impl Into<String>, found: impl Into<String>) -> Self {
@@ -344,6 +362,17 @@ impl DataError {
 
     pub(crate) fn option(option: &'static str, expected: impl Into<String>, found: impl ToString) -> Self {
         Self::InvalidOption { option, expected: expected.into(), found: found.to_string() }
+    }
+}
+
+/// Why a remote file could not be fetched: tells its errors from those of the operating system.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NotFetched(pub(crate) String);
+
+impl NotFetched {
+    pub(crate) fn is(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|inner| inner.is::<Self>())
     }
 }
 

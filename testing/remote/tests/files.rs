@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_core::Stateful;
 use overdrive_dataload::{
-    DataError, DataLoader, IterableDataset, JsonLines, TfRecordDataset, WebDataset, WebDatasetWriter, WebSample,
-    expand_shards, read_idx,
+    DataError, DataLoader, IterableDataset, JsonLines, OnError, TfRecordDataset, WebDataset, WebDatasetWriter,
+    WebSample, expand_shards, read_idx,
 };
 
 use crate::{bucket, web};
@@ -22,6 +22,7 @@ pub const TESTS: &[Test] = &[
     ("what_was_read_once_is_not_fetched_again", what_was_read_once_is_not_fetched_again),
     ("a_loader_resumes_in_the_middle", a_loader_resumes_in_the_middle),
     ("web_servers_are_read_too", web_servers_are_read_too),
+    ("no_policy_for_bad_samples_hides_an_outage", no_policy_for_bad_samples_hides_an_outage),
     ("what_cannot_be_a_remote_file_is_refused", what_cannot_be_a_remote_file_is_refused),
 ];
 
@@ -175,6 +176,19 @@ fn web_servers_are_read_too() -> Result<()> {
     ensure!(empty.open_shard(0, 0)?.next().is_none());
     let listed = told(WebDataset::open(&format!("{}/data/web/*.tar", web())))?;
     ensure!(listed.contains("web servers do not list files"), "{listed}");
+    Ok(())
+}
+
+/// The network or the server has failed, and not the data.
+fn no_policy_for_bad_samples_hides_an_outage() -> Result<()> {
+    write("forbidden-0", 2)?;
+    let stream = WebDataset::open("s3://data/forbidden-0/{00..01}.tar")?;
+    let loader = DataLoader::stream(stream).batch_size(5).on_error(OnError::Skip).num_workers(2);
+    let loader = loader.collate(|samples: Vec<WebSample>| Ok(samples)).build()?;
+    let first = loader.iter().next().context("an error")?;
+    let error = first.err().context("it should be an error")?;
+    ensure!(matches!(error.innermost(), DataError::Remote { .. }), "{error:?}");
+    ensure!(loader.faults().is_empty());
     Ok(())
 }
 

@@ -21,7 +21,7 @@ enum Fault {
     Broken,
     /// `busy-N`: the first N answers are status 503.
     Busy,
-    /// `refused-0`: every answer is status 403.
+    /// `refused-0`: every answer is status 403; `forbidden-0`: every answer to a request for bytes.
     Refused,
     /// `late-N`: every answer comes N milliseconds late.
     Late(u64),
@@ -51,6 +51,7 @@ impl Seen {
             "broken" if *times <= number => Fault::Broken,
             "busy" if *times <= number => Fault::Busy,
             "refused" => Fault::Refused,
+            "forbidden" if !range.is_empty() => Fault::Refused,
             "late" => Fault::Late(number),
             "once" if *times > 1 && !range.is_empty() => Fault::Once,
             _ => Fault::None,

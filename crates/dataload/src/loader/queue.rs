@@ -106,7 +106,7 @@ impl<D: IterableDataset> Draw<D::Sample> for Queue<'_, D> {
         let rejected = std::mem::take(&mut self.rejectable).then(|| self.drawn.pop()).flatten();
         let Some(origin) = rejected else { return Err(error) };
         let error = origin.error(self.dataset, error);
-        if self.on_error == OnError::Fail {
+        if self.on_error == OnError::Fail || error.ends_epoch() {
             return Err(error);
         }
         self.rejected += 1;

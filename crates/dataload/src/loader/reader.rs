@@ -102,7 +102,7 @@ impl<'a, D: Dataset, C, B> Reader<'a, D, C, B> {
     /// Applies the policy to a bad sample.
     fn pass_over(&mut self, index: usize, error: DataError) -> Result<(), DataError> {
         let used_up = self.policy == OnError::Replace && self.origin.substitutes == MAX_SUBSTITUTES;
-        if self.policy == OnError::Fail || used_up {
+        if self.policy == OnError::Fail || used_up || error.ends_epoch() {
             return Err(match error {
                 named @ DataError::Sample { .. } => named,
                 error => self.work.of_sample(index, error),

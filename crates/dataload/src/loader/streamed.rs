@@ -266,7 +266,7 @@ where
                 Ok(sample) => samples.push((origin, sample)),
                 Err(error) => {
                     let error = origin.error(&*self.dataset, error);
-                    if self.stages.on_error == OnError::Fail {
+                    if self.stages.on_error == OnError::Fail || error.ends_epoch() {
                         return Err(error);
                     }
                     faults.push(Fault::of_item(self.epoch, origin.index(), &error));

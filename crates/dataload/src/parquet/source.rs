@@ -85,7 +85,7 @@ impl OpenSource {
                 let found = format!("the end of the file at byte {}", self.source.bytes);
                 DataError::corrupt(self.path(), offset, expected, found)
             }
-            _ => DataError::Io { path: self.path().to_path_buf(), error },
+            _ => DataError::io(self.path())(error),
         })
     }
 }

@@ -15,6 +15,7 @@ use super::fetch::fetch;
 use super::store::{Store, head, locate, runtime, told};
 use super::{CHUNK, options, url};
 use crate::DataError;
+use crate::error::NotFetched;
 
 /// A file of a store. It may be read by several threads.
 struct Object {
@@ -155,7 +156,7 @@ impl Object {
             match &chunks[chunk as usize] {
                 Chunk::Here => return Ok(()),
                 Chunk::Failed(kind, why) => {
-                    let error = io::Error::new(*kind, why.clone());
+                    let error = io::Error::new(*kind, NotFetched(why.clone()));
                     chunks[chunk as usize] = Chunk::Absent;
                     return Err(error);
                 }

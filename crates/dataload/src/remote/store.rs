@@ -14,6 +14,7 @@ use url::Url;
 
 use super::url;
 use crate::DataError;
+use crate::error::NotFetched;
 
 /// So many files are asked for at the same time.
 const AT_ONCE: usize = 32;
@@ -64,11 +65,11 @@ pub(super) fn told(error: &Error) -> io::Error {
         Error::NotSupported { .. } => (io::ErrorKind::Unsupported, "the server does not give parts of files"),
         _ => (io::ErrorKind::Other, "it could not be fetched"),
     };
-    io::Error::new(kind, format!("{what} ({error})"))
+    io::Error::new(kind, NotFetched(format!("{what} ({error})")))
 }
 
 pub(super) fn failed(url: &str) -> impl Fn(Error) -> DataError {
-    move |error| DataError::Io { path: PathBuf::from(url), error: told(&error) }
+    move |error| DataError::Remote { url: PathBuf::from(url), error: told(&error) }
 }
 
 /// The store that a URL names, and the file's key in it.
