@@ -31,7 +31,8 @@ pub enum Command {
 ///   lmdb        DST `.lmdb` makes a folder with data.mdb in it, `.mdb` a file; a single field is the value
 ///               itself, several are a tf.train.Example; entries like `__len__` are skipped
 ///
-/// The target appears only when it is complete. An error or Ctrl-C leaves nothing behind.
+/// The target appears only when it is complete. An error or Ctrl-C leaves nothing of it behind, but for the folders that it
+/// was to be in.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct ConvertOptions {
