@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
 
-use crate::error::NotFetched;
-use crate::read::Input;
+use crate::read::{Input, NotFetched};
 use crate::{Cancellation, DataError};
 
 /// Large enough to make the cost of system calls negligible, small enough to stay in a core's cache.

@@ -346,7 +346,7 @@ impl DataError {
     }
 
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |error| match NotFetched::is(&error) {
+        move |error| match crate::read::NotFetched::is(&error) {
             true => Self::Remote { url: path.to_owned(), error },
             false => Self::Io { path: path.to_owned(), error },
         }
@@ -362,17 +362,6 @@ impl DataError {
 
     pub(crate) fn option(option: &'static str, expected: impl Into<String>, found: impl ToString) -> Self {
         Self::InvalidOption { option, expected: expected.into(), found: found.to_string() }
-    }
-}
-
-/// Why a remote file could not be fetched: tells its errors from those of the operating system.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct NotFetched(pub(crate) String);
-
-impl NotFetched {
-    pub(crate) fn is(error: &io::Error) -> bool {
-        error.get_ref().is_some_and(|inner| inner.is::<Self>())
     }
 }
 

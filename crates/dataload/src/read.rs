@@ -21,6 +21,17 @@ pub(crate) fn no_remote(path: &Path) -> DataError {
     DataError::layout(path, "a build with the feature `remote`", "a URL")
 }
 
+/// Why a remote file could not be fetched: tells its errors from those of the operating system.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NotFetched(pub(crate) String);
+
+impl NotFetched {
+    pub(crate) fn is(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|inner| inner.is::<Self>())
+    }
+}
+
 /// A file of this machine or elsewhere.
 pub(crate) enum Input {
     File(File),

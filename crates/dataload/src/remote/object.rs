@@ -15,7 +15,7 @@ use super::fetch::fetch;
 use super::store::{Store, head, locate, runtime, told};
 use super::{CHUNK, options, url};
 use crate::DataError;
-use crate::error::NotFetched;
+use crate::read::NotFetched;
 
 /// A file of a store. It may be read by several threads.
 struct Object {

@@ -14,7 +14,7 @@ use url::Url;
 
 use super::url;
 use crate::DataError;
-use crate::error::NotFetched;
+use crate::read::NotFetched;
 
 /// So many files are asked for at the same time.
 const AT_ONCE: usize = 32;
