@@ -202,6 +202,7 @@ impl RemoteFile {
     }
 
     /// Fills `buffer` with the bytes at `offset`.
+    #[cfg(feature = "parquet")]
     pub(crate) fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         self.object.read_at(offset, buffer)
     }
