@@ -27,6 +27,11 @@ pub static UNSCALED: Marks = Marks::new();
 /// them.
 pub static IGNORED: Marks = Marks::new();
 
+/// Why a step is refused where a parameter is neither [`AVERAGED`] nor [`IGNORED`], and others are averaged.
+pub const NOT_AVERAGED: &str = "its gradient is not averaged over the ranks, but other parameters' gradients are: make the \
+                                `DistributedDataParallel` anew after adding or unfreezing layers, or `ignore` parameters \
+                                that each rank trains for itself";
+
 /// The tensors for which one fact holds.
 #[derive(Debug)]
 pub struct Marks(OnceLock<Mutex<Table>>);
@@ -125,10 +130,7 @@ pub fn check_averaged(opt: &(impl Optimizer + ?Sized)) -> Result<(), OptimizerEr
         return Ok(());
     }
     let is_alone = |param: &Tensor| !AVERAGED.contains(param) && !IGNORED.contains(param) && param.grad().defined();
-    let reason = "its gradient is not averaged over the ranks, but other parameters' gradients are: make the \
-                  `DistributedDataParallel` anew after adding or unfreezing layers, or `ignore` parameters that each \
-                  rank trains for itself";
-    refuse(opt, params.iter().position(is_alone), reason)
+    refuse(opt, params.iter().position(is_alone), NOT_AVERAGED)
 }
 
 /// For optimizers that are not made by `build_in_backward`, before a step: an error when another optimizer has used the

@@ -43,14 +43,21 @@ impl Input {
     /// Opens it, and returns it with its length in bytes.
     pub(crate) fn open(path: &Path) -> Result<(Self, u64), DataError> {
         if is_url(path) {
-            #[cfg(feature = "remote")]
-            return RemoteFile::open(path)
-                .map(|file| (file.len(), file))
-                .map(|(bytes, file)| (Self::Remote(file), bytes));
-            #[cfg(not(feature = "remote"))]
-            return Err(no_remote(path));
+            return Self::open_remote(path);
         }
         open_regular(path).map(|(file, bytes)| (Self::File(file), bytes))
+    }
+
+    #[cfg(feature = "remote")]
+    fn open_remote(path: &Path) -> Result<(Self, u64), DataError> {
+        let file = RemoteFile::open(path)?;
+        let bytes = file.len();
+        Ok((Self::Remote(file), bytes))
+    }
+
+    #[cfg(not(feature = "remote"))]
+    fn open_remote(path: &Path) -> Result<(Self, u64), DataError> {
+        Err(no_remote(path))
     }
 
     /// Fills `buffer` with the bytes at `offset`.

@@ -163,12 +163,13 @@ fn web_servers_are_read_too() -> Result<()> {
     fs::write(bucket().join("three.idx"), idx)?;
     ensure!(read_idx(format!("{}/data/three.idx", web()))?.data == [7, 8, 9]);
     ensure!(read_idx("s3://data/three.idx")?.data == [7, 8, 9]);
-    // As on the disk, a file that is read again is the one of then.
+    // As on the disk, reading again gives the new content.
     fs::write(bucket().join("three.idx"), [0, 0, 8, 1, 0, 0, 0, 3, 4, 5, 6])?;
     ensure!(read_idx("s3://data/three.idx")?.data == [4, 5, 6]);
-    // Also from threads of tokio's, which must not wait; and a file without a byte.
+    // A thread of tokio's must not wait for an answer itself.
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     ensure!(runtime.block_on(async { read_idx("s3://data/three.idx") })?.data == [4, 5, 6]);
+    // A file without a byte has no chunk.
     fs::create_dir_all(bucket().join("empty"))?;
     fs::write(bucket().join("empty/0.tfrecord"), [])?;
     let empty = TfRecordDataset::open("s3://data/empty/0.tfrecord")?;

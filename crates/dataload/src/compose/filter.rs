@@ -59,11 +59,10 @@ where
         };
         let mut items = self.stream.open_deferred(shard, 0, cancelled)?;
         let cancelled = cancelled.clone();
-        // Many items may be left out in a row, without an end.
-        let is_cancelled = cancelled.clone();
         let mut kept = std::iter::from_fn(move || {
             loop {
-                if let Err(error) = is_cancelled.check() {
+                // Many items may be left out in a row, without an end.
+                if let Err(error) = cancelled.check() {
                     return Some(Err(error));
                 }
                 if let Some(item) = items.next()?.map(&decide).transpose() {
@@ -72,9 +71,10 @@ where
             }
         });
         for _ in 0..position {
-            cancelled.check()?;
-            if kept.next().is_none() {
-                break;
+            match kept.next() {
+                None => break,
+                Some(Err(DataError::Cancelled)) => return Err(DataError::Cancelled),
+                Some(_) => {}
             }
         }
         Ok(Box::new(kept))

@@ -8,9 +8,7 @@ use object_store::path::Path as Key;
 
 use super::store::{failed, locate, wait};
 use crate::DataError;
-
-/// More files than this are surely a typo, and listing them could fill memory.
-const MOST: usize = 1 << 20;
+use crate::shards::limit;
 
 /// The files that match, sorted by name. Web servers do not list their files.
 pub(crate) fn matching(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
@@ -30,12 +28,10 @@ pub(crate) fn matching(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
         while let Some(meta) = listed.try_next().await.map_err(failed(pattern))? {
             if compiled.matches_with(meta.location.as_ref(), options) {
                 found.push(PathBuf::from(format!("{place}{}", meta.location)));
-            }
-            if found.len() > MOST {
-                return Err(DataError::option("shards", format!("at most {MOST} files"), format!("{MOST} or more")));
+                limit(found.len())?;
             }
         }
-        Ok(found)
+        Ok::<_, DataError>(found)
     })??;
     found.sort_unstable();
     Ok(found)

@@ -48,7 +48,8 @@ static OPEN: LazyLock<Mutex<HashMap<String, Weak<Object>>>> = LazyLock::new(Mute
 impl Object {
     fn open(text: &str) -> Result<Arc<Self>, DataError> {
         let lock = || OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let ((store, key), meta, options) = (locate(text)?, head(text)?, options::current());
+        let (store, key) = locate(text)?;
+        let (meta, options) = (head(text, &store, &key)?, options::current());
         if meta.e_tag.is_none() && meta.last_modified.timestamp() == 0 {
             let expected = "a server that gives an ETag or a date, so that a changed file is noticed";
             return Err(DataError::layout(Path::new(text), expected, "neither"));

@@ -74,7 +74,7 @@ pub(super) fn failed(url: &str) -> impl Fn(Error) -> DataError {
 
 /// The store that a URL names, and the file's key in it.
 pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
-    static STORES: Mutex<Option<HashMap<String, Store>>> = Mutex::new(None);
+    static STORES: LazyLock<Mutex<HashMap<String, Store>>> = LazyLock::new(Mutex::default);
     // A client needs the encryption that is chosen there.
     runtime()?;
     let invalid = |error: &dyn std::fmt::Display| {
@@ -97,9 +97,7 @@ pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
         return Err(invalid(&"a query or a fragment would be left out"));
     }
     let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
-    let stores = stores.get_or_insert_default();
     let allowed = (scheme == "http").then(|| ("allow_http".to_owned(), "true".to_owned()));
-    let made = || parse_url_opts(&parsed, settings().chain(allowed));
     let key = match is_web {
         true => object_store::ObjectStoreScheme::parse(&parsed).map_err(|error| invalid(&error))?.1,
         false => Key::parse(key).map_err(|error| invalid(&error))?,
@@ -107,7 +105,7 @@ pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
     let store = match stores.get(&place) {
         Some(store) => Arc::clone(store),
         None => {
-            let (store, _) = made().map_err(failed(text))?;
+            let (store, _) = parse_url_opts(&parsed, settings().chain(allowed)).map_err(failed(text))?;
             Arc::clone(stores.entry(place).or_insert(Arc::from(store)))
         }
     };
@@ -117,18 +115,18 @@ pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
 /// What is known of files that were not opened since, by their URLs: whoever opens a dataset asks for all of its files.
 static KNOWN: LazyLock<Mutex<HashMap<String, ObjectMeta>>> = LazyLock::new(Mutex::default);
 
-pub(super) fn known() -> MutexGuard<'static, HashMap<String, ObjectMeta>> {
+fn known() -> MutexGuard<'static, HashMap<String, ObjectMeta>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The size and version of a file that is opened: those that its dataset was told, and later those of today.
-pub(super) fn head(text: &str) -> Result<ObjectMeta, DataError> {
-    if !known().contains_key(text) {
-        require([&PathBuf::from(text)])?;
+pub(super) fn head(text: &str, store: &Store, key: &Key) -> Result<ObjectMeta, DataError> {
+    // Not in the `match`, which would hold the lock.
+    let told = known().remove(text);
+    match told {
+        Some(meta) => Ok(meta),
+        None => wait(store.head(key))?.map_err(failed(text)),
     }
-    known()
-        .remove(text)
-        .ok_or_else(|| DataError::Io { path: PathBuf::from(text), error: io::ErrorKind::NotFound.into() })
 }
 
 /// Looks for all of these files, several at a time.

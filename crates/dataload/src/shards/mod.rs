@@ -81,7 +81,8 @@ fn find(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     wildcards::matching(pattern)
 }
 
-fn limit(count: usize) -> Result<(), DataError> {
+/// An error for more files than a pattern may stand for.
+pub(crate) fn limit(count: usize) -> Result<(), DataError> {
     match count {
         0..=MAX_FILES => Ok(()),
         _ => Err(DataError::option("shards", format!("at most {MAX_FILES} files"), format!("{count} or more"))),

@@ -79,10 +79,7 @@ impl RandomErasing {
     /// # Errors
     /// [`DataError::InvalidOption`] for a range that is empty, infinite or not above 0.
     pub fn ratio(mut self, ratio: RangeInclusive<f64>) -> Result<Self, DataError> {
-        if !(*ratio.start() > 0.0 && ratio.start() <= ratio.end() && ratio.end().is_finite()) {
-            return Err(DataError::option("ratio", "a finite range above 0", format!("{ratio:?}")));
-        }
-        self.ratio = ratio;
+        self.ratio = super::random_resized_crop::positive(ratio)?;
         Ok(self)
     }
 

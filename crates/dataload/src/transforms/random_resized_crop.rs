@@ -20,6 +20,14 @@ pub struct RandomResizedCrop {
     antialias: bool,
 }
 
+/// The ratios of sides that may be drawn.
+pub(super) fn positive(ratio: RangeInclusive<f64>) -> Result<RangeInclusive<f64>, DataError> {
+    match *ratio.start() > 0.0 && ratio.start() <= ratio.end() && ratio.end().is_finite() {
+        true => Ok(ratio),
+        false => Err(DataError::option("ratio", "a finite range above 0", format!("{ratio:?}"))),
+    }
+}
+
 impl RandomResizedCrop {
     /// Crops resized to this size: one side of a square, or `[height, width]`.
     pub fn new(size: impl Into<Size>) -> Self {
@@ -49,10 +57,7 @@ impl RandomResizedCrop {
     /// # Errors
     /// [`DataError::InvalidOption`] for a range that is empty, infinite or not above 0.
     pub fn ratio(mut self, ratio: RangeInclusive<f64>) -> Result<Self, DataError> {
-        if !(*ratio.start() > 0.0 && ratio.start() <= ratio.end() && ratio.end().is_finite()) {
-            return Err(DataError::option("ratio", "a finite range above 0", format!("{ratio:?}")));
-        }
-        self.ratio = ratio;
+        self.ratio = positive(ratio)?;
         Ok(self)
     }
 

@@ -8,7 +8,7 @@ use overdrive_dataload::{
     StreamMixture, Zip, interleave_datasets, map_style,
 };
 
-use crate::resume::{rest, resumed, shards};
+use crate::resume::{rest, resumed, shards, stopped};
 use crate::{WORKERS, alone, listed};
 
 fn all<D: Dataset>(dataset: &D) -> Result<Vec<D::Sample>, DataError> {
@@ -146,15 +146,7 @@ fn a_loader_resumes_in_a_filtered_and_chained_stream() -> Result<(), DataError> 
     for workers in WORKERS {
         for given in [1, 7, expected.len() / 2 + 2] {
             let loader = build(workers)?;
-            let (mut seen, mut epoch) = (Vec::new(), loader.iter());
-            while seen.len() < given {
-                match epoch.next() {
-                    Some(batch) => seen.push(batch?),
-                    None => epoch = loader.iter(),
-                }
-            }
-            let state = loader.state_dict().unwrap();
-            drop(epoch);
+            let (mut seen, state) = stopped(&loader, given);
             seen.extend(rest(&resumed(build(2)?, &state), 2));
             assert_eq!(seen, expected, "{workers} workers, after {given}");
         }
@@ -252,15 +244,7 @@ fn a_loader_resumes_in_a_mixture_of_streams_and_names_bad_items() -> Result<(), 
     for workers in WORKERS {
         for given in [3, expected.len() / 2 + 3] {
             let loader = build(workers)?;
-            let (mut seen, mut epoch) = (Vec::new(), loader.iter());
-            while seen.len() < given {
-                match epoch.next() {
-                    Some(batch) => seen.push(batch?),
-                    None => epoch = loader.iter(),
-                }
-            }
-            let state = loader.state_dict().unwrap();
-            drop(epoch);
+            let (mut seen, state) = stopped(&loader, given);
             seen.extend(rest(&resumed(build(2)?, &state), 2));
             assert_eq!(seen, expected, "{workers} workers, after {given}");
         }

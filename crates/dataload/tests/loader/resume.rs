@@ -22,6 +22,18 @@ pub fn rest(loader: &Numbers, epochs: u64) -> Vec<Vec<usize>> {
     batches
 }
 
+/// The first batches, and the state after them, within an epoch or at its end.
+pub fn stopped(loader: &Numbers, given: usize) -> (Vec<Vec<usize>>, StateDict) {
+    let (mut seen, mut epoch) = (Vec::new(), loader.iter());
+    while seen.len() < given {
+        match epoch.next() {
+            Some(batch) => seen.push(batch.unwrap()),
+            None => epoch = loader.iter(),
+        }
+    }
+    (seen, loader.state_dict().unwrap())
+}
+
 pub fn resumed(mut loader: Numbers, state: &StateDict) -> Numbers {
     loader.load_state_dict(state).unwrap();
     loader
@@ -119,14 +131,7 @@ fn streams_resume_at_every_batch() -> Result<(), DataError> {
         assert_eq!(all, rest(&build(3)?, 2), "any number of workers");
         for given in 0..=all.len() {
             let loader = build(given % 3)?;
-            let (mut seen, mut epoch) = (Vec::new(), loader.iter());
-            while seen.len() < given {
-                match epoch.next() {
-                    Some(batch) => seen.push(batch?),
-                    None => epoch = loader.iter(),
-                }
-            }
-            let state = loader.state_dict().unwrap();
+            let (mut seen, state) = stopped(&loader, given);
             assert!(bytes(&state) < 1000, "{} bytes", bytes(&state));
             seen.extend(rest(&resumed(build(2)?, &state), 2));
             assert_eq!(seen, all, "interleave {interleave}, buffer {buffer}, after {given} batches");

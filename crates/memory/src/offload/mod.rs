@@ -153,7 +153,8 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
     /// # Source
     /// DeepSpeed's `offload_optimizer` with `"device": "nvme"`
     pub fn state_on_disk(mut self, folder: impl AsRef<Path>) -> Result<Self, MemoryError> {
-        let is_there = |entry: &Entry| matches!(entry, Entry::Tensor(tensor) if tensor.numel() >= SMALLEST_FILE / 4);
+        let bytes = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
+        let is_there = |entry: &Entry| matches!(entry, Entry::Tensor(tensor) if bytes(tensor) >= SMALLEST_FILE);
         let state = self.inner.as_stateful().map(Stateful::state_dict).transpose()?;
         if state.is_some_and(|state| state.iter().any(|(_, entry)| is_there(entry))) {
             let reason = "it has made its state, which would stay in memory: call `state_on_disk` before the first step and \

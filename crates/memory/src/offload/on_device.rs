@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use overdrive_core::{AVERAGED, IGNORED, Marked, OptimizerError, Parameter, STEPPED_IN_BACKWARD, TorchError};
+use overdrive_core::{
+    AVERAGED, IGNORED, Marked, NOT_AVERAGED, OptimizerError, Parameter, STEPPED_IN_BACKWARD, TorchError,
+};
 use overdrive_ffi::{GradHook, SideStream, SyncTensor, TensorList, Transfer, empty_pinned, set_grad};
 use tch::Tensor;
 
@@ -60,9 +62,6 @@ const TWO_PASSES: &str = "it frees gradients, but there were two backward passes
 const LOST: &str = "gradients were lost by an error in the backward pass: call `zero_grad`, and run the pass again";
 const SPARSE: &str = "a gradient is sparse, and is copied to the host only if it is dense: set `sparse: false` in the \
                       embedding";
-const ALONE: &str = "a gradient is not averaged over the ranks, but other parameters' gradients are: make the \
-                     `DistributedDataParallel` anew after adding or unfreezing layers, or `ignore` parameters that each \
-                     rank trains for itself";
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -244,7 +243,7 @@ impl Copies {
         }
         let is_alone = !AVERAGED.is_empty() && !AVERAGED.contains(param) && !IGNORED.contains(param);
         if is_alone && AVERAGED.position(all.iter().map(|it| &**it)).is_some() {
-            return Err(refused(ALONE));
+            return Err(refused(NOT_AVERAGED));
         }
         let transfer = self.start(&grad.host, &found)?;
         set_grad(param, None)?;
