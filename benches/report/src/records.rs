@@ -219,8 +219,7 @@ fn is_limit(row: &VersusRow) -> bool {
 
 fn cells(newest: &Entry<'_>, before: &[Entry<'_>]) -> [String; 7] {
     let row = newest.row;
-    let earlier =
-        before.iter().map(|it| format!("{} ({}, {} pairs)", ratio(it.row.ratio_median), it.day, it.row.pairs));
+    let earlier = before.iter().map(|it| format!("{} ({}, n = {})", ratio(it.row.ratio_median), it.day, it.row.pairs));
     [
         format!("{} ({}\u{2013}{})", ratio(row.ratio_median), ratio(row.ratio_low), ratio(row.ratio_high)),
         goal(row),
@@ -280,7 +279,7 @@ mod tests {
     fn the_newest_result_of_each_machine_is_shown_with_the_earlier_ratios() {
         let records = [record("2026-01-01", 8.0, "A"), record("2026-02-01", 6.0, "A"), record("2026-01-15", 9.0, "B")];
         let page = page(&records);
-        assert!(page.contains("0.60 (0.60\u{2013}0.60)") && page.contains("0.80 (2026-01-01, 3 pairs)"), "{page}");
+        assert!(page.contains("0.60 (0.60\u{2013}0.60)") && page.contains("0.80 (2026-01-01, n = 3)"), "{page}");
         assert!(
             page.contains("A, 2 cores") && page.contains("B, 2 cores") && page.contains("a &lt;step&gt;"),
             "{page}"
@@ -306,7 +305,7 @@ mod tests {
         assert!(page(&records).contains("<td>3</td>"));
         records[1].report.pairs_asked = Some(3);
         let text = page(&records);
-        assert!(text.contains("<td>3, asked for</td>") && text.contains("0.80 (2026-01-01, 3 pairs)"), "{text}");
+        assert!(text.contains("<td>3, asked for</td>") && text.contains("0.80 (2026-01-01, n = 3)"), "{text}");
         // Measured again, because fewer pairs had missed the goal.
         records[1].report.pairs_asked = Some(31);
         records[1].report.rows[0].pairs = 31;
@@ -329,7 +328,7 @@ mod tests {
         let of_tch = VersusRow { peer_name: "plain tch".to_owned(), ..records[2].report.rows[0].clone() };
         records[2].report.rows.push(of_tch);
         let page = page(&records);
-        assert!(!page.contains(old) && page.contains("0.80 (2026-01-01, 3 pairs)"), "{page}");
+        assert!(!page.contains(old) && page.contains("0.80 (2026-01-01, n = 3)"), "{page}");
         assert!(page.contains("<th scope=\"row\">limit: the 50 ms allowed</th>"), "{page}");
         // Another tool is no limit, though `plain` alone is one.
         assert!(
@@ -350,7 +349,7 @@ mod tests {
         }
         let page = page(&records);
         assert!(page.contains("<span>by top-k of 1%, MLP, 512 samples a rank (share of the peer"), "{page}");
-        assert!(page.contains("0.80 (2026-01-01, 3 pairs)"), "{page}");
+        assert!(page.contains("0.80 (2026-01-01, n = 3)"), "{page}");
         assert!(page.contains("<th scope=\"row\">limit: the best of a grid</th>"), "{page}");
     }
 

@@ -74,6 +74,10 @@ macro_rules! pass_on {
                 (**self).check_step()
             }
 
+            fn make_state(&mut self) -> Result<(), OptimizerError> {
+                (**self).make_state()
+            }
+
             fn step_skipped(&mut self) -> Result<(), OptimizerError> {
                 (**self).step_skipped()
             }

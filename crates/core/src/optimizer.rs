@@ -236,6 +236,19 @@ pub trait Optimizer {
         Ok(())
     }
 
+    /// Makes the state that [`step`](Self::step) needs and that is not there yet, for the parameters that have a gradient: all of
+    /// it, or an error and none. For those who want it made elsewhere, or before several optimizers step as one. By
+    /// default nothing: state is made in the step.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    ///
+    /// # Syncs
+    /// No.
+    fn make_state(&mut self) -> Result<(), OptimizerError> {
+        Ok(())
+    }
+
     /// Whether [`step_scaled`](Self::step_scaled) works, so that a `GradScaler` need not wait for the GPU.
     ///
     /// # Source

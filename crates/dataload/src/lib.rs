@@ -18,6 +18,7 @@ mod decode;
 mod deferred;
 mod encoded;
 mod error;
+mod fn_stream;
 mod generator;
 mod idx;
 mod image;
@@ -83,6 +84,7 @@ pub use decode::{MAX_IMAGE_BYTES, decode_image};
 pub use deferred::Deferred;
 pub use encoded::EncodedImage;
 pub use error::DataError;
+pub use fn_stream::FnStream;
 pub use generator::Generator;
 pub use idx::{IdxArray, read_idx};
 pub use image::{Color, Image};
@@ -117,7 +119,7 @@ pub use sampler::{
 #[cfg(any(feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
 pub use shards::expand_shards;
 pub use stack::{Stack, Stackable};
-pub use stream::{FnStream, IterableDataset, Samples, ShardStream, StreamPosition};
+pub use stream::{IterableDataset, Samples, ShardStream, StreamPosition};
 pub use tensor_batch::TensorBatch;
 pub use tensor_dataset::{GatherRows, RowNumbers, TensorDataset};
 #[cfg(feature = "jsonl")]

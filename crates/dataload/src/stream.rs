@@ -1,6 +1,5 @@
 //! Streams of shards, for data that is read from front to back.
 
-use std::iter::Fuse;
 use std::sync::Arc;
 
 use crate::{Cancellation, DataError, Deferred, Filter, Map};
@@ -37,8 +36,9 @@ pub trait IterableDataset: Send + Sync {
     /// Like [`open_shard`](Self::open_shard), but work that need not be done in the stream's order is deferred. Loaders
     /// call this form, so that a [`map`](Self::map) runs in all workers at once.
     ///
-    /// Dropping an epoch waits for a running call: an implementation that takes long to reach `position` or to find the
-    /// next sample should check `cancelled` regularly. The default implementation does not.
+    /// Dropping an epoch waits up to 5 s for a running call, and then leaves its thread behind: an implementation that
+    /// takes long to reach `position` or to find the next sample should check `cancelled` regularly. The default
+    /// implementation does not.
     ///
     /// # Errors
     /// As [`open_shard`](Self::open_shard); [`DataError::Cancelled`].
@@ -59,6 +59,12 @@ pub trait IterableDataset: Send + Sync {
         None
     }
 
+    /// A number that changes with what decides about the items and their order besides the shards and their names: a saved
+    /// state of another one is refused. 0, the default, for nothing.
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+
     /// A dataset that passes every sample through `transform`.
     ///
     /// In a loader, `transform` runs in all workers at once, and [`OnError`](crate::OnError) decides about a sample for
@@ -75,7 +81,7 @@ pub trait IterableDataset: Send + Sync {
 
     /// A stream of the samples for which `keep` is true.
     ///
-    /// Samples are made where the stream is read, by one worker at a time, since `keep` has to see them: filter first,
+    /// Samples are made where a shard is read, by one worker at a time, since `keep` has to see them: filter first,
     /// then [`map`](Self::map). Where a shard is opened in its middle, on resume, it is read from its start.
     fn filter<F>(self, keep: F) -> Filter<Self, F>
     where
@@ -128,6 +134,10 @@ macro_rules! forward_iterable {
 
             fn read_ahead(&self, shard: usize) {
                 (**self).read_ahead(shard);
+            }
+
+            fn fingerprint(&self) -> u64 {
+                (**self).fingerprint()
             }
 
             fn shard_name(&self, shard: usize) -> Option<String> {
@@ -222,93 +232,6 @@ impl<D: IterableDataset> Iterator for ShardStream<D> {
     }
 }
 
-/// A closure as a stream of shards.
-///
-/// ```
-/// use overdrive_dataload::{FnStream, IterableDataset};
-///
-/// let counts = FnStream::new(2, |shard| Ok((0..3).map(move |i| Ok(shard * 10 + i))));
-/// let all: Vec<usize> = counts.stream(0..2).collect::<Result<_, _>>()?;
-/// assert_eq!(all, [0, 1, 2, 10, 11, 12]);
-/// # Ok::<(), overdrive_dataload::DataError>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct FnStream<F> {
-    shards: usize,
-    open: F,
-    names: Arc<[String]>,
-}
-
-impl<F> FnStream<F> {
-    /// A stream of `shards` shards; `open(i)` returns the iterator over shard `i`.
-    ///
-    /// On resume, a new iterator is opened, and its first items are read and dropped. Where there is a faster way to a
-    /// position, implement [`IterableDataset`] instead.
-    pub fn new<S, I>(shards: usize, open: F) -> Self
-    where
-        F: Fn(usize) -> Result<I, DataError> + Send + Sync,
-        I: Iterator<Item = Result<S, DataError>> + Send,
-    {
-        Self { shards, open, names: Arc::default() }
-    }
-
-    /// The names of the shards, in order; errors and faults show them. Shards without a name are shown by number.
-    pub fn shard_names(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.names = names.into_iter().map(Into::into).collect();
-        self
-    }
-}
-
-impl<S, I, F> FnStream<F>
-where
-    I: Iterator<Item = Result<S, DataError>> + Send + 'static,
-    F: Fn(usize) -> Result<I, DataError> + Send + Sync,
-{
-    fn samples(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<Fuse<I>, DataError> {
-        if shard >= self.shards {
-            return Err(DataError::IndexOutOfRange { index: shard, len: self.shards });
-        }
-        let mut samples = (self.open)(shard)?.fuse();
-        for _ in 0..position {
-            cancelled.check()?;
-            if samples.next().is_none() {
-                break;
-            }
-        }
-        Ok(samples)
-    }
-}
-
-impl<S, I, F> IterableDataset for FnStream<F>
-where
-    S: Send + 'static,
-    I: Iterator<Item = Result<S, DataError>> + Send + 'static,
-    F: Fn(usize) -> Result<I, DataError> + Send + Sync,
-{
-    type Sample = S;
-
-    fn shards(&self) -> usize {
-        self.shards
-    }
-
-    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<S>, DataError> {
-        Ok(Box::new(self.samples(shard, position, &Cancellation::default())?))
-    }
-
-    fn open_deferred(
-        &self,
-        shard: usize,
-        position: u64,
-        cancelled: &Cancellation,
-    ) -> Result<Samples<Deferred<S>>, DataError> {
-        Ok(Box::new(self.samples(shard, position, cancelled)?.map(|sample| sample.map(Deferred::ready))))
-    }
-
-    fn shard_name(&self, shard: usize) -> Option<String> {
-        self.names.get(shard).cloned()
-    }
-}
-
 impl<T, D, F> IterableDataset for Map<D, F>
 where
     T: Send + 'static,
@@ -347,6 +270,10 @@ where
         self.dataset.read_ahead(shard);
     }
 
+    fn fingerprint(&self) -> u64 {
+        self.dataset.fingerprint()
+    }
+
     fn shard_name(&self, shard: usize) -> Option<String> {
         self.dataset.shard_name(shard)
     }
@@ -355,6 +282,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::FnStream;
 
     /// Shard 1 cannot be opened; shard 2 has a bad sample in the middle.
     fn bumpy() -> impl IterableDataset<Sample = usize> {

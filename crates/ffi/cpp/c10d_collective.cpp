@@ -121,8 +121,10 @@ od_status od_collective_start(const od_group* group, const od_collective* collec
     auto work = start(*group->group, *collective, inputs, outputs);
     TORCH_CHECK(work, "the backend returned no work");
     // Backends write without telling autograd, nor whoever looks whether a parameter was changed.
-    for (const auto& tensor : outputs)
-      if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    bool is_root = collective->kind == OD_BROADCAST && group->group->getRank() == collective->peer;
+    if (group->group->getSize() > 1 && !is_root)
+      for (const auto& tensor : outputs)
+        if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
     auto kept = outputs;
     kept.insert(kept.end(), inputs.begin(), inputs.end());
     bool between_two = collective->kind == OD_SEND || collective->kind == OD_RECV || collective->kind == OD_RECV_ANY;

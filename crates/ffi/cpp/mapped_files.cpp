@@ -62,7 +62,10 @@ void* overdrive::map_file(int folder, size_t bytes) {
   int file = open_file(folder);
   if (file < 0) refuse(folder, bytes, errno);
   // All of it now: a write to a page that the disk has no room for would end the process later.
-  int error = posix_fallocate(file, 0, static_cast<off_t>(bytes));
+  int error;
+  // Of some file systems, a signal handler interrupts it.
+  do error = posix_fallocate(file, 0, static_cast<off_t>(bytes));
+  while (error == EINTR);
   void* data = MAP_FAILED;
   if (error == 0) {
     data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

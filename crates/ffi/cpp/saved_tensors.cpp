@@ -86,7 +86,7 @@ class Packed final : public SavedVariableHooks {
                 " on ", device_, " was saved");
     // A hook that keeps the tensor's own memory leaves this check to us, as libtorch leaves it to hooks.
     bool is_same = overdrive::has_storage(tensor) && storage_._unsafe_get_target() == &overdrive::storage_of(tensor);
-    TORCH_CHECK(!is_same || tensor._version() == version_,
+    TORCH_CHECK(!is_same || tensor._version() <= version_,
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a hook "
                 "of saved tensors has kept the memory of ", type_, " ", at::IntArrayRef(sizes_), ", which is at version ",
                 tensor._version(), "; expected version ", version_, " instead.");
@@ -196,19 +196,22 @@ od_status od_tensor_data(const at::Tensor* tensor, at::Tensor** out, od_error* e
   return overdrive::guarded(err, [&] { *out = new at::Tensor(tensor->tensor_data()); });
 }
 
-int32_t od_tensor_is_parameter(const at::Tensor* tensor) noexcept {
+int32_t od_tensor_is_parameter(const at::Tensor* tensor) noexcept try {
   auto is_parameter = [](const at::TensorBase& it) {
     if (it.is_leaf()) return it.requires_grad();
     // What autocast makes of a parameter or a view of it, and keeps until its region ends.
-    static const std::unordered_set<std::string> views{"TBackward0", "TransposeBackward0", "ViewBackward0",
-                                                       "PermuteBackward0", "UnsqueezeBackward0", "SliceBackward0"};
+    static const auto* views = new std::unordered_set<std::string>{
+        "TBackward0", "TransposeBackward0", "ViewBackward0", "PermuteBackward0", "UnsqueezeBackward0", "SliceBackward0"};
     auto node = it.grad_fn();
     if (node->name() != "ToCopyBackward0") return false;
     do node = node->num_outputs() == 1 ? node->next_edge(0).function : nullptr;
-    while (node != nullptr && views.count(node->name()) != 0);
+    while (node != nullptr && views->count(node->name()) != 0);
     return dynamic_cast<torch::autograd::AccumulateGrad*>(node.get()) != nullptr;
   };
   return is_parameter(*tensor) || (tensor->is_view() && is_parameter(tensor->_base()));
+} catch (...) {
+  // libtorch refuses to tell the history of some views that were changed in place.
+  return 0;
 }
 
 int32_t od_tensor_is_relu_saving(const at::Tensor* tensor) noexcept {
@@ -252,8 +255,7 @@ void od_same_tensor_free(od_same_tensor* same) noexcept { delete same; }
 od_status od_tensor_set_version(const at::Tensor* tensor, int64_t version, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     TORCH_CHECK(tensor->defined() && !tensor->is_inference(), "a tensor without a version is given");
-    auto counter = tensor->unsafeGetTensorImpl()->version_counter();
-    counter.set_version(version);
+    tensor->unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(static_cast<uint32_t>(version)));
   });
 }
 

@@ -44,7 +44,7 @@ od_status od_same_tensor_new(const at::Tensor* tensor, od_same_tensor** out, od_
 int32_t od_same_tensor_is(const od_same_tensor* same, const at::Tensor* tensor) noexcept;
 void od_same_tensor_free(od_same_tensor* same) noexcept;
 // How often a tensor was changed in place.
-// A copy of a tensor counts its changes from here on.
+// From here on the tensor has a count of changes of its own, that begins at `version`.
 od_status od_tensor_set_version(const at::Tensor* tensor, int64_t version, od_error* err) noexcept;
 int64_t od_tensor_version(const at::Tensor* tensor) noexcept;
 }

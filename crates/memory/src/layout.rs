@@ -10,6 +10,11 @@ pub(crate) fn has_gaps(tensor: &Tensor) -> bool {
     sides.iter().zip(dense).any(|((stride, _), dense)| *stride != dense)
 }
 
+/// Whether several of its elements are one in memory.
+pub(crate) fn is_expanded(tensor: &Tensor) -> bool {
+    tensor.size().iter().zip(tensor.stride()).any(|(&size, stride)| size > 1 && stride == 0)
+}
+
 /// The strides of a tensor of this shape that is dense: its own, or those of rows.
 pub(crate) fn dense_strides(tensor: &Tensor) -> Vec<i64> {
     if !has_gaps(tensor) {

@@ -196,8 +196,14 @@ impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         self.check_both()?;
+        self.make_state()?;
         self.first.step()?;
         self.second.step()
+    }
+
+    fn make_state(&mut self) -> Result<(), OptimizerError> {
+        self.first.make_state()?;
+        self.second.make_state()
     }
 
     fn check_step(&self) -> Result<(), OptimizerError> {

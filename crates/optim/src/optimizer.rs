@@ -203,7 +203,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         // All checks come first, so that an error leaves every parameter unchanged.
         self.check_grads()?;
         let mut values = self.values();
-        self.make_states()?;
+        self.make_state()?;
         for pass in 0..A::PASSES {
             if !A::begin(&mut values, pass)? {
                 return Ok(());
@@ -222,20 +222,6 @@ impl<A: Algorithm> GroupOptimizer<A> {
             }
         }
         self.groups.iter_mut().zip(values).for_each(|(group, values)| group.values = values);
-        Ok(())
-    }
-
-    /// Makes the state of the buckets that have none yet: of all of them, or an error and of none.
-    fn make_states(&mut self) -> Result<(), OptimizerError> {
-        let mut made = Vec::new();
-        for group in &mut self.groups {
-            for bucket in group.buckets.iter_mut().filter(|bucket| bucket.state.is_none()) {
-                if !bucket.params.grads()?.list.is_empty() {
-                    made.push((bucket.fresh_state(&group.values.options, self.packing.fused)?, bucket));
-                }
-            }
-        }
-        made.into_iter().for_each(|(state, bucket)| bucket.state = Some(state));
         Ok(())
     }
 
@@ -351,6 +337,19 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         self.step_all(None)
+    }
+
+    fn make_state(&mut self) -> Result<(), OptimizerError> {
+        let mut made = Vec::new();
+        for group in &mut self.groups {
+            for bucket in group.buckets.iter_mut().filter(|bucket| bucket.state.is_none()) {
+                if !bucket.params.grads()?.list.is_empty() {
+                    made.push((bucket.fresh_state(&group.values.options, self.packing.fused)?, bucket));
+                }
+            }
+        }
+        made.into_iter().for_each(|(state, bucket)| bucket.state = Some(state));
+        Ok(())
     }
 
     fn check_step(&self) -> Result<(), OptimizerError> {

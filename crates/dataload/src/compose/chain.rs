@@ -1,6 +1,7 @@
 //! Streams one after the other.
 
 use super::concat::{cumulative, locate};
+use crate::loader::fingerprint;
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
 /// The shards of several streams, one stream after the other.
@@ -70,6 +71,11 @@ impl<D: IterableDataset> IterableDataset for Chain<D> {
         if let Ok((stream, shard)) = self.shard(shard) {
             stream.read_ahead(shard);
         }
+    }
+
+    fn fingerprint(&self) -> u64 {
+        let all = self.streams.iter().map(D::fingerprint);
+        if all.clone().all(|one| one == 0) { 0 } else { fingerprint(&all.collect::<Vec<_>>()) }
     }
 
     fn shard_name(&self, shard: usize) -> Option<String> {

@@ -50,10 +50,10 @@ where
     ) -> Result<Samples<Deferred<D::Sample>>, DataError> {
         let keep = self.keep.clone();
         let decide = move |mut item: Deferred<D::Sample>| {
-            let key = item.take_key();
+            let (key, bytes) = (item.take_key(), item.bytes());
             // Whether an item is kept is known only once its sample is made.
             match item.get().and_then(|sample| Ok(keep(&sample)?.then_some(sample))) {
-                Ok(sample) => Some(Deferred::ready(sample?).with_key(key)),
+                Ok(sample) => Some(Deferred::ready(sample?).with_key(key).of_bytes(bytes)),
                 Err(error) => Some(Deferred::later(|| Err(error)).with_key(key)),
             }
         };
@@ -108,6 +108,10 @@ where
 
     fn read_ahead(&self, shard: usize) {
         self.stream.read_ahead(shard);
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.stream.fingerprint()
     }
 
     fn shard_name(&self, shard: usize) -> Option<String> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::mixture::normalized;
+use crate::loader::fingerprint;
 use crate::rng::unit;
 use crate::{
     Cancellation, DataError, Deferred, IterableDataset, Philox, Samples, ShardStream, StoppingStrategy, StreamPosition,
@@ -180,15 +181,13 @@ impl<D: IterableDataset + 'static> IterableDataset for StreamMixture<D> {
         Ok(Box::new(turns))
     }
 
-    /// What the order depends on, so that a state of another mixture is refused.
-    fn shard_name(&self, shard: usize) -> Option<String> {
+    fn fingerprint(&self) -> u64 {
         let stream = |stream: &Arc<D>| {
-            let name = stream.shard_name(shard).unwrap_or_default();
-            format!("{} shards, {name}", stream.shards())
+            let names = (0..stream.shards()).map(|shard| stream.shard_name(shard));
+            (stream.fingerprint(), names.collect::<Vec<_>>())
         };
         let streams: Vec<_> = self.streams.iter().map(stream).collect();
-        let Self { weights, seed, stopping_strategy, .. } = self;
-        Some(format!("shard {shard} of ({}) by {weights:?}, seed {seed}, {stopping_strategy:?}", streams.join("; ")))
+        fingerprint(&(streams, &self.weights, self.seed, self.stopping_strategy))
     }
 
     fn read_ahead(&self, shard: usize) {

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
@@ -169,10 +170,26 @@ pub(crate) fn usual_footprint<B: 'static>() -> Option<fn(&B) -> Footprint> {
 /// A quarter of the memory that the process may use, shared with the other ranks of the host.
 pub(crate) fn host_bytes() -> usize {
     let ranks = local_ranks(|name| std::env::var(name).ok()).unwrap_or(1).max(1);
-    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let limits = limits.iter().filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok());
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limits =
+        limit_files(&groups).into_iter().filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok());
     let installed = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| installed(&text));
     installed.into_iter().chain(limits).min().map_or(HOST_BYTES, |bytes: usize| bytes / 4 / ranks)
+}
+
+/// The files with the limits of the process's control groups and those around them, given `/proc/self/cgroup`.
+fn limit_files(groups: &str) -> Vec<String> {
+    let files = groups.lines().filter_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            it if it.split(',').any(|it| it == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            _ => return None,
+        };
+        let around = Path::new(path).ancestors().map(move |group| format!("{root}{}/{file}", group.display()));
+        Some(around.map(|path| path.replace("//", "/")))
+    });
+    files.flatten().collect()
 }
 
 /// The bytes of `MemTotal`.
@@ -211,6 +228,16 @@ mod tests {
         assert_eq!(installed("MemTotal:       32596152 kB\nMemFree:  1 kB\n"), Some(32_596_152 << 10));
         assert_eq!(installed("MemFree:  1 kB\n"), None);
         assert!(host_bytes() > 0);
+        let found = limit_files("12:cpu,memory:/slurm/job\n3:cpuset:/other\n0::/user/a.scope\n");
+        let expected = [
+            "/sys/fs/cgroup/memory/slurm/job/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/slurm/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/user/a.scope/memory.max",
+            "/sys/fs/cgroup/user/memory.max",
+            "/sys/fs/cgroup/memory.max",
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub(crate) struct Options {
     num_workers: NumWorkers,
     prefetch_factor: usize,
     tune_prefetch: bool,
-    memory_budget: Option<usize>,
+    pub(crate) memory_budget: Option<usize>,
     device_budget: usize,
     in_order: bool,
     timeout: Option<Duration>,
@@ -157,9 +157,11 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
     }
 
     /// How many bytes of the host's memory the batches may take that workers are making and those that wait to be
-    /// taken, and the raw samples of one batch of a stream; one batch is made in any case. Unless set, a quarter of the
-    /// memory that the process may use, divided by the ranks on the host, and 512 MiB for the batches loaded ahead where
-    /// the loader chooses their number ([`Auto`]).
+    /// taken; one batch is made in any case. How large batches are is known from the first one of an epoch on: before that,
+    /// each worker makes one. Unless set, a quarter of the memory that the process may use, divided by the ranks on the
+    /// host, and 512 MiB for the batches loaded ahead where the loader chooses their number ([`Auto`]).
+    ///
+    /// If set, it also bounds the raw samples of one batch of a stream, of which each worker has one: more are an error.
     ///
     /// The bytes of a tensor, of a pair, a triple, a vector or a map by name of tensors, and of a
     /// [`ParquetTable`](crate::ParquetTable) are known. Batches of other types are counted only with

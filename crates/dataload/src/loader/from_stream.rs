@@ -67,7 +67,7 @@ impl<D: IterableDataset, C> DataLoaderBuilder<FromStream<D>, C> {
     /// depends on it.
     ///
     /// The bytes are those of samples as they are read, before `map` and the collate function: known for WebDataset and
-    /// TFRecord, and where a stream of your own sets [`Deferred::of_bytes`](crate::Deferred::of_bytes).
+    /// TFRecord, in part for rows of Parquet, and where a stream of your own sets [`Deferred::of_bytes`](crate::Deferred::of_bytes).
     pub fn shuffle_buffer_bytes(mut self, bytes: usize) -> Self {
         self.source.shuffle_buffer_bytes = Some(bytes);
         self
@@ -137,7 +137,7 @@ where
             shuffle: options.shuffle,
             shuffle_buffer,
             shuffle_buffer_bytes,
-            batch_bytes: options.host_budget(),
+            batch_bytes: options.memory_budget.unwrap_or(usize::MAX),
             interleave,
             rank,
             world_size,
@@ -154,6 +154,7 @@ where
         // Kept short: without it, a state has the default.
         order.extend(source.shuffle_buffer_bytes.map(|bytes| ("window_bytes", bytes as i64)));
         order.extend(names(&dataset).map(|crc| ("names", i64::from(crc))));
+        order.extend(Some(dataset.fingerprint()).filter(|&it| it != 0).map(|it| ("fingerprint", it as i64)));
         let identity = Identity { stream: true, len: dataset.shards(), global_batch_size, seed: options.seed, order };
         let (stages, machinery) = options.assemble(collate)?;
         let source = Streamed { dataset: Arc::new(dataset), stages: Arc::new(stages), options: stream, identity };
@@ -169,4 +170,10 @@ fn names(dataset: &impl IterableDataset) -> Option<u32> {
         // The zero byte, which no name has, tells "a", "bc" from "ab", "c".
         Some(crc32c::crc32c_append(crc32c::crc32c_append(crc, last.as_bytes()), b"\0"))
     })
+}
+
+/// A checksum of what decides about a stream; see [`IterableDataset::fingerprint`].
+pub(crate) fn fingerprint(of: &impl std::fmt::Debug) -> u64 {
+    // Never 0, which stands for nothing.
+    1 << 32 | u64::from(crc32c::crc32c(format!("{of:?}").as_bytes()))
 }

@@ -136,6 +136,11 @@ impl ParquetBatches {
             ("parquet.shuffle", i64::from(self.shuffle)),
             ("parquet.seed", self.seed as i64),
         ];
+        // The ends of windows depend on the sizes of the columns that are read.
+        let sizes = (0..self.dataset.groups.len()).fold(0, |crc, group| {
+            crc32c::crc32c_append(crc, &(self.dataset.decoded_bytes(group) as u64).to_le_bytes())
+        });
+        identity.push(("parquet.sizes", i64::from(sizes)));
         identity.extend(self.window_bytes.map(|bytes| ("parquet.window_bytes", bytes as i64)));
         if self.rank.world_size > 1 {
             identity.push(("parquet.world_size", self.rank.world_size as i64));

@@ -12,6 +12,7 @@ pub use sample::WebSample;
 pub use samples::WebSamples;
 pub use writer::{WebDatasetWriter, WebDatasetWriterBuilder};
 
+use crate::loader::fingerprint;
 use crate::read::read_ahead;
 use crate::shards::{expand_shards, require};
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
@@ -141,6 +142,11 @@ impl IterableDataset for WebDataset {
         if let Some(path) = self.files.get(shard) {
             read_ahead(path);
         }
+    }
+
+    /// The sizes of samples, and with them the ends of windows, depend on the files that are read.
+    fn fingerprint(&self) -> u64 {
+        self.options.extensions.as_ref().map_or(0, fingerprint)
     }
 
     fn shard_name(&self, shard: usize) -> Option<String> {

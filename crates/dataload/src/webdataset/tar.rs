@@ -139,7 +139,10 @@ impl TarReader {
             return match self.content.drain_zeros()? {
                 None => Ok(None),
                 Some(at) => {
-                    Err(self.content.corrupt(at, "only zeros after the archive's end mark", "other bytes").into())
+                    let error = self.content.corrupt(at, "only zeros after the archive's end mark", "other bytes");
+                    // Of a header that was lost, or of another archive: the first of these bytes may be a header.
+                    self.content.skip(at - at % BLOCK - self.content.at(), "zeros")?;
+                    Err(self.search(offset, error))
                 }
             };
         }

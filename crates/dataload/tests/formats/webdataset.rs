@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use overdrive_core::Stateful;
 use overdrive_dataload::{
     Cancellation, DataError, DataLoader, Deferred, IterableDataset, StreamPosition, WebDataset, WebDatasetWriter,
     WebSample, WebSamples,
@@ -51,6 +52,21 @@ fn only_selected_files_are_read() {
     assert_eq!(samples.len(), 10);
     assert!(samples.iter().all(|sample| sample.files().len() == 2 && sample.get("bin").is_none()));
     assert!(all(&open("web-*.tar").select(["png"])).is_empty());
+}
+
+/// The ends of windows depend on the bytes of samples.
+#[test]
+fn a_state_of_another_selection_is_refused() -> Result<(), DataError> {
+    let loader = |extensions: &[&str]| {
+        let stream = open("web-*.tar").select(extensions).map(|sample| Ok(sample.key().to_owned()));
+        DataLoader::stream(stream).batch_size(2).num_workers(0).collate(|keys: Vec<String>| Ok(keys)).build()
+    };
+    let state = loader(&["cls"])?.state_dict().unwrap();
+    loader(&["cls"])?.load_state_dict(&state).unwrap();
+    for other in [&["cls", "bin"][..], &["bin"]] {
+        assert!(loader(other)?.load_state_dict(&state).is_err(), "{other:?}");
+    }
+    Ok(())
 }
 
 #[test]
@@ -316,6 +332,23 @@ fn samples_behind_a_damaged_header_are_found_again() {
     let error = items(&last).pop().unwrap().unwrap_err().to_string();
     assert!(error.ends_with("the samples after it are lost: how many is unknown"), "{error}");
     assert_eq!(items(&last)[..5].iter().flatten().count(), 5);
+}
+
+#[test]
+fn samples_behind_zeros_are_found_again() {
+    let (good, _) = pairs(false);
+    let keys = |bytes: &[u8]| -> Vec<Option<String>> {
+        items(bytes).into_iter().map(|item| item.ok().map(|sample| sample.key().to_owned())).collect()
+    };
+    // The header of the third sample's second file.
+    let mut blank = good.clone();
+    blank[headers(&good)[5]..][..512].fill(0);
+    let named = |key: &str| Some(key.to_owned());
+    assert_eq!(keys(&blank), [named("0"), named("1"), None, named("4"), named("5")]);
+    // Another archive behind the first one.
+    let both = [&good[..], &good].concat();
+    assert_eq!(keys(&both).iter().filter(|key| key.is_none()).count(), 1, "{:?}", keys(&both));
+    assert!(keys(&both).iter().flatten().count() >= 10, "{:?}", keys(&both));
 }
 
 #[test]

@@ -255,7 +255,8 @@ pub fn version(tensor: &Tensor) -> i64 {
     unsafe { raw::od_tensor_version(tensor.as_ptr()) }
 }
 
-/// Has a copy of a tensor count its changes in place from those of the tensor on.
+/// Gives a tensor a count of changes in place of its own, which begins at `version`: other handles of its memory keep
+/// theirs.
 ///
 /// # Errors
 /// For a tensor that counts none, such as one of inference mode.

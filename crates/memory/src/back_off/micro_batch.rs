@@ -111,7 +111,7 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
         };
         self.grow(samples);
         loop {
-            let generators = Generators::in_use()?;
+            let generators = Generators::of(batch.iter().chain(&opt.params()))?;
             opt.zero_grad()?;
             let tried = or_out_of_memory(|| self.parts(batch, samples, &mut loss));
             // A part larger than the batch is as large as the batch.
@@ -153,8 +153,7 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
                  one that steps in `step` alone",
             );
         }
-        let alone = self.sync.averaged_by() == AveragedBy::Nobody || self.ranks.world_size() == 1;
-        if alone && AVERAGED.position(&opt.params()).is_some() {
+        if self.sync.averaged_by() == AveragedBy::Nobody && AVERAGED.position(&opt.params()).is_some() {
             return refuse(
                 "a `DistributedDataParallel` averages its gradients, and ranks that halve their parts alone would wait for \
                  each other: call `with_ranks(&ddp, &group)`",

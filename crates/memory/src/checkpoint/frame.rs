@@ -38,6 +38,8 @@ pub(super) struct Frame {
     inputs: Vec<SavedTensor>,
     /// How often the inputs had been changed in place.
     versions: Vec<i64>,
+    /// Where the inputs are.
+    devices: Vec<Device>,
     slots: Mutex<Vec<Slot>>,
     is_forward_done: AtomicBool,
     /// Of the first run.
@@ -108,6 +110,7 @@ impl Frame {
             check: options.determinism_check,
             leaves: Leaves::begin()?,
             versions: inputs.iter().map(version).collect(),
+            devices: inputs.iter().filter(|input| input.defined()).map(Tensor::device).collect(),
             inputs: inputs.iter().map(SavedTensor::new).collect::<Result<_, _>>()?,
             slots: Mutex::default(),
             is_forward_done: AtomicBool::new(false),
@@ -149,13 +152,21 @@ impl Frame {
     pub(super) fn inputs(&self) -> Result<Vec<Tensor>, TorchError> {
         let again = |(input, of_first): (&SavedTensor, &i64)| {
             let tensor = input.unpack()?;
-            // A copy that hooks around the function have made.
-            if version(&tensor) < *of_first {
+            // A copy that hooks around the function have made counts otherwise.
+            if version(&tensor) != *of_first {
                 set_version(&tensor, *of_first)?;
             }
             Ok(tensor)
         };
         self.inputs.iter().zip(&self.versions).map(again).collect()
+    }
+
+    /// Whether the function may have drawn from the generator of this device: it has inputs or saved tensors there. Those of
+    /// other devices are other threads'.
+    pub(super) fn uses(&self, device: Device) -> bool {
+        !device.is_cuda()
+            || self.devices.contains(&device)
+            || self.slots().iter().any(|slot| slot.about.device == device)
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {

@@ -139,7 +139,7 @@ impl ActivationCheckpoint {
         if !grad_enabled() {
             return function(&own).map_err(failed);
         }
-        let context = Context::now(self.preserve_rng_state)?;
+        let context = Context::now(&own, self.preserve_rng_state)?;
         let function_type = type_of(&function);
         let function = Arc::new(parking_lot::ReentrantMutex::new(function));
         let again = {

@@ -28,7 +28,7 @@ impl Frame {
         let (saved, is_over, changed) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::default());
         let again = Arc::new(Again { frame: Arc::clone(self), pass, saved, is_over, changed });
         let result = {
-            let _context = self.context.enter()?;
+            let _context = self.context.enter(|device| self.uses(device))?;
             let _hooks = HooksGuard::new(again.clone())?;
             let _kept = self.keeper.as_ref().map(Keeper::reuse).transpose()?;
             let _quiet = Quiet::new();

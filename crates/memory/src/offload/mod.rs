@@ -144,8 +144,9 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
     /// system writes while training goes on. Steps are the same to the bit. Call it before the first step. For
     /// parameters of a CPU, too.
     ///
-    /// That is what the first step of a parameter makes, and what is loaded; state of less than 256 KiB stays in memory. A
-    /// step for whose state the disk has no room is an error, and changes nothing.
+    /// That is what [`make_state`](Optimizer::make_state) makes, and what is loaded; state of less than 256 KiB stays in memory,
+    /// and so does all of optimizers that make theirs within a step (tch's, L-BFGS). A step for whose state the disk has no
+    /// room is an error, and changes nothing.
     ///
     /// # Errors
     /// When the folder cannot be opened, and when the optimizer has made its state.
@@ -216,11 +217,10 @@ fn checked<O: Optimizer>(inner: O) -> Result<O, OptimizerError> {
     Ok(inner)
 }
 
-fn step(inner: &mut impl Optimizer, disk: Option<&mut OnDisk>) -> Result<(), OptimizerError> {
-    match disk {
-        Some(disk) => disk.step(inner),
-        None => inner.step(),
-    }
+/// A step, whose state is on disk.
+fn step(inner: &mut impl Optimizer, disk: Option<&OnDisk>) -> Result<(), OptimizerError> {
+    disk.map_or(Ok(()), |disk| disk.make(|| inner.make_state())?)?;
+    inner.step()
 }
 
 impl<O: Optimizer> Optimizer for CpuOffloadOptimizer<O> {
@@ -278,16 +278,15 @@ impl<O: Optimizer> Optimizer for CpuOffloadOptimizer<O> {
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         self.check()?;
-        let Some(device) = &mut self.device else { return step(&mut self.inner, self.disk.as_mut()) };
-        if !device.catch_up()? {
-            device.follow()?;
-            device.take_gradients()?;
-            let stepped = step(&mut self.inner, self.disk.as_mut());
-            device.is_stepped(stepped.is_ok());
-            device.give()?;
-            // The gradients are there for another try.
-            stepped?;
-        }
+        let Some(device) = &mut self.device else { return step(&mut self.inner, self.disk.as_ref()) };
+        device.catch_up()?;
+        device.follow()?;
+        device.take_gradients()?;
+        let stepped = step(&mut self.inner, self.disk.as_ref());
+        device.is_stepped(stepped.is_ok());
+        device.give()?;
+        // After an error, the gradients are there for another try.
+        stepped?;
         device.forget();
         Ok(())
     }
@@ -295,6 +294,13 @@ impl<O: Optimizer> Optimizer for CpuOffloadOptimizer<O> {
     fn check_step(&self) -> Result<(), OptimizerError> {
         self.check()?;
         self.inner.check_step()
+    }
+
+    fn make_state(&mut self) -> Result<(), OptimizerError> {
+        match &self.disk {
+            Some(disk) => disk.make(|| self.inner.make_state())?,
+            None => self.inner.make_state(),
+        }
     }
 
     fn step_skipped(&mut self) -> Result<(), OptimizerError> {

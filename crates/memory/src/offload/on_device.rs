@@ -60,6 +60,8 @@ fn refused(reason: &'static str) -> OptimizerError {
 
 const TWO_PASSES: &str = "it frees gradients, but there were two backward passes before a step: build it with `new`";
 const LOST: &str = "gradients were lost by an error in the backward pass: call `zero_grad`, and run the pass again";
+const USED: &str = "the step with these gradients failed only after the optimizer had used them, and is completed now: call \
+                    `zero_grad`, and run the backward pass again";
 const SPARSE: &str = "a gradient is sparse, and is copied to the host only if it is dense: set `sparse: false` in the \
                       embedding";
 
@@ -161,14 +163,13 @@ impl OnDevice {
         Ok(())
     }
 
-    /// Whether the step with these gradients is over: it failed only when the parameters were to get their values, which
-    /// they now have.
-    pub(super) fn catch_up(&mut self) -> Result<bool, TorchError> {
-        if !self.owes {
-            return Ok(false);
+    /// Completes a step that failed when the parameters were to get their values, unless those were written since. An error
+    /// as long as its gradients are there.
+    pub(super) fn catch_up(&mut self) -> Result<(), OptimizerError> {
+        if self.owes {
+            if self.params.writes()? == self.writes { self.give()? } else { self.copy_params()? }
         }
-        self.give()?;
-        Ok(self.copies.is_used.load(Ordering::Relaxed))
+        if self.copies.is_used.load(Ordering::Relaxed) { Err(refused(USED)) } else { Ok(()) }
     }
 
     /// Gives the copies the values of the parameters, if those were written.
@@ -216,10 +217,17 @@ impl OnDevice {
     /// The copies were stepped: gives the parameters their values. What the device is given from now on waits.
     pub(super) fn give(&mut self) -> Result<(), TorchError> {
         self.owes = true;
+        let given = self.give_all();
+        // Also after an error: what is written from now on is the program's.
+        self.writes = self.params.writes()?;
+        self.owes = given.is_err();
+        given
+    }
+
+    fn give_all(&self) -> Result<(), TorchError> {
         let copy = |(at, master)| self.copies.stream.copy(master, &self.params.get(at)?.f_detach()?);
         let transfers = self.masters.iter().enumerate().map(copy).collect::<Result<Vec<_>, _>>()?;
         drop(transfers);
-        (self.writes, self.owes) = (self.params.writes()?, false);
         Ok(())
     }
 }

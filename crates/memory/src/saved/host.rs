@@ -52,9 +52,6 @@ impl Host {
 impl Store for Host {
     fn store(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError> {
         let Device::Cuda(number) = tensor.device() else { return Ok(None) };
-        if is_expanded(tensor) {
-            return Ok(None);
-        }
         let side = self.side(number)?;
         let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
         let block = side.blocks.take(bytes)?;
@@ -110,11 +107,6 @@ impl Blocks {
     fn give(&self, block: Tensor) {
         lock(&self.0).entry(block.numel()).or_default().push(block);
     }
-}
-
-/// Whether several of its elements are one in memory.
-fn is_expanded(tensor: &Tensor) -> bool {
-    tensor.size().iter().zip(tensor.stride()).any(|(&size, stride)| size > 1 && stride == 0)
 }
 
 /// A tensor in pinned memory.

@@ -19,6 +19,7 @@ use overdrive_ffi::{Error as TorchError, storage};
 use tch::Tensor;
 
 use crate::error::MemoryError;
+use crate::layout::is_expanded;
 pub use closures::saved_tensors_hooks;
 pub use compress::Compression;
 use disk::Disk;
@@ -149,7 +150,8 @@ impl Hooks for Filtered {
         // A small part keeps the whole in memory. What has no storage, such as a sparse tensor, has no other form.
         let Ok(storage) = storage(tensor) else { return Ok(None) };
         let stays = is_parameter(tensor) || self.left_alone.contains(&storage.address);
-        if storage.bytes < self.min_bytes || stays {
+        // An expanded one would take more.
+        if storage.bytes < self.min_bytes || stays || is_expanded(tensor) {
             return Ok(None);
         }
         // Not for other operators that save the same tensor.

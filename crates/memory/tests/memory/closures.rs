@@ -31,6 +31,20 @@ fn closures_pack_and_unpack() {
     assert_eq!(calls.map(|count| count.load(Ordering::SeqCst)), [2, 2]);
 }
 
+/// `data` has a count of its own.
+#[test]
+fn closures_may_keep_data_of_a_tensor_that_was_changed_before() {
+    let _alone = alone();
+    let x = leaf(&[4]);
+    let _ = tch::no_grad(|| x.shallow_clone().f_add_(&Tensor::from(1f32)));
+    let y = {
+        let pack = |tensor: &Tensor| Ok::<_, TchError>(tensor.data());
+        let _guard = saved_tensors_hooks(pack, |kept: &Tensor| Ok(kept.shallow_clone())).unwrap();
+        x.sin()
+    };
+    assert_eq!(grads(&y.sum(Kind::Float), &[&x])[0], x.cos().detach());
+}
+
 /// libtorch leaves the check to hooks, and Python's do not make it.
 #[test]
 fn closures_that_keep_memory_which_changes_are_errors() {

@@ -183,17 +183,26 @@ fn a_checkpointed_function_whose_input_was_changed_before_runs_again_under_hooks
     let x = leaf(&[100]);
     let folder = tempfile::tempdir().unwrap();
     let saved = SavedTensors::on_disk(folder.path()).unwrap().min_bytes(0);
-    let run = || {
-        let mut y = x.sin();
-        let _ = y.f_relu_().unwrap();
-        checkpoint(|[y]| y.f_exp()?.f_sin(), [&y]).unwrap().sum(Kind::Float)
-    };
-    let expected = grads(&run(), &[&x]);
-    let loss = {
-        let _guard = saved.begin().unwrap();
-        run()
-    };
-    assert_eq!(grads(&loss, &[&x]), expected);
+    for changes in 0..4 {
+        let run = || {
+            let mut y = x.sin();
+            (0..changes).for_each(|_| _ = y.f_relu_().unwrap());
+            let checkpointed = checkpoint(|[y]| y.f_exp()?.f_sin(), [&y]).unwrap();
+            // Another operator saves it too.
+            (checkpointed * &y).sum(Kind::Float)
+        };
+        let expected = grads(&run(), &[&x]);
+        for is_written in [false, true] {
+            let loss = {
+                let _guard = saved.begin().unwrap();
+                run()
+            };
+            while is_written && files_in(folder.path()) < 2 {
+                std::thread::yield_now();
+            }
+            assert_eq!(grads(&loss, &[&x]), expected, "{changes} changes, {is_written}");
+        }
+    }
 }
 
 /// Autocast keeps the copy anyway.
@@ -217,6 +226,16 @@ fn what_autocast_makes_of_a_parameter_stays_as_it_is() {
 #[test]
 fn empty_tensors_and_numbers_beyond_float32_stay_as_they_are() {
     let _alone = alone();
+    // An expanded mask would take more bits than it has bytes.
+    let (mask, y) = (Tensor::rand([1, 4], FLOAT).gt(0.5), leaf(&[4096, 4]));
+    host_memory::count(usize::MAX).unwrap();
+    let before = host_memory::stats().unwrap().allocated;
+    let masked = {
+        let _guard = SavedTensors::compressed(Compression::Int8).min_bytes(0).begin().unwrap();
+        y.masked_fill(&mask.expand([4096, 4], false), 0.0).sum(Kind::Float)
+    };
+    assert!(host_memory::stats().unwrap().allocated - before < 1024);
+    assert_eq!(grads(&masked, &[&y])[0].select(0, 7), mask.logical_not().to_kind(Kind::Float).select(0, 0));
     let x = leaf(&[4]);
     let large = Tensor::from_slice(&[1e300, 1.0, 2.0, 3.0]).set_requires_grad(true);
     for compression in [Compression::Int8, Compression::Float8, Compression::BFloat16] {

@@ -168,6 +168,7 @@ fn main() -> Result<ExitCode> {
         memory::functions_run_again_on_the_device,
         memory::functions_of_the_host_s_tensors_draw_the_same_on_the_device,
         offload::tensors_saved_on_the_host_give_the_same_gradients,
+        offload::checkpointed_functions_run_again_with_inputs_from_the_host,
         offload::steps::steps_on_the_host_equal_those_of_a_cpu,
         optimizers::fused_adamw_on_the_device_equals_the_host,
         optimizers::fused_sgd_on_the_device_equals_the_host,

@@ -5,7 +5,7 @@ pub mod steps;
 use anyhow::{Result, ensure};
 use overdrive::ffi::autograd::{GradOptions, grad};
 use overdrive::ffi::cuda;
-use overdrive::memory::SavedTensors;
+use overdrive::memory::{SavedTensors, checkpoint};
 use overdrive::prelude::*;
 use overdrive_fakecuda::{Calls, Counts, Fake, Pace, waits};
 
@@ -65,6 +65,26 @@ pub fn tensors_saved_on_the_host_give_the_same_gradients() -> Result<()> {
     for _ in 0..2 {
         ensure!(are_equal(&all(Some(&saved))?, &expected));
     }
+    Ok(())
+}
+
+/// The copies that come back count their changes otherwise.
+pub fn checkpointed_functions_run_again_with_inputs_from_the_host() -> Result<()> {
+    let (x, weight, saved) = (leaf(), leaf(), on_host());
+    let run = || -> Result<Tensor> {
+        let mut y = x.shallow_clone();
+        for _ in 0..LAYERS {
+            let own = weight.shallow_clone();
+            y = checkpoint(move |[y]: &[Tensor; 1]| y.f_matmul(&own)?.f_tanh(), [&y])? * &y;
+        }
+        Ok(y.square().mean(Kind::Float))
+    };
+    let expected = grads(&run()?, &[&x, &weight], GradOptions::default())?;
+    let loss = {
+        let _guard = saved.begin()?;
+        run()?
+    };
+    ensure!(are_equal(&grads(&loss, &[&x, &weight], GradOptions::default())?, &expected));
     Ok(())
 }
 
