@@ -72,10 +72,10 @@ fn speed(row: &Row, samples: &str) -> String {
 /// The time of a whole training, what it reached, and when it had reached the target.
 fn whole(row: &Row, target: Target) -> String {
     let Some(time) = row.seconds else { return "-".to_owned() };
-    let reached = match (row.accuracy, row.loss) {
-        (Some(share), _) => format!(" to {}", accuracy(share)),
-        (None, Some(loss)) => format!(" to a loss of {loss:.2}"),
-        (None, None) => String::new(),
+    let reached = match (target, row.accuracy, row.loss) {
+        (Target::Accuracy(_), Some(share), _) => format!(" to {}", accuracy(share)),
+        (_, _, Some(loss)) => format!(" to a loss of {loss:.2}"),
+        _ => String::new(),
     };
     let to_target = row.seconds_to_target.map(|it| format!("; {target} after {} s", seconds(it))).unwrap_or_default();
     format!("{} s ({}-{}){reached}{to_target}", seconds(time.median), seconds(time.low), seconds(time.high))
@@ -85,7 +85,10 @@ fn whole_head(report: &Report) -> String {
     let seeds = report.setting.seeds.len();
     let of =
         if seeds > 1 { format!("the median of {seeds} seeds, the lowest and the highest") } else { "once".to_owned() };
-    format!("Trained as a whole, from opening the data to the last step: {of}.")
+    format!(
+        "Trained as a whole, from opening the data to the last step: {of}. When it reached the target is read off between \
+         the ends of epochs, for text of twentieths. Overdrive and tch begin with tch's initial weights, PyTorch with its own."
+    )
 }
 
 /// How it was measured, and what it says beside tuned Python.
@@ -115,7 +118,7 @@ fn said(report: &Report, record: &str) -> String {
     format!(
         "Medians of ratios over {} interleaved rounds, with the lowest and the highest; {machine}, libtorch \
          {libtorch}, {day} ([the record]({record}); `cargo xtask bench --{}`).{beside} What Overdrive uses, chosen by \
-         trying: {}.",
+         trying at its start, so that another machine or day may choose otherwise: {}.",
         setting.rounds,
         setting.size,
         parts.join("; ")

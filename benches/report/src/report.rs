@@ -38,6 +38,9 @@ pub struct Report {
 pub struct Setting {
     /// When it was measured, as [`crate::date::utc_now`] writes it.
     pub measured_at: String,
+    /// How long the benchmark took, without building it.
+    #[serde(default)]
+    pub run_seconds: Option<f64>,
     /// The machine.
     pub machine: Machine,
     /// The software.
@@ -185,11 +188,27 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    fn is_reached_by(self, mark: &Mark) -> bool {
+    /// How far a mark is past the target; below 0 before it.
+    fn past(self, mark: &Mark) -> Option<f64> {
         match self {
-            Self::Accuracy(least) => mark.accuracy.is_some_and(|accuracy| accuracy >= least),
-            Self::Loss(most) => mark.loss.is_some_and(|loss| loss <= most),
+            Self::Accuracy(least) => Some(mark.accuracy? - least),
+            Self::Loss(most) => Some(most - mark.loss?),
         }
+    }
+
+    /// When the marks pass it: on the line between the marks before and after, or at the first mark if that is past it.
+    fn reached(self, marks: &[Mark]) -> Option<f64> {
+        let mut before: Option<(f64, f64)> = None;
+        for mark in marks {
+            let past = self.past(mark)?;
+            if past >= 0.0 {
+                let between =
+                    |(seconds, short): (f64, f64)| seconds + (mark.seconds - seconds) * short / (short - past);
+                return Some(before.map_or(mark.seconds, between));
+            }
+            before = Some((mark.seconds, past));
+        }
+        None
     }
 }
 
@@ -200,8 +219,7 @@ fn row(one: &Measured, all: &Measurements) -> Row {
         let last: Option<Vec<f64>> = one.wholes.iter().map(|whole| value(whole.marks.last()?)).collect();
         last.and_then(|values| median(&values))
     };
-    let reached = |marks: &[Mark]| marks.iter().find(|mark| all.target().is_reached_by(mark)).map(|mark| mark.seconds);
-    let to_target: Option<Vec<f64>> = one.wholes.iter().map(|whole| reached(&whole.marks)).collect();
+    let to_target: Option<Vec<f64>> = one.wholes.iter().map(|whole| all.target().reached(&whole.marks)).collect();
     let disturbances = one.turns.iter().map(|turn| turn.disturbance).chain(one.wholes.iter().map(|it| it.disturbance));
     let (accuracy, loss) = (of_wholes(&|mark| mark.accuracy), of_wholes(&|mark| mark.loss));
     let others = [Contender::Pytorch, Contender::Tch].into_iter().filter(|other| *other != one.contender);
@@ -212,7 +230,7 @@ fn row(one: &Measured, all: &Measurements) -> Row {
         against: others.filter_map(|other| Comparison::of_turns(one, all.of(other)?)).collect(),
         seconds: Spread::of(&one.wholes.iter().map(|whole| whole.seconds).collect::<Vec<_>>()),
         seconds_to_target: to_target.and_then(|seconds| median(&seconds)),
-        kept: all.of(Contender::Tch).and_then(|tch| kept(one, tch)),
+        kept: all.of(Contender::Tch).and_then(|tch| kept(one, tch, all.workload)),
         curve: curve(one),
         disturbed: disturbances.filter(|it| it.is_too_much()).count(),
         accuracy,
@@ -220,14 +238,14 @@ fn row(one: &Measured, all: &Measurements) -> Row {
     }
 }
 
-/// Whether one learned as well as the other: by accuracy, or without a test set by loss.
-pub(crate) fn kept(one: &Measured, other: &Measured) -> Option<bool> {
+/// Whether one learned as well as the other: by accuracy, and without a large test set by loss.
+pub(crate) fn kept(one: &Measured, other: &Measured, workload: Workload) -> Option<bool> {
     let last = |of: &Measured, value: fn(&Mark) -> Option<f64>| {
         let values: Option<Vec<f64>> = of.wholes.iter().map(|whole| value(whole.marks.last()?)).collect();
         values.and_then(|values| median(&values))
     };
     let both = |value: fn(&Mark) -> Option<f64>| last(one, value).zip(last(other, value));
-    match both(|mark| mark.accuracy) {
+    match both(|mark| mark.accuracy).filter(|_| workload == Workload::Digits) {
         Some((ours, theirs)) => Some((ours - theirs) * 100.0 >= -GUARD_POINTS - 1e-9),
         None if other.wholes.is_empty() || one.wholes.is_empty() => None,
         // A loss that is not finite counts as not learned.

@@ -21,8 +21,10 @@ fn whole_trainings_give_seconds_accuracy_and_the_time_to_the_target() {
     let seconds = row.seconds.unwrap();
     assert_eq!((seconds.low, seconds.median), (23.9, 23.9 * 1.01));
     assert_eq!((row.accuracy, row.curve.len(), row.kept), (Some(0.9860), 5, Some(true)));
-    // 97% is reached by the last mark alone.
-    assert!((row.seconds_to_target.unwrap() - 23.9).abs() < 1e-9, "{:?}", row.seconds_to_target);
+    // 97% lies between the last two marks.
+    let [short, past] = [0.014 * 3f64.powf(0.8) - 0.03, 0.03 - 0.014];
+    let expected = 23.9 * (0.8 + 0.2 * short / (short + past));
+    assert!((row.seconds_to_target.unwrap() - expected).abs() < 1e-9, "{:?}", row.seconds_to_target);
 }
 
 #[test]
@@ -37,21 +39,27 @@ fn a_contender_that_learns_less_has_not_kept_it() {
             (last.accuracy, last.loss) = (accuracy, Some(loss));
         }
     };
-    assert_eq!(kept(&ours, &tch), Some(true));
+    assert_eq!(kept(&ours, &tch, Workload::Digits), Some(true));
     // Half a point is kept, more is not.
     end_at(&mut ours, Some(0.975), 0.1);
-    assert_eq!(kept(&ours, &tch), Some(true));
+    assert_eq!(kept(&ours, &tch, Workload::Digits), Some(true));
     end_at(&mut ours, Some(0.9749), 0.1);
-    assert_eq!(kept(&ours, &tch), Some(false));
+    assert_eq!(kept(&ours, &tch, Workload::Digits), Some(false));
     // Where there is no accuracy, the loss tells; one that is not finite is not kept.
     let mut plain = tch.clone();
     end_at(&mut plain, None, 2.0);
     for (loss, is_kept) in [(2.03, true), (2.05, false), (f64::NAN, false)] {
         end_at(&mut ours, None, loss);
-        assert_eq!(kept(&ours, &plain), Some(is_kept), "{loss}");
+        assert_eq!(kept(&ours, &plain, Workload::Digits), Some(is_kept), "{loss}");
+    }
+    // Photographs have few test images: their loss tells.
+    end_at(&mut plain, Some(0.5), 1.0);
+    for (loss, is_kept) in [(1.01, true), (1.05, false)] {
+        end_at(&mut ours, Some(1.1 - loss), loss);
+        assert_eq!(kept(&ours, &plain, Workload::Photos), Some(is_kept), "{loss}");
     }
     ours.wholes.clear();
-    assert_eq!(kept(&ours, &tch), None);
+    assert_eq!(kept(&ours, &tch, Workload::Digits), None);
 }
 
 #[test]

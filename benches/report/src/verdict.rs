@@ -174,7 +174,8 @@ pub(crate) fn goals(all: &Measurements, setting: &Setting) -> Vec<GoalResult> {
         let of_wholes = Comparison::of_wholes(ours, theirs).filter(|it| it.pairs >= LEAST_PAIRS);
         let is_of_wholes = of_wholes.is_some();
         let comparison = of_wholes.or_else(|| Comparison::of_turns(ours, theirs))?;
-        let lost = all.of(Contender::Tch).and_then(|tch| kept(ours, tch)) == Some(false);
+        let others = [all.of(Contender::Tch), Some(theirs)];
+        let lost = others.into_iter().flatten().any(|other| kept(ours, other, all.workload) == Some(false));
         let outcome = match lost {
             _ if ours.failure.is_some() || theirs.failure.is_some() => Outcome::Undecided,
             false => comparison.outcome(goal.at_least),

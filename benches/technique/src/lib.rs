@@ -24,6 +24,7 @@ mod watch;
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -91,6 +92,7 @@ struct Bench<'a> {
     peers: tempfile::TempDir,
     /// Python's software, once a contender of Python's has answered.
     python: Versions,
+    began: Instant,
 }
 
 impl<'a> Bench<'a> {
@@ -115,7 +117,7 @@ impl<'a> Bench<'a> {
         ] {
             std::fs::write(peers.path().join(name), source)?;
         }
-        Ok(Self { options, device, threads, peers, python: Versions::new() })
+        Ok(Self { options, device, threads, peers, python: Versions::new(), began: Instant::now() })
     }
 
     fn write(&self, measurements: &[Measurements], failures: &[String]) -> Result<()> {
@@ -279,6 +281,7 @@ impl<'a> Bench<'a> {
         };
         Setting {
             measured_at: date::utc_now(),
+            run_seconds: Some(self.began.elapsed().as_secs_f64()),
             machine: Machine::detect(gpu),
             versions: ours.chain(self.python.clone()).collect(),
             device: self.device,

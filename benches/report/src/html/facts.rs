@@ -27,6 +27,7 @@ pub fn list(report: &Report) -> String {
         ("System", machine.os.clone()),
     ];
     entries.extend(setting.versions.iter().map(|(name, version)| (name.as_str(), version.clone())));
+    entries.extend(setting.run_seconds.map(|it| ("The run took", format!("{:.0} min", it / 60.0))));
     entries.push(("Rounds", setting.rounds.to_string()));
     entries.push(("Seeds", in_words(&setting.seeds)));
     let entry = |(name, value): (&str, String)| {
