@@ -123,9 +123,6 @@ fn a_missing_or_doubled_update_is_told() -> Result<()> {
 
 const KINDS: [Option<&str>; 3] = [None, Some("bfloat16"), Some("float16")];
 
-/// An optimizer without a gate, and why: its gradients are sparse, and the stand-in computes dense ones alone.
-const WITHOUT_GATE: &str = "sparseadam";
-
 /// Each optimizer of the crate, by its builder, is in a step that is held.
 fn every_optimizer_has_a_gate() -> Result<()> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/optim/src/lib.rs");
@@ -137,7 +134,6 @@ fn every_optimizer_has_a_gate() -> Result<()> {
         .iter()
         .map(|recipe| recipe.optimizer)
         .chain(OUR_OPTIMIZERS)
-        .chain([WITHOUT_GATE])
         .map(str::to_ascii_lowercase)
         .collect();
     // A builder of any optimizer, and one of averages, which step no weights.
