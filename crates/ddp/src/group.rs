@@ -1,8 +1,8 @@
 //! Process groups.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use overdrive_ffi::c10d::{self, GroupOptions, Store};
 use tch::{Device, Tensor};
@@ -12,11 +12,17 @@ use crate::rendezvous::InitMethod;
 
 pub use overdrive_ffi::c10d::Backend;
 
-/// How long a collective may take by default.
+/// How long a collective may take by default, with Gloo or both backends.
 ///
 /// # Source
 /// `default_pg_timeout`
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// How long a collective may take by default, with NCCL alone.
+///
+/// # Source
+/// `default_pg_nccl_timeout`
+pub const DEFAULT_NCCL_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Processes that take part in collectives: a value to pass around, not a global of the process. Clones are the same
 /// group.
@@ -28,8 +34,9 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// later collective, or libtorch's watchdog ends the process after the timeout. Where the host waits (a
 /// [`barrier`](Self::barrier), [`Work::wait_for`](crate::Work::wait_for), objects) there is an error as over Gloo.
 ///
-/// Dropping a group over Gloo never waits: collectives under way end on another thread, at their timeout at the latest.
-/// Over NCCL it waits for them; [`abort`](Self::abort) ends those that wait for a missing rank.
+/// [`close`](Self::close) ends a group in order. Dropping a group over Gloo never waits: collectives under way end on
+/// another thread, at their timeout at the latest. Over NCCL a drop is a `close`, and what is not done at the group's
+/// timeout is aborted; it is aborted at once in a panic, and after a collective that has failed.
 ///
 /// # Source
 /// `torch.distributed.ProcessGroup`
@@ -52,6 +59,8 @@ struct Inner {
     timeout: AtomicU64,
     /// How many sub-groups have been made; the same count on all ranks.
     sub_groups: AtomicU64,
+    /// Those of which this rank is a member, in the order in which they were made.
+    members_of: Mutex<Vec<Weak<Inner>>>,
     /// For a group over NCCL: a group of the same members over Gloo, which exchanges numbers of the host. Made when
     /// first used.
     host: Mutex<Option<ProcessGroup>>,
@@ -61,6 +70,7 @@ struct Inner {
 
 #[derive(Clone, Copy, Debug)]
 struct Settings {
+    /// As the builder was told, or else the backend's default.
     timeout: Duration,
     verify: bool,
     cuda_device: Option<usize>,
@@ -184,6 +194,7 @@ impl ProcessGroup {
             settings,
             timeout: AtomicU64::new(u64::try_from(settings.timeout.as_millis()).unwrap_or(u64::MAX)),
             sub_groups: AtomicU64::new(0),
+            members_of: Mutex::default(),
             host: Mutex::new(None),
             agreements: AtomicU64::new(0),
         })))
@@ -220,9 +231,10 @@ impl ProcessGroup {
         let Ok(rank) = members.binary_search(&self.rank()) else { return Ok(None) };
         let global_ranks = members.iter().map(|&member| self.0.global_ranks[member]).collect();
         let inner = &*self.0;
-        Self::join(&inner.store, inner.backend, &name, rank, global_ranks, inner.local_rank, inner.settings)
-            .map(Some)
-            .map_err(|source| DdpError::between(self.context("new_group"), source))
+        let group = Self::join(&inner.store, inner.backend, &name, rank, global_ranks, inner.local_rank, inner.settings)
+            .map_err(|source| DdpError::between(self.context("new_group"), source))?;
+        inner.members_of.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&group.0));
+        Ok(Some(group))
     }
 
     /// This process's rank in the group.
@@ -309,8 +321,43 @@ impl ProcessGroup {
         &self.0.store
     }
 
-    /// Ends collectives under way, where the backend supports it (NCCL). Their results are undefined, and the next
-    /// collective is an error.
+    /// Waits until collectives under way are done, and frees what the backend holds: first of the sub-groups, the newest
+    /// first, then of this group. From then on each of their collectives is an error. Every rank calls it; a second call
+    /// does nothing.
+    ///
+    /// # Errors
+    /// [`TimedOut`](DdpError::TimedOut) when work is under way at the group's timeout: it is aborted then, and its results
+    /// are undefined. The first error of several; all groups are closed in any case.
+    ///
+    /// # Syncs
+    /// Waits for collectives under way, and over NCCL for the other ranks.
+    ///
+    /// # Source
+    /// `torch.distributed.destroy_process_group`
+    pub fn close(&self) -> Result<(), DdpError> {
+        let deadline = Instant::now() + self.timeout();
+        let mut result = Ok(());
+        for group in self.with_sub_groups() {
+            let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let closed = group.0.engine.close(rest);
+            result = result.and(closed.map_err(|source| DdpError::between(group.context("close"), source)));
+        }
+        result
+    }
+
+    /// The sub-groups, the newest first, each behind its own ones, and then this group.
+    fn with_sub_groups(&self) -> Vec<Self> {
+        let members_of = self.0.members_of.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups: Vec<Self> =
+            members_of.iter().rev().filter_map(Weak::upgrade).flat_map(|inner| Self(inner).with_sub_groups()).collect();
+        groups.extend(self.0.host.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        groups.push(self.clone());
+        groups
+    }
+
+    /// Ends collectives under way, where the backend supports it (NCCL). Their results are undefined, and each further
+    /// collective is an error. From then on, libtorch's watchdog no longer ends the process for this group: ranks that
+    /// live can make a [`new_group`](Self::new_group) of those left over, and go on.
     ///
     /// # Errors
     /// When the backend refuses.

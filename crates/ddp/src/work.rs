@@ -55,12 +55,12 @@ impl<T> Work<T> {
     ///
     /// # Errors
     /// [`DdpError::TimedOut`] when it is not done by then, and as [`wait`](Self::wait). A send or receive over Gloo
-    /// cannot be waited for again, and nothing over NCCL, which aborts the group then.
+    /// cannot be waited for again.
     ///
     /// # Syncs
     /// Yes.
     pub fn wait_for(&self, timeout: Duration) -> Result<(), DdpError> {
-        self.work.wait(Some(timeout)).map_err(|source| DdpError::between(self.context.clone(), source))
+        self.work.wait_for(timeout).map_err(|source| DdpError::between(self.context.clone(), source))
     }
 
     /// The same collective with another result, computed from this one when it is waited for.

@@ -93,8 +93,11 @@ od_status od_store_delete(const od_store* store, const char* key, int32_t* delet
 // c10d_group.cpp
 int32_t od_nccl_compiled(void) noexcept;
 od_status od_group_new(const od_store* store, const od_group_options* options, od_group** out, od_error* err) noexcept;
-// Waits for NCCL, not for Gloo: a group with work under way is destroyed when that has failed or is done.
-void od_group_free(od_group* group) noexcept;
+// Over NCCL: closes the group within `timeout_ms`, and aborts it where that fails, after a failed collective, and for 0.
+// Does not wait for Gloo: a group with work under way is destroyed when that has failed or is done.
+void od_group_free(od_group* group, int64_t timeout_ms) noexcept;
+// Waits for work under way, then frees the communicators. Aborts what is not done by then.
+od_status od_group_close(const od_group* group, int64_t timeout_ms, od_error* err) noexcept;
 od_status od_group_monitored_barrier(const od_group* group, int64_t timeout_ms, int32_t wait_all_ranks,
                                      od_error* err) noexcept;
 od_status od_group_broadcast_coalesced(const od_group* group, const od_tensor_list* tensors, int64_t bytes,
@@ -114,6 +117,8 @@ void od_work_free(od_work* work) noexcept;
 int32_t od_work_is_completed(const od_work* work) noexcept;
 // `timeout_ms` 0: the collective's own timeout.
 od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) noexcept;
+// Does not abort NCCL's work that is not done by then.
+od_status od_work_wait_for(const od_work* work, int64_t timeout_ms, od_error* err) noexcept;
 od_status od_work_source_rank(const od_work* work, int32_t* out, od_error* err) noexcept;
 
 // c10d_reducer.cpp

@@ -128,7 +128,9 @@ od_status od_collective_start(const od_group* group, const od_collective* collec
     auto kept = outputs;
     kept.insert(kept.end(), inputs.begin(), inputs.end());
     bool between_two = collective->kind == OD_SEND || collective->kind == OD_RECV || collective->kind == OD_RECV_ANY;
-    *out = new od_work{std::move(work), std::move(kept), between_two};
+    bool has_nccl = group->group->getBackendType() == c10d::ProcessGroup::BackendType::NCCL;
+    bool on_stream = has_nccl && (kept.empty() || kept[0].is_cuda());
+    *out = new od_work{std::move(work), std::move(kept), between_two, on_stream, group->group->failed()};
   });
 }
 
@@ -158,7 +160,7 @@ int32_t od_work_is_completed(const od_work* work) noexcept {
 }
 
 od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] {
+  auto status = overdrive::between_ranks(err, [&] {
     work->was_waited_for = true;
     bool done = work->work->wait(std::chrono::milliseconds(timeout_ms));
     if (!done) C10_THROW_ERROR(DistError, "the collective was aborted");
@@ -167,6 +169,26 @@ od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) n
     if (timeout_ms > 0 && work->work->isCompleted() && work->work->exception())
       std::rethrow_exception(work->work->exception());
   });
+  if (status != OD_OK) *work->failed = true;
+  if (status == OD_OK && work->was_given_up.exchange(false)) *work->failed = false;
+  return status;
+}
+
+od_status od_work_wait_for(const od_work* work, int64_t timeout_ms, od_error* err) noexcept {
+  if (work->on_stream) {
+    // libtorch aborts the communicator when its own wait ends without a result.
+    auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+    while (od_work_is_completed(work) == 0) {
+      if (std::chrono::steady_clock::now() >= deadline) {
+        work->was_given_up = true;
+        *work->failed = true;
+        return overdrive::between_ranks(
+            err, [&] { C10_THROW_ERROR(DistError, c10::str("timed out: not done after ", timeout_ms, " ms")); });
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  return od_work_wait(work, timeout_ms, err);
 }
 
 od_status od_work_source_rank(const od_work* work, int32_t* out, od_error* err) noexcept {

@@ -31,7 +31,13 @@ struct od_work {
   std::vector<at::Tensor> tensors;
   // A send or receive, which Gloo runs only as long as its work lives.
   bool between_two = false;
+  // NCCL's: the stream waits for it.
+  bool on_stream = false;
+  // Of its group.
+  std::shared_ptr<std::atomic<bool>> failed;
   mutable std::atomic<bool> was_waited_for{false};
+  // A wait has ended without it: if the group is dropped now, it need not wait either.
+  mutable std::atomic<bool> was_given_up{false};
 };
 
 namespace overdrive {

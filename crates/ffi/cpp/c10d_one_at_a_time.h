@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <memory>
 #include <mutex>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -18,8 +20,25 @@ class OneAtATime final : public c10d::ProcessGroup {
   template <typename Body>
   auto locked(Body&& body) {
     std::lock_guard<std::mutex> lock(starting_);
-    return body();
+    if (const char* how = ended_) C10_THROW_ERROR(DistError, c10::str("the group was ", how, ": make a new one"));
+    try {
+      return body();
+    } catch (const c10::DistError&) {
+      *failed_ = true;
+      throw;
+    }
   }
+
+  // From here on, every collective is an error. False if the group had ended before. Takes no lock: another thread may
+  // hold it that waits for a rank.
+  bool end(const char* how) {
+    const char* not_yet = nullptr;
+    return ended_.compare_exchange_strong(not_yet, how);
+  }
+
+  // Whether a collective has failed between ranks: work under way may never end. Works share it, and may outlive the
+  // group.
+  const std::shared_ptr<std::atomic<bool>>& failed() const { return failed_; }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     return locked([&] { return ProcessGroup::broadcast(tensors, options); });
@@ -85,6 +104,8 @@ class OneAtATime final : public c10d::ProcessGroup {
 
  private:
   std::mutex starting_;
+  std::atomic<const char*> ended_{nullptr};
+  std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace overdrive

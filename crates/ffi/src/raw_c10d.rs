@@ -164,7 +164,8 @@ unsafe extern "C" {
         out: *mut *mut Group,
         err: *mut Error,
     ) -> Status;
-    pub fn od_group_free(group: *mut Group);
+    pub fn od_group_free(group: *mut Group, timeout_ms: i64);
+    pub fn od_group_close(group: *const Group, timeout_ms: i64, err: *mut Error) -> Status;
     pub fn od_group_monitored_barrier(
         group: *const Group,
         timeout_ms: i64,
@@ -197,6 +198,7 @@ unsafe extern "C" {
     pub fn od_work_free(work: *mut Work);
     pub fn od_work_is_completed(work: *const Work) -> i32;
     pub fn od_work_wait(work: *const Work, timeout_ms: i64, err: *mut Error) -> Status;
+    pub fn od_work_wait_for(work: *const Work, timeout_ms: i64, err: *mut Error) -> Status;
     pub fn od_work_source_rank(work: *const Work, out: *mut i32, err: *mut Error) -> Status;
 
     pub fn od_reducer_new(

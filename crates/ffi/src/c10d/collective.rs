@@ -197,6 +197,19 @@ impl Work {
         check(|err| unsafe { raw::od_work_wait(self.0.as_ptr(), timeout.map_or(0, millis), err) })
     }
 
+    /// Waits for at most `timeout`. NCCL's work goes on where it is not done by then, and can be waited for again; in
+    /// [`wait`](Self::wait) a timeout aborts the group.
+    ///
+    /// # Errors
+    /// When a member has exited, or it is not done within `timeout`.
+    ///
+    /// # Syncs
+    /// Yes.
+    pub fn wait_for(&self, timeout: Duration) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_work_wait_for(self.0.as_ptr(), millis(timeout), err) })
+    }
+
     /// The rank from which a [`CollectiveKind::RecvAny`] has received, after a wait.
     ///
     /// # Errors

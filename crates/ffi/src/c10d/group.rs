@@ -1,6 +1,7 @@
 //! Process groups.
 
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use tch::Tensor;
@@ -57,8 +58,9 @@ pub struct GroupOptions<'a> {
 /// Threads may share it: collectives start one at a time. The threads have to make sure that their order is the same on
 /// all ranks.
 ///
-/// Dropping never waits for Gloo: collectives under way end on another thread, at their timeout at the latest. It waits
-/// for NCCL's, unless they were aborted.
+/// Dropping never waits for Gloo: collectives under way end on another thread, at their timeout at the latest. Over NCCL
+/// it [closes](Self::close) the group within its timeout, and aborts it where that fails; in a panic, and after a
+/// collective that has failed, it aborts the group at once.
 ///
 /// # Source
 /// `c10d::ProcessGroup`
@@ -67,6 +69,8 @@ pub struct ProcessGroup {
     handle: NonNull<raw::Group>,
     pub(super) rank: usize,
     size: usize,
+    /// Of collectives, in milliseconds.
+    timeout: AtomicI64,
 }
 
 // SAFETY: the group is counted atomically and belongs to no thread.
@@ -112,7 +116,7 @@ impl ProcessGroup {
         // SAFETY: what the options point to outlives the call.
         check(|err| unsafe { raw::od_group_new(store.as_ptr(), &wanted, &mut out, err) })?;
         let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no group"))?;
-        Ok(Self { handle, rank: options.rank, size })
+        Ok(Self { handle, rank: options.rank, size, timeout: AtomicI64::new(millis(options.timeout)) })
     }
 
     /// Waits for all members; the error on rank 0 names the missing ones.
@@ -171,7 +175,25 @@ impl ProcessGroup {
     /// None are known.
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), Error> {
         // SAFETY: the handle is live.
-        check(|err| unsafe { raw::od_group_set_timeout(self.as_ptr(), millis(timeout), err) })
+        check(|err| unsafe { raw::od_group_set_timeout(self.as_ptr(), millis(timeout), err) })?;
+        self.timeout.store(millis(timeout), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Waits until collectives under way are done, and frees what the backends hold. From then on each collective is an
+    /// error. Closing again does nothing.
+    ///
+    /// # Errors
+    /// When work is under way after `timeout`: it is aborted then, and its results are undefined.
+    ///
+    /// # Syncs
+    /// Waits for collectives under way, and over NCCL for the members' own `close`.
+    ///
+    /// # Source
+    /// `destroy_process_group`
+    pub fn close(&self, timeout: Duration) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_group_close(self.as_ptr(), millis(timeout), err) })
     }
 
     /// Ends collectives under way, where the backend supports it (NCCL). Their results are undefined, and the group is
@@ -211,8 +233,9 @@ impl ProcessGroup {
 
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
+        let timeout = if std::thread::panicking() { 0 } else { self.timeout.load(Ordering::Relaxed) };
         // SAFETY: the handle is ours, and not used after this.
-        unsafe { raw::od_group_free(self.handle.as_ptr()) }
+        unsafe { raw::od_group_free(self.handle.as_ptr(), timeout) }
     }
 }
 
