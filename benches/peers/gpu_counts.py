@@ -153,7 +153,7 @@ def step_of(recipe, capturable=False):
         if schedule is not None:
             schedule.step()
         if total is not None:
-            total.add_(loss.detach() * targets.size(0))
+            total.add_(loss.detach(), alpha=targets.size(0))
         return loss.detach()
 
     def distance():
@@ -166,7 +166,7 @@ def step_of(recipe, capturable=False):
 
 def main():
     runtime = ctypes.CDLL("libcudart.so.13")
-    runtime.fakecuda_counts.restype = ctypes.c_char_p
+    runtime.fakecuda_counts.restype = runtime.fakecuda_notes.restype = ctypes.c_char_p
     ctypes.CDLL(os.environ["FAKECUDA_OPERATORS"])
     results = []
 
@@ -180,12 +180,21 @@ def main():
         if step.scale() != scale:
             raise RuntimeError("the scaler has skipped a step")
         counts = {name: int(number) for name, number in (line.rsplit(": ", 1) for line in lines)}
-        return {"counts": counts, "distance": step.distance(), "losses": [loss.item() for loss in losses]}
+        result = {"counts": counts, "distance": step.distance(), "losses": [loss.item() for loss in losses]}
+        notes = runtime.fakecuda_notes().decode()
+        if notes:
+            raise RuntimeError(f"the fake device noted: {notes}")
+        return result
 
     for recipe in json.load(sys.stdin):
         try:
-            capturable = counted(recipe, True)["counts"] if recipe["optimizer"] in CAPTURABLE else None
-            results.append({**counted(recipe, False), "capturable": capturable})
+            result = counted(recipe, False)
+            if recipe["optimizer"] in CAPTURABLE:
+                other = counted(recipe, True)
+                if abs(other["distance"] - result["distance"]) > 1e-5 * result["distance"]:
+                    raise RuntimeError("with capturable, the weights go another way")
+                result["capturable"] = other["counts"]
+            results.append(result)
         except Exception as error:
             results.append({"error": str(error).split("\n")[0]})
     print(json.dumps(results))

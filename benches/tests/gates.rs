@@ -20,6 +20,8 @@ fn main() -> Result<()> {
     arguments.test_threads = Some(1);
     // Wherever there are stand-ins, they have to work, unless they are switched off.
     let has_stand_ins = !overdrive_fakecuda::is_off();
+    let is_required = overdrive_fakecuda::is_required();
+    ensure!(has_stand_ins || !is_required, "FAKECUDA=1, but {}", overdrive_fakecuda::LEFT_OUT);
     if has_stand_ins {
         overdrive_fakecuda::start_fake(1)?;
         let fake = Fake::get().context("this process does not run on a fake device")?;
@@ -54,7 +56,7 @@ fn main() -> Result<()> {
     if python.is_none() {
         println!("no_step_costs_more_than_pytorchs: skipped: no Python with torch");
     }
-    let is_missing = !has_stand_ins || python.is_none();
+    let is_missing = !has_stand_ins || (python.is_none() && !is_required);
     let compare = trial("no_step_costs_more_than_pytorchs".to_owned(), Box::new(move || no_more_than_pytorch(python)));
     // First, because Python's side runs beside ours, which the others need too.
     trials.insert(0, compare.with_ignored_flag(is_missing));

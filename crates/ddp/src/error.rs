@@ -92,6 +92,32 @@ pub enum DdpError {
         /// What would be right.
         expected: &'static str,
     },
+    /// A GPU that the process does not see.
+    #[error(
+        "{what} names GPU {device}, but the process sees {gpus}: start as many ranks on a host as it has GPUs, look at \
+         CUDA_VISIBLE_DEVICES, or call `cuda_device`"
+    )]
+    NoSuchDevice {
+        /// What names it.
+        what: String,
+        /// Its index.
+        device: usize,
+        /// How many there are.
+        gpus: usize,
+    },
+    /// Two ranks on one GPU, which NCCL does not support.
+    #[error(
+        "rank {rank} is on GPU {device}, which is rank {other}'s: give each rank a GPU of its own, by LOCAL_RANK, \
+         CUDA_VISIBLE_DEVICES or `cuda_device`"
+    )]
+    SharedDevice {
+        /// Its index in this process.
+        device: usize,
+        /// This rank.
+        rank: usize,
+        /// The rank that has it.
+        other: usize,
+    },
     /// A tensor that a collective cannot take.
     #[error("{op}: {argument} is {found}, but should be {expected}")]
     InvalidTensor {

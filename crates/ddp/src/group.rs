@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use overdrive_ffi::c10d::{self, GroupOptions, Store};
 use tch::{Device, Tensor};
 
+use crate::device::{self, Place};
 use crate::error::{Context, DdpError};
 use crate::rendezvous::InitMethod;
 
@@ -41,11 +42,11 @@ pub const DEFAULT_NCCL_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// # Source
 /// `torch.distributed.ProcessGroup`
 #[derive(Clone, Debug)]
-pub struct ProcessGroup(Arc<Inner>);
+pub struct ProcessGroup(pub(crate) Arc<Inner>);
 
 #[derive(Debug)]
-struct Inner {
-    engine: c10d::ProcessGroup,
+pub(crate) struct Inner {
+    pub(crate) engine: c10d::ProcessGroup,
     /// This group's keys in the store; its sub-groups' keys are below them.
     store: Store,
     backend: Backend,
@@ -60,10 +61,10 @@ struct Inner {
     /// How many sub-groups have been made; the same count on all ranks.
     sub_groups: AtomicU64,
     /// Those of which this rank is a member, in the order in which they were made.
-    members_of: Mutex<Vec<Weak<Inner>>>,
+    pub(crate) members_of: Mutex<Vec<Weak<Inner>>>,
     /// For a group over NCCL: a group of the same members over Gloo, which exchanges numbers of the host. Made when
     /// first used.
-    host: Mutex<Option<ProcessGroup>>,
+    pub(crate) host: Mutex<Option<ProcessGroup>>,
     /// How many times the ranks have agreed on something through the store; the same count on all ranks.
     agreements: AtomicU64,
 }
@@ -83,6 +84,7 @@ struct Settings {
 #[must_use = "nothing happens before `init`"]
 pub struct ProcessGroupBuilder {
     backend: Backend,
+    timeout: Option<Duration>,
     settings: Settings,
 }
 
@@ -101,9 +103,9 @@ pub fn init_process_group(backend: Backend, method: InitMethod) -> Result<Proces
 }
 
 impl ProcessGroupBuilder {
-    /// How long the rendezvous, and then each collective, may take. 30 minutes by default.
+    /// How long the rendezvous, and then each collective, may take. 30 minutes by default, and 10 over NCCL alone.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.settings.timeout = timeout;
+        self.timeout = Some(timeout);
         self
     }
 
@@ -117,9 +119,10 @@ impl ProcessGroupBuilder {
         self
     }
 
-    /// The GPU of this rank, for NCCL. By default, the local rank is its index; without a launcher that sets one, a
-    /// guess: the rank modulo the number of GPUs, which is right where each host has as many ranks as GPUs. If several
-    /// ranks have to guess, a warning says so.
+    /// The GPU of this rank, for NCCL. By default, the local rank is its index, and GPU 0 where the process sees one
+    /// alone, as with Slurm's `--gpus-per-task`; without a launcher that sets one, a guess: the rank modulo the number of
+    /// GPUs, which is right where each host has as many ranks as GPUs. If several ranks have to guess, a warning says so.
+    /// Two ranks on one GPU are an error.
     ///
     /// # Source
     /// `init_process_group(device_id=..)`
@@ -136,17 +139,22 @@ impl ProcessGroupBuilder {
     /// # Syncs
     /// Waits for all ranks.
     pub fn init(mut self, method: &InitMethod) -> Result<ProcessGroup, DdpError> {
+        let default = if self.backend == Backend::Nccl { DEFAULT_NCCL_TIMEOUT } else { DEFAULT_TIMEOUT };
+        self.settings.timeout = self.timeout.unwrap_or(default);
         check_timeout(self.settings.timeout)?;
         let meeting = method.rendezvous()?;
         self.settings.one_host = meeting.one_host();
         if self.backend != Backend::Gloo {
             let gpus = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
-            let told = self.settings.cuda_device.or(meeting.local_rank);
-            self.settings.cuda_device = told.or_else(|| guessed_device(meeting.rank, meeting.world_size, gpus));
+            let place = Place { rank: meeting.rank, world_size: meeting.world_size, local_rank: meeting.local_rank };
+            self.settings.cuda_device = device::choose(self.settings.cuda_device, place, gpus)?;
         }
         let store = meeting.store(self.settings.timeout)?;
         let failed = |source| meeting.failed(self.settings.timeout, source);
         let store = store.prefixed("default_pg").map_err(failed)?;
+        if let Some(device) = self.settings.cuda_device.filter(|_| meeting.world_size > 1) {
+            device::claim(&store, device, meeting.rank)?;
+        }
         let ranks: Vec<usize> = (0..meeting.world_size).collect();
         ProcessGroup::join(&store, self.backend, "0", meeting.rank, ranks, meeting.local_rank, self.settings)
             .map_err(failed)
@@ -157,7 +165,7 @@ impl ProcessGroup {
     /// A builder of a group over `backend`.
     pub fn builder(backend: Backend) -> ProcessGroupBuilder {
         let settings = Settings { timeout: DEFAULT_TIMEOUT, verify: false, cuda_device: None, one_host: false };
-        ProcessGroupBuilder { backend, settings }
+        ProcessGroupBuilder { backend, timeout: None, settings }
     }
 
     fn join(
@@ -321,53 +329,6 @@ impl ProcessGroup {
         &self.0.store
     }
 
-    /// Waits until collectives under way are done, and frees what the backend holds: first of the sub-groups, the newest
-    /// first, then of this group. From then on each of their collectives is an error. Every rank calls it; a second call
-    /// does nothing.
-    ///
-    /// # Errors
-    /// [`TimedOut`](DdpError::TimedOut) when work is under way at the group's timeout: it is aborted then, and its results
-    /// are undefined. The first error of several; all groups are closed in any case.
-    ///
-    /// # Syncs
-    /// Waits for collectives under way, and over NCCL for the other ranks.
-    ///
-    /// # Source
-    /// `torch.distributed.destroy_process_group`
-    pub fn close(&self) -> Result<(), DdpError> {
-        let deadline = Instant::now() + self.timeout();
-        let mut result = Ok(());
-        for group in self.with_sub_groups() {
-            let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            let closed = group.0.engine.close(rest);
-            result = result.and(closed.map_err(|source| DdpError::between(group.context("close"), source)));
-        }
-        result
-    }
-
-    /// The sub-groups, the newest first, each behind its own ones, and then this group.
-    fn with_sub_groups(&self) -> Vec<Self> {
-        let members_of = self.0.members_of.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut groups: Vec<Self> =
-            members_of.iter().rev().filter_map(Weak::upgrade).flat_map(|inner| Self(inner).with_sub_groups()).collect();
-        groups.extend(self.0.host.lock().unwrap_or_else(PoisonError::into_inner).clone());
-        groups.push(self.clone());
-        groups
-    }
-
-    /// Ends collectives under way, where the backend supports it (NCCL). Their results are undefined, and each further
-    /// collective is an error. From then on, libtorch's watchdog no longer ends the process for this group: ranks that
-    /// live can make a [`new_group`](Self::new_group) of those left over, and go on.
-    ///
-    /// # Errors
-    /// When the backend refuses.
-    ///
-    /// # Source
-    /// `_abort_process_group`
-    pub fn abort(&self) -> Result<(), DdpError> {
-        Ok(self.0.engine.abort()?)
-    }
-
     /// Whether each collective is compared over ranks before it runs.
     pub(crate) fn verifies(&self) -> bool {
         self.0.settings.verify
@@ -395,20 +356,6 @@ impl ProcessGroup {
     pub(crate) fn check_rank(&self, what: &'static str, rank: usize) -> Result<(), DdpError> {
         if rank < self.size() { Ok(()) } else { Err(DdpError::InvalidRank { what, rank, size: self.size() }) }
     }
-}
-
-/// Guesses a rank's GPU where neither the caller nor the launcher names it, as PyTorch does. Otherwise all ranks of a
-/// host would use GPU 0.
-fn guessed_device(rank: usize, world_size: usize, gpus: usize) -> Option<usize> {
-    let device = rank.checked_rem(gpus)?;
-    if world_size > 1 {
-        tracing::warn!(
-            rank,
-            device,
-            "the GPU of this rank is a guess, rank modulo the number of GPUs: set LOCAL_RANK, or call `cuda_device`"
-        );
-    }
-    Some(device)
 }
 
 fn check_timeout(timeout: Duration) -> Result<(), DdpError> {

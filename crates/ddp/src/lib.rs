@@ -27,6 +27,8 @@
 mod check;
 mod collectives;
 mod ddp;
+mod device;
+mod end;
 mod error;
 mod group;
 pub mod hooks;
@@ -41,7 +43,7 @@ mod work;
 
 pub use ddp::{DdpBuilder, DistributedDataParallel, NoSync, Outputs};
 pub use error::{Context, DdpError};
-pub use group::{Backend, DEFAULT_TIMEOUT, ProcessGroup, ProcessGroupBuilder, init_process_group};
+pub use group::{Backend, DEFAULT_NCCL_TIMEOUT, DEFAULT_TIMEOUT, ProcessGroup, ProcessGroupBuilder, init_process_group};
 pub use hooks::{CommHook, GradBucket};
 pub use local_sgd::ModelAverager;
 pub use one_bit_adam::{OneBitAdam, OneBitAdamOptions};
