@@ -195,6 +195,14 @@ pub enum DdpError {
         /// libtorch's reason.
         source: TorchError,
     },
+    /// This process has closed or aborted the group.
+    #[error("{context}: {source}")]
+    Ended {
+        /// What was asked of it.
+        context: Box<Context>,
+        /// How it ended.
+        source: TorchError,
+    },
     /// Ranks ran different collectives, or one with different shapes or dtypes. Only groups with
     /// [`verify`](crate::ProcessGroupBuilder::verify) report this.
     #[error("{context}: the ranks disagree: {source}")]
@@ -313,6 +321,9 @@ impl DdpError {
         }
         // A group that compares collectives over ranks has a monitored barrier before each, whose errors have no kind.
         match source.kind() {
+            _ if text.contains("the group was closed") || text.contains("the group was aborted") => {
+                Self::Ended { context, source }
+            }
             _ if text.contains("failed to pass monitoredBarrier") => Self::TimedOut { context, source },
             _ if LOST_AT_BARRIER.iter().any(|lost| text.contains(lost)) => Self::Lost { context, source },
             TorchErrorKind::Timeout => Self::TimedOut { context, source },

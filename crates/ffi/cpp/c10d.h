@@ -113,6 +113,9 @@ od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor
 // c10d_collective.cpp
 od_status od_collective_start(const od_group* group, const od_collective* collective, od_work** out,
                               od_error* err) noexcept;
+// Sends (`receives` 0) and receives between this rank and others, all at once, over NCCL; one tensor each.
+od_status od_batch_start(const od_group* group, const od_tensor_list* tensors, const int32_t* peers,
+                         const int32_t* receives, od_work** out, od_error* err) noexcept;
 void od_work_free(od_work* work) noexcept;
 int32_t od_work_is_completed(const od_work* work) noexcept;
 // `timeout_ms` 0: the collective's own timeout.

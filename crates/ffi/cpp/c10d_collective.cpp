@@ -106,6 +106,18 @@ WorkPtr start(c10d::ProcessGroup& group, const od_collective& c, Tensors& in, Te
   }
 }
 
+// Backends access a tensor's memory by its number of elements, without strides.
+void check_dense(const Tensors& tensors) {
+  for (const auto& tensor : tensors)
+    TORCH_CHECK(tensor.layout() == at::kStrided && tensor.is_non_overlapping_and_dense(),
+                "a collective takes dense tensors without gaps");
+}
+
+// Backends write without telling autograd, nor whoever looks whether a parameter was changed.
+void was_written(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 }  // namespace
 
 od_status od_collective_start(const od_group* group, const od_collective* collective, od_work** out,
@@ -113,24 +125,49 @@ od_status od_collective_start(const od_group* group, const od_collective* collec
   return overdrive::between_ranks(err, [&] {
     auto inputs = overdrive::to_defined(collective->inputs);
     auto outputs = overdrive::to_defined(collective->outputs);
-    // Backends access a tensor's memory by its number of elements, without strides.
-    for (const auto* list : {&inputs, &outputs})
-      for (const auto& tensor : *list)
-        TORCH_CHECK(tensor.layout() == at::kStrided && tensor.is_non_overlapping_and_dense(),
-                    "a collective takes dense tensors without gaps");
+    check_dense(inputs);
+    check_dense(outputs);
     auto work = start(*group->group, *collective, inputs, outputs);
     TORCH_CHECK(work, "the backend returned no work");
-    // Backends write without telling autograd, nor whoever looks whether a parameter was changed.
     bool is_root = collective->kind == OD_BROADCAST && group->group->getRank() == collective->peer;
     if (group->group->getSize() > 1 && !is_root)
-      for (const auto& tensor : outputs)
-        if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+      for (const auto& tensor : outputs) was_written(tensor);
     auto kept = outputs;
     kept.insert(kept.end(), inputs.begin(), inputs.end());
     bool between_two = collective->kind == OD_SEND || collective->kind == OD_RECV || collective->kind == OD_RECV_ANY;
     bool has_nccl = group->group->getBackendType() == c10d::ProcessGroup::BackendType::NCCL;
     bool on_stream = has_nccl && (kept.empty() || kept[0].is_cuda());
     *out = new od_work{std::move(work), std::move(kept), between_two, on_stream, group->group->failed()};
+  });
+}
+
+od_status od_batch_start(const od_group* group, const od_tensor_list* tensors, const int32_t* peers,
+                         const int32_t* receives, od_work** out, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto list = overdrive::to_defined(tensors);
+    check_dense(list);
+    // Of the backends themselves: the wrapper of a group that verifies cannot compare what only some ranks do.
+    auto nccl = std::find_if(group->backends.begin(), group->backends.end(),
+                             [](const auto& backend) { return backend->getBackendName() == "nccl"; });
+    TORCH_CHECK(nccl != group->backends.end(), "only NCCL sends and receives in one batch");
+    auto& backend = **nccl;
+    auto work = group->group->locked([&] {
+      backend.startCoalescing();
+      try {
+        for (size_t i = 0; i < list.size(); ++i) {
+          Tensors one{list[i]};
+          receives[i] != 0 ? backend.recv(one, peers[i], 0) : backend.send(one, peers[i], 0);
+        }
+      } catch (...) {
+        backend.endCoalescing();
+        throw;
+      }
+      return backend.endCoalescing();
+    });
+    TORCH_CHECK(work, "the backend returned no work");
+    for (size_t i = 0; i < list.size(); ++i)
+      if (receives[i] != 0) was_written(list[i]);
+    *out = new od_work{std::move(work), std::move(list), false, true, group->group->failed()};
   });
 }
 

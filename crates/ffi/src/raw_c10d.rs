@@ -195,6 +195,14 @@ unsafe extern "C" {
         out: *mut *mut Work,
         err: *mut Error,
     ) -> Status;
+    pub fn od_batch_start(
+        group: *const Group,
+        tensors: *const TensorList,
+        peers: *const i32,
+        receives: *const i32,
+        out: *mut *mut Work,
+        err: *mut Error,
+    ) -> Status;
     pub fn od_work_free(work: *mut Work);
     pub fn od_work_is_completed(work: *const Work) -> i32;
     pub fn od_work_wait(work: *const Work, timeout_ms: i64, err: *mut Error) -> Status;
