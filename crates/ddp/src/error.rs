@@ -256,8 +256,8 @@ pub enum DdpError {
     /// A sparse gradient, such as that of an embedding with `sparse: true`. Build the `DistributedDataParallel` anew to
     /// continue.
     #[error(
-        "the gradient of the parameter {name:?} is sparse, but only dense ones are averaged: make the embedding with \
-         `sparse: false`"
+        "the gradient of the parameter {name:?} is sparse: name it in `sparse_gradients` (over Gloo), or make the embedding \
+         with `sparse: false`"
     )]
     SparseGradient {
         /// The parameter's name.

@@ -125,8 +125,10 @@ od_status od_work_wait_for(const od_work* work, int64_t timeout_ms, od_error* er
 od_status od_work_source_rank(const od_work* work, int32_t* out, od_error* err) noexcept;
 
 // c10d_reducer.cpp
+// `sparse`: for each parameter, 1 if its gradients are.
 od_status od_reducer_new(const od_group* group, const od_tensor_list* params, const char* const* names,
-                         const od_reducer_options* options, od_reducer** out, od_error* err) noexcept;
+                         const uint8_t* sparse, const od_reducer_options* options, od_reducer** out,
+                         od_error* err) noexcept;
 void od_reducer_free(od_reducer* reducer) noexcept;
 od_status od_reducer_before_forward(const od_reducer* reducer, int32_t synchronised, int32_t* rebuilt,
                                     od_error* err) noexcept;

@@ -231,11 +231,12 @@ void check_parameters(const std::vector<at::Tensor>& params) {
 }  // namespace
 
 od_status od_reducer_new(const od_group* group, const od_tensor_list* params, const char* const* names,
-                         const od_reducer_options* options, od_reducer** out, od_error* err) noexcept {
+                         const uint8_t* are_sparse, const od_reducer_options* options, od_reducer** out,
+                         od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {
     auto tensors = overdrive::to_vector(params);
     check_parameters(tensors);
-    std::vector<bool> sparse(tensors.size(), false);
+    std::vector<bool> sparse(are_sparse, are_sparse + tensors.size());
     auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, bucket_limits(*options), sparse));
     // Gradients become ready in the reverse order of use.
     std::reverse(buckets.begin(), buckets.end());

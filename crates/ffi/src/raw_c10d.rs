@@ -213,6 +213,7 @@ unsafe extern "C" {
         group: *const Group,
         params: *const TensorList,
         names: *const *const c_char,
+        sparse: *const u8,
         options: *const ReducerOptions,
         out: *mut *mut Reducer,
         err: *mut Error,

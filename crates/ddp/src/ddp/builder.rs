@@ -11,7 +11,7 @@ use tch::Tensor;
 use super::{DistributedDataParallel, State, agree};
 use crate::check;
 use crate::error::DdpError;
-use crate::group::ProcessGroup;
+use crate::group::{Backend, ProcessGroup};
 
 /// How many bytes of parameters and buffers are packed together when they are broadcast.
 pub(super) const BROADCAST_BYTES: usize = 250 << 20;
@@ -28,6 +28,7 @@ pub struct DdpBuilder {
     broadcast_buffers: bool,
     check_model: bool,
     ignored: Vec<String>,
+    sparse: Vec<String>,
 }
 
 impl DdpBuilder {
@@ -41,6 +42,7 @@ impl DdpBuilder {
             broadcast_buffers: true,
             check_model: true,
             ignored: Vec::new(),
+            sparse: Vec::new(),
         }
     }
 
@@ -97,6 +99,16 @@ impl DdpBuilder {
         self
     }
 
+    /// Names of parameters whose gradients are sparse, such as those of an embedding with `sparse: true`. They are averaged
+    /// over Gloo, as sparse tensors of the rows that any rank has. Every pass has to reach them, and there can be no
+    /// communication hook.
+    ///
+    /// PyTorch finds them by the class of their module.
+    pub fn sparse_gradients<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.sparse.extend(names.into_iter().map(Into::into));
+        self
+    }
+
     /// Wraps a module, or a `VarStore`: its parameters in their order, and its buffers.
     ///
     /// # Errors
@@ -131,9 +143,16 @@ impl DdpBuilder {
     ) -> Result<DistributedDataParallel, DdpError> {
         let bucket_bytes = self.bucket_cap_mb.map(bucket_bytes).transpose()?;
         let is_given = |name: &&String| params.iter().chain(&buffers).any(|(given, _)| given == *name);
-        if let Some(name) = self.ignored.iter().find(|name| !is_given(name)) {
-            let expected = "names of the model's parameters and buffers";
-            return Err(DdpError::InvalidOption { option: "ignore", found: format!("{name:?}"), expected });
+        let lists = [("ignore", &self.ignored), ("sparse_gradients", &self.sparse)];
+        for (option, names) in lists {
+            if let Some(name) = names.iter().find(|name| !is_given(name)) {
+                let expected = "names of the model's parameters and buffers";
+                return Err(DdpError::InvalidOption { option, found: format!("{name:?}"), expected });
+            }
+        }
+        if !self.sparse.is_empty() && self.group.backend() == Backend::Nccl {
+            let reason = "only Gloo averages sparse gradients: make the embedding with `sparse: false`".to_owned();
+            return Err(DdpError::Unsupported { op: "sparse_gradients", reason });
         }
         let is_ignored = |(name, _): &(String, Tensor)| self.ignored.contains(name);
         let (ignored, params): (Vec<_>, Vec<_>) = params.into_iter().partition(is_ignored);
@@ -173,7 +192,8 @@ impl DdpBuilder {
             static_graph: self.static_graph,
             broadcast_buffers: self.broadcast_buffers,
         };
-        let reducer = Reducer::new(self.group.engine(), &trained, &options).map_err(failed)?;
+        let is_sparse = |name: &str| self.sparse.iter().any(|sparse| sparse == name);
+        let reducer = Reducer::new(self.group.engine(), &trained, is_sparse, &options).map_err(failed)?;
         Ok(DistributedDataParallel {
             reducer: RefCell::new(reducer),
             _marked: [
@@ -186,6 +206,7 @@ impl DdpBuilder {
             buffers: (self.broadcast_buffers && !buffers.is_empty()).then_some(buffers),
             states,
             finds_unused: self.find_unused_parameters && !self.static_graph,
+            has_sparse: !self.sparse.is_empty(),
             state: RefCell::new(State { needs_buffers: true, ..State::default() }),
             group: self.group,
         })

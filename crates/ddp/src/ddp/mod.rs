@@ -73,6 +73,8 @@ pub struct DistributedDataParallel {
     /// All parameters and buffers, without their gradients.
     states: TensorList,
     finds_unused: bool,
+    /// Some gradients are sparse.
+    has_sparse: bool,
     state: RefCell<State>,
     group: ProcessGroup,
 }
@@ -193,6 +195,7 @@ impl DistributedDataParallel {
     /// `register_comm_hook`; PyTorch requires it before the first backward, but accepts it later too
     pub fn register_comm_hook(&self, hook: impl CommHook + 'static) -> Result<(), DdpError> {
         self.outside_backward("register_comm_hook")?;
+        self.without_sparse("register_comm_hook")?;
         let driven = hooks::driven(hook);
         self.reducer.borrow_mut().set_hook(driven).map_err(hook_taken)
     }
@@ -207,7 +210,16 @@ impl DistributedDataParallel {
     /// `BuiltinCommHookType.FP16_COMPRESS`
     pub fn register_fp16_compress(&self) -> Result<(), DdpError> {
         self.outside_backward("register_fp16_compress")?;
+        self.without_sparse("register_fp16_compress")?;
         self.reducer.borrow_mut().compress_to_half().map_err(hook_taken)
+    }
+
+    /// A hook is given a bucket of dense gradients.
+    fn without_sparse(&self, op: &'static str) -> Result<(), DdpError> {
+        match self.has_sparse {
+            true => Err(DdpError::Unsupported { op, reason: "sparse gradients are averaged without hooks".to_owned() }),
+            false => Ok(()),
+        }
     }
 
     /// Measures the times in [`logging_data`](Self::logging_data) every `steps` steps, besides the first ten; 100 by
