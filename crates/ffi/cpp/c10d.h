@@ -62,6 +62,9 @@ typedef struct {
   int64_t bucket_bytes;
   int64_t first_bucket_bytes;
   int32_t default_buckets;  // the sizes are PyTorch's defaults, with a small first bucket
+  const int64_t* bucket_list;  // sizes of the first buckets, in the order in which gradients become ready; the last repeats
+  size_t bucket_list_length;   // 0: `bucket_bytes` for all
+  int32_t skip_unused;         // unused parameters, the same on all ranks, are not reduced
   int32_t find_unused_parameters;
   int32_t gradient_as_bucket_view;
   int32_t static_graph;

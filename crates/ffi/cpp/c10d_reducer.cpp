@@ -182,6 +182,7 @@ struct HandOver : torch::autograd::Function<HandOver> {
 };
 
 std::vector<size_t> bucket_limits(const od_reducer_options& options) {
+  if (options.bucket_list_length > 0) return {options.bucket_list, options.bucket_list + options.bucket_list_length};
   // One bucket until the order of gradients is known. With a search for unused parameters it is never determined.
   if (options.static_graph != 0 || options.find_unused_parameters == 0)
     return {static_cast<size_t>(std::numeric_limits<int64_t>::max())};
@@ -249,8 +250,9 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
       made->reducer = std::make_shared<HeldReducer>(
           tensors, buckets, group->group, sparse, options->bucket_bytes, options->find_unused_parameters != 0,
           options->gradient_as_bucket_view != 0, named,
-          options->default_buckets != 0 ? options->first_bucket_bytes : options->bucket_bytes, false, false,
-          std::vector<int64_t>{});
+          options->default_buckets != 0 ? options->first_bucket_bytes : options->bucket_bytes,
+          options->skip_unused != 0, false,
+          std::vector<int64_t>(options->bucket_list, options->bucket_list + options->bucket_list_length));
       overdrive::average(tensors, made->reducer);
     });
     made->logger = std::make_shared<c10d::Logger>(made->reducer);

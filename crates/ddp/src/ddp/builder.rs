@@ -22,6 +22,8 @@ pub(super) const BROADCAST_BYTES: usize = 250 << 20;
 pub struct DdpBuilder {
     group: ProcessGroup,
     bucket_cap_mb: Option<f64>,
+    bucket_cap_mb_list: Vec<f64>,
+    skip_all_reduce_unused_params: bool,
     find_unused_parameters: bool,
     static_graph: bool,
     gradient_as_bucket_view: bool,
@@ -36,6 +38,8 @@ impl DdpBuilder {
         Self {
             group: group.clone(),
             bucket_cap_mb: None,
+            bucket_cap_mb_list: Vec::new(),
+            skip_all_reduce_unused_params: false,
             find_unused_parameters: false,
             static_graph: false,
             gradient_as_bucket_view: false,
@@ -50,6 +54,20 @@ impl DdpBuilder {
     /// 25 by default, with a first bucket of 1.
     pub fn bucket_cap_mb(mut self, mib: f64) -> Self {
         self.bucket_cap_mb = Some(mib);
+        self
+    }
+
+    /// The largest sizes of the buckets, in MiB, in the order in which their gradients become ready; the last one holds for
+    /// all further buckets. In place of [`bucket_cap_mb`](Self::bucket_cap_mb).
+    pub fn bucket_cap_mb_list(mut self, mib: impl IntoIterator<Item = f64>) -> Self {
+        self.bucket_cap_mb_list = mib.into_iter().collect();
+        self
+    }
+
+    /// Do not reduce parameters that a search finds unused: they have to be the same on all ranks in all passes, or ranks
+    /// wait for each other until the timeout. Only with [`find_unused_parameters`](Self::find_unused_parameters).
+    pub fn skip_all_reduce_unused_params(mut self, skip: bool) -> Self {
+        self.skip_all_reduce_unused_params = skip;
         self
     }
 
@@ -141,6 +159,8 @@ impl DdpBuilder {
         params: Vec<(String, Tensor)>,
         buffers: Vec<(String, Tensor)>,
     ) -> Result<DistributedDataParallel, DdpError> {
+        let in_bytes = |mib: &f64| bucket_bytes(*mib).map(|bytes| bytes as i64);
+        let bucket_list = self.bucket_cap_mb_list.iter().map(in_bytes).collect::<Result<Vec<_>, _>>()?;
         let bucket_bytes = self.bucket_cap_mb.map(bucket_bytes).transpose()?;
         let is_given = |name: &&String| params.iter().chain(&buffers).any(|(given, _)| given == *name);
         let lists = [("ignore", &self.ignored), ("sparse_gradients", &self.sparse)];
@@ -187,6 +207,8 @@ impl DdpBuilder {
         self.group.engine().broadcast_coalesced(&states, BROADCAST_BYTES, 0).map_err(failed)?;
         let options = ReducerOptions {
             bucket_bytes,
+            bucket_list: &bucket_list,
+            skip_unused: self.skip_all_reduce_unused_params,
             find_unused_parameters: self.find_unused_parameters,
             gradient_as_bucket_view: self.gradient_as_bucket_view,
             static_graph: self.static_graph,

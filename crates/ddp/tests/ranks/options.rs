@@ -23,7 +23,44 @@ pub fn scenario(_meeting: &Meeting) -> Result<()> {
     refusals(&group).context("refusals")?;
     missing_gradients(&group).context("missing gradients")?;
     sparse_gradients(&group).context("sparse gradients")?;
+    bucket_lists(&group).context("bucket lists")?;
+    skipped(&group).context("skipped")?;
     log(&group).context("log")
+}
+
+/// The first bucket takes one parameter of a mebibyte, the next one the other three.
+fn bucket_lists(group: &ProcessGroup) -> Result<()> {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let params: Vec<Tensor> = (0..4).map(|i| vs.root().ones(&i.to_string(), &[1 << 18])).collect();
+    let ddp = DistributedDataParallel::builder(group).bucket_cap_mb_list([1.0, 3.0]).build(&vs)?;
+    for _ in 0..3 {
+        let loss = ddp.forward(|| params.iter().map(|param| param.sum(Kind::Float)).fold(Tensor::from(0f32), |a, b| a + b))?;
+        ddp.backward(&loss)?;
+    }
+    let log = ddp.logging_data()?;
+    let sizes = log.get("rebuilt_bucket_sizes").context("no sizes")?;
+    ensure!(sizes.replace(' ', "") == "1048576,3145728", "{sizes}");
+    for wrong in [0.0, -1.0, f64::NAN] {
+        let refused = DistributedDataParallel::builder(group).bucket_cap_mb_list([25.0, wrong]).build(&vs);
+        ensure!(matches!(refused, Err(DdpError::InvalidOption { option: "bucket_cap_mb", .. })), "{wrong}");
+    }
+    Ok(())
+}
+
+/// What no rank reaches keeps no gradient, and what all reach is averaged.
+fn skipped(group: &ProcessGroup) -> Result<()> {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let (used, unused) = (vs.root().ones("used", &[2]), vs.root().ones("unused", &[2]));
+    let builder = DistributedDataParallel::builder(group).find_unused_parameters(true);
+    let ddp = builder.skip_all_reduce_unused_params(true).build(&vs)?;
+    for _ in 0..3 {
+        let mut used = used.shallow_clone();
+        used.zero_grad();
+        ddp.backward(&ddp.forward(|| (&used * group.rank() as f64).sum(Kind::Float))?)?;
+        let mean = (group.size() - 1) as f64 / 2.0;
+        ensure!(used.grad().double_value(&[1]) == mean && !unused.grad().defined(), "{}", used.grad());
+    }
+    Ok(())
 }
 
 /// Parameters without elements keep their names, although they have no memory address to distinguish them.

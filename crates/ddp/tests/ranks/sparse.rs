@@ -48,13 +48,8 @@ fn equals_the_mean(group: &ProcessGroup, kind: Kind) -> Result<()> {
         linear.zero_grad();
         for pass in 0..passes {
             let rows = used(step + pass, group.rank());
-            let forward = || ddp.forward(|| loss(&table, &linear, &rows));
-            if pass + 1 < passes {
-                let _local = ddp.no_sync()?;
-                ddp.backward(&forward()?)?;
-            } else {
-                ddp.backward(&forward()?)?;
-            }
+            let _local = (pass + 1 < passes).then(|| ddp.no_sync());
+            ddp.backward(&ddp.forward(|| loss(&table, &linear, &rows))?)?;
         }
         let (own, weights) = model(kind);
         let parts = (0..group.size()).flat_map(|rank| (0..passes).map(move |pass| used(step + pass, rank)));

@@ -17,9 +17,14 @@ use crate::tensor_list::TensorList;
 
 /// Options of a [`Reducer`].
 #[derive(Clone, Copy, Debug)]
-pub struct ReducerOptions {
+pub struct ReducerOptions<'a> {
     /// The largest size of a bucket in bytes; `None` for PyTorch's 25 MiB, with a first bucket of 1 MiB.
     pub bucket_bytes: Option<usize>,
+    /// Sizes of the buckets in bytes, in the order in which they become ready; the last one repeats. Empty:
+    /// `bucket_bytes` for all.
+    pub bucket_list: &'a [i64],
+    /// Do not reduce unused parameters, which have to be the same on all ranks.
+    pub skip_unused: bool,
     /// Search the graph before each backward for parameters that it does not reach.
     pub find_unused_parameters: bool,
     /// Make the gradients views of the buckets, which saves a copy.
@@ -61,7 +66,7 @@ impl Reducer {
         group: &ProcessGroup,
         params: &[(String, Tensor)],
         is_sparse: impl Fn(&str) -> bool,
-        options: &ReducerOptions,
+        options: &ReducerOptions<'_>,
     ) -> Result<Self, Error> {
         const MIB: usize = 1 << 20;
         let list = TensorList::new(&params.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
@@ -73,13 +78,16 @@ impl Reducer {
             bucket_bytes: bytes(options.bucket_bytes.unwrap_or(25 * MIB)),
             first_bucket_bytes: bytes(MIB),
             default_buckets: i32::from(options.bucket_bytes.is_none()),
+            bucket_list: options.bucket_list.as_ptr(),
+            bucket_list_length: options.bucket_list.len(),
+            skip_unused: i32::from(options.skip_unused),
             find_unused_parameters: i32::from(options.find_unused_parameters),
             gradient_as_bucket_view: i32::from(options.gradient_as_bucket_view),
             static_graph: i32::from(options.static_graph),
             broadcast_buffers: i32::from(options.broadcast_buffers),
         };
         let mut out = ptr::null_mut();
-        // SAFETY: the list, its names and what is sparse, as many, outlive the call.
+        // SAFETY: the list, its names and what is sparse, as many, and the options' list outlive the call.
         check(|err| unsafe {
             let (list, names, sparse) = (list.as_ptr(), names.as_ptr(), sparse.as_ptr());
             raw::od_reducer_new(group.as_ptr(), list, names, sparse, &wanted, &mut out, err)

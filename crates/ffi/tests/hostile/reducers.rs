@@ -10,8 +10,10 @@ use tch::{Kind, Tensor};
 use super::groups::alone;
 use super::{FLOAT, ends};
 
-const OPTIONS: ReducerOptions = ReducerOptions {
+const OPTIONS: ReducerOptions<'static> = ReducerOptions {
     bucket_bytes: None,
+    bucket_list: &[],
+    skip_unused: false,
     find_unused_parameters: false,
     gradient_as_bucket_view: false,
     static_graph: false,
