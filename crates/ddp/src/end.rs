@@ -6,6 +6,10 @@ use std::time::{Duration, Instant};
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 
+/// What each of several groups gets, though another one has taken all the time: libtorch learns of the end of NCCL's work
+/// a tenth of a second after it.
+const LEAST: Duration = Duration::from_secs(1);
+
 impl ProcessGroup {
     /// Waits until collectives under way are done, and frees what the backend holds: first of the sub-groups, the newest
     /// first, then of this group. From then on each of their collectives is an error. Every rank calls it; a second call
@@ -24,7 +28,7 @@ impl ProcessGroup {
         let deadline = Instant::now() + self.timeout();
         let mut result = Ok(());
         for group in self.with_sub_groups() {
-            let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let rest = deadline.saturating_duration_since(Instant::now()).max(LEAST);
             let closed = group.0.engine.close(rest);
             result = result.and(closed.map_err(|source| DdpError::between(group.context("close"), source)));
         }
@@ -43,7 +47,8 @@ impl ProcessGroup {
 
     /// Ends collectives under way, where the backend supports it (NCCL). Their results are undefined, and each further
     /// collective is an error. From then on, libtorch's watchdog no longer ends the process for this group: ranks that
-    /// live can make a [`new_group`](Self::new_group) of those left over, and go on.
+    /// live can make a [`new_group`](Self::new_group) of those left over, and go on. After a failure of a sub-group over
+    /// NCCL, abort the outermost group too: its monitor learns of the failure, and ends the process minutes later.
     ///
     /// # Errors
     /// When the backend refuses.

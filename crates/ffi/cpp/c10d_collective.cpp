@@ -137,7 +137,7 @@ od_status od_collective_start(const od_group* group, const od_collective* collec
     bool between_two = collective->kind == OD_SEND || collective->kind == OD_RECV || collective->kind == OD_RECV_ANY;
     bool has_nccl = group->group->getBackendType() == c10d::ProcessGroup::BackendType::NCCL;
     bool on_stream = has_nccl && (kept.empty() || kept[0].is_cuda());
-    *out = new od_work{std::move(work), std::move(kept), between_two, on_stream, group->group->failed()};
+    *out = new od_work{std::move(work), std::move(kept), between_two, on_stream, group->group->failures()};
   });
 }
 
@@ -167,12 +167,13 @@ od_status od_batch_start(const od_group* group, const od_tensor_list* tensors, c
     TORCH_CHECK(work, "the backend returned no work");
     for (size_t i = 0; i < list.size(); ++i)
       if (receives[i] != 0) was_written(list[i]);
-    *out = new od_work{std::move(work), std::move(list), false, true, group->group->failed()};
+    *out = new od_work{std::move(work), std::move(list), false, true, group->group->failures()};
   });
 }
 
 void od_work_free(od_work* work) noexcept {
   std::unique_ptr<od_work> owned(work);
+  if (work->is_given_up && od_work_is_completed(work) != 0) work->take_back();
   if (!work->between_two || work->was_waited_for) return;
   try {
     // Without the wait, the connection would be stuck at this send or receive, and transfer nothing after it.
@@ -206,8 +207,8 @@ od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) n
     if (timeout_ms > 0 && work->work->isCompleted() && work->work->exception())
       std::rethrow_exception(work->work->exception());
   });
-  if (status != OD_OK) *work->failed = true;
-  if (status == OD_OK && work->was_given_up.exchange(false)) *work->failed = false;
+  if (status == OD_OK) work->take_back();
+  if (status != OD_OK && work->on_stream) work->failures->failed = true;
   return status;
 }
 
@@ -217,8 +218,7 @@ od_status od_work_wait_for(const od_work* work, int64_t timeout_ms, od_error* er
     auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
     while (od_work_is_completed(work) == 0) {
       if (std::chrono::steady_clock::now() >= deadline) {
-        work->was_given_up = true;
-        *work->failed = true;
+        work->give_up();
         return overdrive::between_ranks(
             err, [&] { C10_THROW_ERROR(DistError, c10::str("timed out: not done after ", timeout_ms, " ms")); });
       }

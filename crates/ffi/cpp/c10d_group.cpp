@@ -52,6 +52,7 @@ bool is_idle_by(const od_group& group, Clock::time_point deadline) {
 // The wrapper of a group that verifies forwards neither this nor `shutdown`: so the backends themselves are told.
 void abort_all(const od_group& group) {
   group.group->end("aborted");
+  if (group.is_shut_down) return;
   for (const auto& backend : group.backends) {
     overdrive::nccl_outlives_failures(*backend);
     backend->abort();
@@ -63,13 +64,16 @@ void abort_all(const od_group& group) {
 bool shut_down_by(const od_group& group, Clock::time_point deadline) {
   auto ended = std::make_shared<std::promise<void>>();
   auto future = ended->get_future();
-  std::thread([backends = group.backends, ended] {
+  std::thread([backends = group.backends, ended]() mutable {
+    std::exception_ptr failure;
     try {
       for (const auto& backend : backends) backend->shutdown();
-      ended->set_value();
     } catch (...) {
-      ended->set_exception(std::current_exception());
+      failure = std::current_exception();
     }
+    // Whoever waits has them too, and destroys them.
+    backends.clear();
+    failure ? ended->set_exception(failure) : ended->set_value();
   }).detach();
   if (future.wait_until(deadline) != std::future_status::ready) return false;
   future.get();
@@ -79,10 +83,11 @@ bool shut_down_by(const od_group& group, Clock::time_point deadline) {
 void close(const od_group& group, int64_t timeout_ms) {
   if (!group.group->end("closed")) return;
   auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms);
-  if (!is_idle_by(group, deadline)) {
+  if (!group.group->is_quiet_by(deadline) || !is_idle_by(group, deadline)) {
     abort_all(group);
     C10_THROW_ERROR(DistError, c10::str("timed out: work was under way after ", timeout_ms, " ms, and was aborted"));
   }
+  group.is_shut_down = true;
   if (!shut_down_by(group, deadline))
     C10_THROW_ERROR(DistError, c10::str("timed out: communicators were not free after ", timeout_ms, " ms"));
 }
@@ -140,7 +145,7 @@ void od_group_free(od_group* group, int64_t timeout_ms) noexcept {
     std::unique_ptr<od_group> owned(group);
     bool has_nccl = owned->group->getBackendType() == ProcessGroup::BackendType::NCCL;
     try {
-      if (has_nccl && (timeout_ms <= 0 || *owned->group->failed())) abort_all(*owned);
+      if (has_nccl && (timeout_ms <= 0 || owned->group->failures()->any())) abort_all(*owned);
       if (has_nccl) close(*owned, timeout_ms);
     } catch (...) {
     }

@@ -13,6 +13,8 @@ struct Nccl final : c10d::ProcessGroupNCCL {
   using c10d::ProcessGroupNCCL::ProcessGroupNCCL;
 
   bool idle() {
+    // Then no watchdog runs, which alone empties the list; the communicator's end flushes it.
+    if (blockingWait_) return true;
     // The watchdog holds the lock for a minute once work has failed.
     std::unique_lock<std::mutex> lock(workMetaListMutex_, std::try_to_lock);
     return lock.owns_lock() && workMetaList_.empty();

@@ -92,7 +92,7 @@ impl ProcessGroup {
                 P2pOp::Recv(tensor, from) => self.recv_async(tensor, Some(*from), 0)?.and_then(|_| Ok(())),
             });
         }
-        let first = works.remove(0);
-        Ok(first.and_then(move |()| works.into_iter().try_for_each(Work::wait)))
+        let last = works.remove(works.len() - 1);
+        Ok(last.after(works))
     }
 }

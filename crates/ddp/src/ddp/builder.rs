@@ -11,7 +11,7 @@ use tch::Tensor;
 use super::{DistributedDataParallel, State, agree};
 use crate::check;
 use crate::error::DdpError;
-use crate::group::{Backend, ProcessGroup};
+use crate::group::ProcessGroup;
 
 /// How many bytes of parameters and buffers are packed together when they are broadcast.
 pub(super) const BROADCAST_BYTES: usize = 250 << 20;
@@ -58,14 +58,16 @@ impl DdpBuilder {
     }
 
     /// The largest sizes of the buckets, in MiB, in the order in which their gradients become ready; the last one holds for
-    /// all further buckets. In place of [`bucket_cap_mb`](Self::bucket_cap_mb).
+    /// all further buckets. In place of [`bucket_cap_mb`](Self::bucket_cap_mb). With
+    /// [`find_unused_parameters`](Self::find_unused_parameters), where that order is not learnt, it is the parameters' order.
     pub fn bucket_cap_mb_list(mut self, mib: impl IntoIterator<Item = f64>) -> Self {
         self.bucket_cap_mb_list = mib.into_iter().collect();
         self
     }
 
     /// Do not reduce parameters that a search finds unused: they have to be the same on all ranks in all passes, or ranks
-    /// wait for each other until the timeout. Only with [`find_unused_parameters`](Self::find_unused_parameters).
+    /// wait for each other until the timeout. Only with [`find_unused_parameters`](Self::find_unused_parameters). Passes
+    /// cannot be held back then, for accumulation or by `no_sync`, and `join` is refused.
     pub fn skip_all_reduce_unused_params(mut self, skip: bool) -> Self {
         self.skip_all_reduce_unused_params = skip;
         self
@@ -170,7 +172,8 @@ impl DdpBuilder {
                 return Err(DdpError::InvalidOption { option, found: format!("{name:?}"), expected });
             }
         }
-        if !self.sparse.is_empty() && self.group.backend() == Backend::Nccl {
+        let is_named = |name: &String| self.sparse.contains(name);
+        if params.iter().any(|(name, it)| is_named(name) && check::carried_by_nccl(&self.group, it.device())) {
             let reason = "only Gloo averages sparse gradients: make the embedding with `sparse: false`".to_owned();
             return Err(DdpError::Unsupported { op: "sparse_gradients", reason });
         }
@@ -229,6 +232,12 @@ impl DdpBuilder {
             states,
             finds_unused: self.find_unused_parameters && !self.static_graph,
             has_sparse: !self.sparse.is_empty(),
+            every_pass: match (self.sparse.is_empty(), self.skip_all_reduce_unused_params) {
+                (false, _) => Some("sparse_gradients"),
+                (true, true) => Some("skip_all_reduce_unused_params"),
+                (true, false) => None,
+            },
+            skips_unused: self.skip_all_reduce_unused_params,
             state: RefCell::new(State { needs_buffers: true, ..State::default() }),
             group: self.group,
         })

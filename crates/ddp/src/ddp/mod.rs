@@ -75,9 +75,16 @@ pub struct DistributedDataParallel {
     finds_unused: bool,
     /// Some gradients are sparse.
     has_sparse: bool,
+    /// The option with which every rank has to run each pass.
+    every_pass: Option<&'static str>,
+    /// Unused parameters are not reduced, so that gradients from an earlier pass would stay local.
+    skips_unused: bool,
     state: RefCell<State>,
     group: ProcessGroup,
 }
+
+const HELD_BACK_UNUSED: &str = "with skip_all_reduce_unused_params every pass averages its gradients: a parameter that the \
+                                last pass of a window does not use would keep those of an earlier one";
 
 #[derive(Debug, Default)]
 struct State {
@@ -274,6 +281,9 @@ impl DistributedDataParallel {
             let state = self.state.borrow();
             (!state.held, state.joining)
         };
+        if self.skips_unused && !synchronised {
+            return Err(DdpError::CannotHoldBack(HELD_BACK_UNUSED));
+        }
         if let Some(by_world_size) = joining {
             let active = self.announce_forward()?;
             self.reducer.borrow().divide_by(active.engine(), by_world_size)?;

@@ -47,19 +47,31 @@ fn bucket_lists(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// What no rank reaches keeps no gradient, and what all reach is averaged.
+/// Each parameter has a bucket of its own. A pass that is held back would leave a gradient local for ever.
 fn skipped(group: &ProcessGroup) -> Result<()> {
     let vs = nn::VarStore::new(Device::Cpu);
     let (used, unused) = (vs.root().ones("used", &[2]), vs.root().ones("unused", &[2]));
-    let builder = DistributedDataParallel::builder(group).find_unused_parameters(true);
+    let builder = DistributedDataParallel::builder(group).find_unused_parameters(true).bucket_cap_mb(1e-6);
     let ddp = builder.skip_all_reduce_unused_params(true).build(&vs)?;
+    let forward = |both: bool| {
+        let sum = (&used * group.rank() as f64).sum(Kind::Float);
+        ddp.forward(|| if both { sum + unused.sum(Kind::Float) } else { sum })
+    };
     for _ in 0..3 {
-        let mut used = used.shallow_clone();
-        used.zero_grad();
-        ddp.backward(&ddp.forward(|| (&used * group.rank() as f64).sum(Kind::Float))?)?;
+        used.shallow_clone().zero_grad();
+        ddp.backward(&forward(false)?)?;
         let mean = (group.size() - 1) as f64 / 2.0;
         ensure!(used.grad().double_value(&[1]) == mean && !unused.grad().defined(), "{}", used.grad());
     }
+    let told = {
+        let _local = ddp.no_sync();
+        forward(true).map(drop)
+    };
+    ensure!(matches!(told, Err(DdpError::CannotHoldBack(_))), "{told:?}");
+    ensure!(ddp.hold_back(true).is_err() && ddp.close_with_nothing().is_err() && ddp.join(false, || ()).is_err());
+    // It goes on.
+    ddp.backward(&forward(true)?)?;
+    ensure!(unused.grad().double_value(&[0]) == 1.0, "{}", unused.grad());
     Ok(())
 }
 

@@ -304,7 +304,9 @@ fn drops(rank: Rank, meeting: &Meeting, what: &str) -> Result<()> {
             let error = result.err().context("a closed group works")?;
             ensure!(name(&error) == "Ended", "{error}");
         }
+        // Nothing is left to end.
         group.close()?;
+        group.abort()?;
         return tell(meeting, "closed");
     }
     if what == "finished" {
