@@ -3,6 +3,8 @@
 use std::sync::{PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use overdrive_ffi::c10d::GroupFailure;
+
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 
@@ -57,5 +59,21 @@ impl ProcessGroup {
     /// `_abort_process_group`
     pub fn abort(&self) -> Result<(), DdpError> {
         Ok(self.0.engine.abort()?)
+    }
+
+    /// What NCCL's watchdog has found by now; `None` for nothing, and over Gloo. A program that does not wait for its
+    /// collectives can ask between two steps, [`abort`](Self::abort), and go on: the watchdog ends the process a minute
+    /// after it has found something.
+    ///
+    /// # Errors
+    /// None are known.
+    ///
+    /// # Syncs
+    /// No.
+    ///
+    /// # Source
+    /// `ProcessGroupNCCL::getError`
+    pub fn failure(&self) -> Result<Option<GroupFailure>, DdpError> {
+        Ok(self.0.engine.failure()?)
     }
 }

@@ -48,7 +48,7 @@ pub use group::{Backend, DEFAULT_NCCL_TIMEOUT, DEFAULT_TIMEOUT, ProcessGroup, Pr
 pub use hooks::{CommHook, GradBucket};
 pub use local_sgd::ModelAverager;
 pub use one_bit_adam::{OneBitAdam, OneBitAdamOptions};
-pub use overdrive_ffi::c10d::{ReduceOp, Store, TcpStoreOptions, nccl_is_compiled};
+pub use overdrive_ffi::c10d::{GroupFailure, ReduceOp, Store, TcpStoreOptions, flight_record, nccl_is_compiled};
 pub use overdrive_launch::LaunchError;
 pub use rendezvous::InitMethod;
 pub use spawn::spawn;

@@ -108,6 +108,10 @@ od_status od_group_broadcast_coalesced(const od_group* group, const od_tensor_li
 od_status od_group_verify_params(const od_group* group, const od_tensor_list* params, od_error* err) noexcept;
 // Sets how long each collective from here on may take.
 od_status od_group_set_timeout(const od_group* group, int64_t timeout_ms, od_error* err) noexcept;
+// What NCCL's watchdog has found, as c10d::ErrorType's number; 0 for nothing, and over Gloo.
+od_status od_group_failure(const od_group* group, int32_t* out, od_error* err) noexcept;
+// The last collectives of all of the process's groups over NCCL (`nccl` 1) or Gloo, as JSON; the caller frees it.
+od_status od_flight_record(int32_t nccl, int32_t only_active, char** out, od_error* err) noexcept;
 od_status od_group_abort(const od_group* group, od_error* err) noexcept;
 // The sum over ranks of a copy of the tensor; its backward sums the gradients over ranks.
 od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor, at::Tensor** out,

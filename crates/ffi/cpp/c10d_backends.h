@@ -19,5 +19,7 @@ bool gloo_is_idle(c10d::Backend& backend);
 bool nccl_is_idle(c10d::Backend& backend);
 // The watchdog of NCCL's backend no longer ends the process when work fails: whoever aborts the group knows of it.
 void nccl_outlives_failures(c10d::Backend& backend);
+// Its flight recorder, as JSON.
+std::string nccl_record(bool only_active);
 
 }  // namespace overdrive

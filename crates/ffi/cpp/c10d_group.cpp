@@ -1,5 +1,6 @@
 // Process groups: construction, destruction, and operations of the whole group.
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -199,6 +200,21 @@ od_status od_group_set_timeout(const od_group* group, int64_t timeout_ms, od_err
 
 od_status od_group_abort(const od_group* group, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] { abort_all(*group); });
+}
+
+od_status od_group_failure(const od_group* group, int32_t* out, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    *out = 0;
+    for (const auto& backend : group->backends)
+      if (backend->getBackendName() == "nccl") *out = static_cast<int32_t>(backend->getError());
+  });
+}
+
+od_status od_flight_record(int32_t nccl, int32_t only_active, char** out, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto record = nccl != 0 ? overdrive::nccl_record(only_active != 0) : c10d::dump_fr_trace_json(true, only_active != 0);
+    *out = overdrive::copy_string(record.c_str());
+  });
 }
 
 od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor, at::Tensor** out,

@@ -47,4 +47,6 @@ void nccl_outlives_failures(c10d::Backend& backend) {
   if (auto* nccl = dynamic_cast<Nccl*>(&backend)) nccl->outlive_failures();
 }
 
+std::string nccl_record(bool only_active) { return c10d::dump_nccl_trace_json(true, only_active); }
+
 }  // namespace overdrive

@@ -184,6 +184,8 @@ unsafe extern "C" {
     ) -> Status;
     pub fn od_group_verify_params(group: *const Group, params: *const TensorList, err: *mut Error) -> Status;
     pub fn od_group_set_timeout(group: *const Group, timeout_ms: i64, err: *mut Error) -> Status;
+    pub fn od_group_failure(group: *const Group, out: *mut i32, err: *mut Error) -> Status;
+    pub fn od_flight_record(nccl: i32, only_active: i32, out: *mut *mut c_char, err: *mut Error) -> Status;
     pub fn od_group_abort(group: *const Group, err: *mut Error) -> Status;
     pub fn od_group_sum_with_grad(
         group: *const Group,

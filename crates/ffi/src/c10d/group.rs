@@ -1,5 +1,6 @@
 //! Process groups.
 
+use std::ffi::CStr;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -29,6 +30,44 @@ pub enum Backend {
     Nccl,
     /// Gloo for tensors on the host and NCCL for those on GPUs (PyTorch: `"cpu:gloo,cuda:nccl"`).
     GlooAndNccl,
+}
+
+/// What NCCL's watchdog has found.
+///
+/// # Source
+/// `c10d::ErrorType`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GroupFailure {
+    /// A collective has not ended within its timeout.
+    TimedOut,
+    /// NCCL has reported an error, such as a lost connection.
+    Lost,
+    /// Another rank has told of one, with `TORCH_NCCL_PROPAGATE_ERROR=1`.
+    OnAnotherRank,
+}
+
+/// libtorch's flight recorder as JSON: the last collectives of this process's groups over NCCL, or else over Gloo, with
+/// their sizes, states and times; `only_active` leaves out those that are done. It keeps 2000, or
+/// `TORCH_FR_BUFFER_SIZE`. Does not wait.
+///
+/// # Errors
+/// For NCCL, if that was not compiled in.
+///
+/// # Source
+/// `torch._C._distributed_c10d._dump_nccl_trace_json`
+pub fn flight_record(nccl: bool, only_active: bool) -> Result<String, Error> {
+    let mut out = ptr::null_mut();
+    // SAFETY: `out` lives through the call.
+    check(|err| unsafe { raw::od_flight_record(i32::from(nccl), i32::from(only_active), &mut out, err) })?;
+    if out.is_null() {
+        return Ok(String::new());
+    }
+    // SAFETY: a NUL-terminated string that is ours until it is freed below.
+    let record = unsafe { CStr::from_ptr(out) }.to_string_lossy().into_owned();
+    // SAFETY: allocated by the C++ side, not used again.
+    unsafe { crate::raw::od_string_free(out) };
+    Ok(record)
 }
 
 /// Options of a [`ProcessGroup`].
@@ -204,6 +243,25 @@ impl ProcessGroup {
     pub fn abort(&self) -> Result<(), Error> {
         // SAFETY: the handle is live.
         check(|err| unsafe { raw::od_group_abort(self.as_ptr(), err) })
+    }
+
+    /// What NCCL's watchdog has found; `None` for nothing, and over Gloo. Does not wait.
+    ///
+    /// # Errors
+    /// None are known.
+    ///
+    /// # Source
+    /// `ProcessGroupNCCL::getError`
+    pub fn failure(&self) -> Result<Option<GroupFailure>, Error> {
+        let mut number = 0;
+        // SAFETY: the handle is live, and `number` lives through the call.
+        check(|err| unsafe { raw::od_group_failure(self.as_ptr(), &mut number, err) })?;
+        Ok(match number {
+            0 => None,
+            1 => Some(GroupFailure::TimedOut),
+            2 => Some(GroupFailure::Lost),
+            _ => Some(GroupFailure::OnAnotherRank),
+        })
     }
 
     /// A tensor's sum over ranks, which can be differentiated: backward sums the gradients over ranks.

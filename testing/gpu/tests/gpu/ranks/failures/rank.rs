@@ -408,7 +408,15 @@ fn goes_on_without_a_rank(rank: &mut Rank, meeting: &Meeting) -> Result<()> {
         stay_away();
     }
     group.set_timeout(SHORT)?;
-    group.barrier().err().context("a rank is missing")?;
+    ensure!(group.failure()?.is_none());
+    let _under_way = group.all_reduce_async(sum, ReduceOp::Sum)?;
+    // The watchdog finds it.
+    while group.failure()?.is_none() {
+        std::thread::sleep(PAUSE);
+    }
+    ensure!(group.failure()? == Some(overdrive_ddp::GroupFailure::TimedOut));
+    let record = overdrive_ddp::flight_record(true, true)?;
+    ensure!(record.contains("nccl:all_reduce"), "{record}");
     group.abort()?;
     let rest = group.new_group(&[0, 2])?.context("this rank is a member")?;
     rest.set_timeout(PATIENCE)?;
