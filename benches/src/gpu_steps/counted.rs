@@ -101,7 +101,9 @@ pub fn count_plain_tch(recipe: &Recipe) -> Result<Option<Counted>> {
     if !plain_tch::has(recipe) {
         return Ok(None);
     }
-    Ok(Some(counted(recipe, plain_tch::step(recipe, Device::Cuda(0))?, false)?.counted))
+    let step = counted(recipe, plain_tch::step(recipe, Device::Cuda(0))?, false)?;
+    ensure!(step.distance > 0.0, "{}: plain tch has moved no weight", recipe.name());
+    Ok(Some(step.counted))
 }
 
 /// How far two numbers are apart, as a share of the second one.

@@ -15,7 +15,7 @@ use serde::Serialize;
 /// What a step trains, and how. The Python side reads it as JSON.
 #[derive(Clone, Debug, Serialize)]
 pub struct Recipe {
-    /// `mlp`, `cnn` or `gpt`.
+    /// `mlp`, `cnn`, `gpt`, or `lookup`, whose gradients are sparse.
     pub model: &'static str,
     /// The optimizer by PyTorch's name.
     pub optimizer: &'static str,
@@ -83,6 +83,8 @@ impl Recipe {
             // As its documentation says, for one group of one dtype.
             "Prodigy" => 1.0,
             "LBFGS" => LBFGS_WAITS,
+            // How many rows a sparse gradient has.
+            "SparseAdam" => 1.0,
             _ if self.autocast == Some("float16") && !self.skips_on_device() => 1.0,
             _ => 0.0,
         }
@@ -158,8 +160,8 @@ pub const OUR_OPTIMIZERS: [&str; 14] = [
     "StochasticRounding",
 ];
 
-/// Each technique alone and all of them, with each model; each other optimizer with each model; and L-BFGS, which takes
-/// a closure and fits no other technique.
+/// Each technique alone and all of them, with each model; each other optimizer with each model; L-BFGS, which takes a
+/// closure and fits no other technique; and SparseAdam, for sparse gradients alone.
 pub fn recipes() -> Vec<Recipe> {
     let techniques = |model| {
         let plain = Recipe::new(model, "AdamW");
@@ -182,6 +184,20 @@ pub fn recipes() -> Vec<Recipe> {
             plain.clone().with_all(),
         ]
     };
+    // Every pair of these techniques, and all three; the small model is enough.
+    let combined = || {
+        let kinds = [None, Some("bfloat16"), Some("float16")];
+        let all = kinds.into_iter().flat_map(|autocast| (0..8).map(move |bits| (autocast, bits)));
+        let recipe = |(autocast, bits): (_, u8)| Recipe {
+            autocast,
+            clip: bits & 1 != 0,
+            accumulate: if bits & 2 != 0 { 4 } else { 1 },
+            ema: bits & 4 != 0,
+            ..Recipe::new("mlp", "AdamW")
+        };
+        let alone: Vec<String> = techniques("mlp").iter().map(Recipe::name).collect();
+        all.map(recipe).filter(move |it| !alone.contains(&it.name()))
+    };
     let with_optimizers = OPTIMIZERS[1..].iter().flat_map(|optimizer| {
         let plain = Recipe::new("mlp", optimizer);
         let scaled = Recipe { autocast: Some("float16"), ..plain.clone() };
@@ -189,6 +205,6 @@ pub fn recipes() -> Vec<Recipe> {
         let others = ["cnn", "gpt"].map(|model| Recipe { accumulate: 1, ..Recipe::new(model, optimizer).with_all() });
         [plain, scaled].into_iter().chain(others)
     });
-    let all = ["mlp", "cnn", "gpt"].into_iter().flat_map(techniques).chain(with_optimizers);
-    all.chain([Recipe::new("mlp", "LBFGS")]).collect()
+    let all = ["mlp", "cnn", "gpt"].into_iter().flat_map(techniques).chain(combined()).chain(with_optimizers);
+    all.chain([Recipe::new("mlp", "LBFGS"), Recipe::new("lookup", "SparseAdam")]).collect()
 }

@@ -1,6 +1,7 @@
 //! The models, the same as in `peers/gpu_counts.py`, and their batches.
 
 use anyhow::Result;
+use overdrive::nn::{Forward, NnError};
 use overdrive::prelude::*;
 
 use super::Recipe;
@@ -34,6 +35,24 @@ pub fn cnn() -> Result<nn::Sequential> {
         nn::Flatten::new(),
         nn::Linear::new(32, CLASSES)?
     ])
+}
+
+/// The next token by the last one alone, with sparse gradients.
+#[derive(Module)]
+pub struct Lookup {
+    table: nn::Embedding,
+}
+
+impl Lookup {
+    pub fn new() -> Result<Self> {
+        Ok(Self { table: nn::Embedding::builder(gpt::VOCABULARY, gpt::VOCABULARY).sparse(true).build()? })
+    }
+}
+
+impl Forward for Lookup {
+    fn forward(&self, tokens: &Tensor) -> Result<Tensor, NnError> {
+        self.table.forward(&tokens.flatten(0, -1))
+    }
 }
 
 /// The batch of a step.

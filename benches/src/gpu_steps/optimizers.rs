@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use overdrive::optim::{
     Adadelta, Adafactor, AdafactorForm, Adagrad, AdamW8Bit, AdamWScheduleFree, Adamax, Asgd, Joint, Lamb, Lars, Lion,
-    Lookahead, LowPrecision, Muon, NAdam, Prodigy, RAdam, RmsProp, Rprop, SgdScheduleFree,
+    Lookahead, LowPrecision, Muon, NAdam, Prodigy, RAdam, RmsProp, Rprop, SgdScheduleFree, SparseAdam,
 };
 use overdrive::prelude::*;
 
@@ -23,6 +23,7 @@ pub fn optimizer(name: &str, params: Vec<Tensor>) -> Result<Box<dyn Optimizer>> 
         "ASGD" => Box::new(Asgd::builder(params).build()?),
         "Adafactor" => Box::new(Adafactor::builder(params).build()?),
         "Muon" => Box::new(Muon::builder(matrices(params)).build()?),
+        "SparseAdam" => Box::new(SparseAdam::builder(params).build()?),
         "Lion" => Box::new(Lion::builder(params).lr(1e-4).build()?),
         "LAMB" => Box::new(Lamb::builder(params).build()?),
         "LARS" => Box::new(Lars::builder(params).build()?),

@@ -36,6 +36,7 @@ pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
         "mlp" => train(recipe, device, models::mlp()?),
         "cnn" => train(recipe, device, models::cnn()?),
         "gpt" => train(recipe, device, Gpt::new()?),
+        "lookup" => train(recipe, device, models::Lookup::new()?),
         other => bail!("there is no model {other}"),
     }
 }

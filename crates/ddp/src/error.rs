@@ -92,6 +92,32 @@ pub enum DdpError {
         /// What would be right.
         expected: &'static str,
     },
+    /// A GPU that the process does not see.
+    #[error(
+        "{what} names GPU {device}, but the process sees {gpus}: start as many ranks on a host as it has GPUs, look at \
+         CUDA_VISIBLE_DEVICES, or call `cuda_device`"
+    )]
+    NoSuchDevice {
+        /// What names it.
+        what: String,
+        /// Its index.
+        device: usize,
+        /// How many there are.
+        gpus: usize,
+    },
+    /// Two ranks on one GPU, which NCCL does not support.
+    #[error(
+        "rank {rank} is on GPU {device}, which is rank {other}'s: give each rank a GPU of its own, by LOCAL_RANK, \
+         CUDA_VISIBLE_DEVICES or `cuda_device`"
+    )]
+    SharedDevice {
+        /// Its index in this process.
+        device: usize,
+        /// This rank.
+        rank: usize,
+        /// The rank that has it.
+        other: usize,
+    },
     /// A tensor that a collective cannot take.
     #[error("{op}: {argument} is {found}, but should be {expected}")]
     InvalidTensor {
@@ -169,6 +195,14 @@ pub enum DdpError {
         /// libtorch's reason.
         source: TorchError,
     },
+    /// This process has closed or aborted the group.
+    #[error("{context}: {source}")]
+    Ended {
+        /// What was asked of it.
+        context: Box<Context>,
+        /// How it ended.
+        source: TorchError,
+    },
     /// Ranks ran different collectives, or one with different shapes or dtypes. Only groups with
     /// [`verify`](crate::ProcessGroupBuilder::verify) report this.
     #[error("{context}: the ranks disagree: {source}")]
@@ -222,8 +256,8 @@ pub enum DdpError {
     /// A sparse gradient, such as that of an embedding with `sparse: true`. Build the `DistributedDataParallel` anew to
     /// continue.
     #[error(
-        "the gradient of the parameter {name:?} is sparse, but only dense ones are averaged: make the embedding with \
-         `sparse: false`"
+        "the gradient of the parameter {name:?} is sparse: name it in `sparse_gradients` (over Gloo), or make the embedding \
+         with `sparse: false`"
     )]
     SparseGradient {
         /// The parameter's name.
@@ -287,6 +321,9 @@ impl DdpError {
         }
         // A group that compares collectives over ranks has a monitored barrier before each, whose errors have no kind.
         match source.kind() {
+            _ if text.contains("the group was closed") || text.contains("the group was aborted") => {
+                Self::Ended { context, source }
+            }
             _ if text.contains("failed to pass monitoredBarrier") => Self::TimedOut { context, source },
             _ if LOST_AT_BARRIER.iter().any(|lost| text.contains(lost)) => Self::Lost { context, source },
             TorchErrorKind::Timeout => Self::TimedOut { context, source },

@@ -1,22 +1,29 @@
 //! Process groups.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use overdrive_ffi::c10d::{self, GroupOptions, Store};
 use tch::{Device, Tensor};
 
+use crate::device::{self, Place};
 use crate::error::{Context, DdpError};
 use crate::rendezvous::InitMethod;
 
 pub use overdrive_ffi::c10d::Backend;
 
-/// How long a collective may take by default.
+/// How long a collective may take by default, with Gloo or both backends.
 ///
 /// # Source
 /// `default_pg_timeout`
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// How long a collective may take by default, with NCCL alone.
+///
+/// # Source
+/// `default_pg_nccl_timeout`
+pub const DEFAULT_NCCL_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Processes that take part in collectives: a value to pass around, not a global of the process. Clones are the same
 /// group.
@@ -28,17 +35,18 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// later collective, or libtorch's watchdog ends the process after the timeout. Where the host waits (a
 /// [`barrier`](Self::barrier), [`Work::wait_for`](crate::Work::wait_for), objects) there is an error as over Gloo.
 ///
-/// Dropping a group over Gloo never waits: collectives under way end on another thread, at their timeout at the latest.
-/// Over NCCL it waits for them; [`abort`](Self::abort) ends those that wait for a missing rank.
+/// [`close`](Self::close) ends a group in order. Dropping a group over Gloo never waits: collectives under way end on
+/// another thread, at their timeout at the latest. Over NCCL a drop is a `close`, and what is not done at the group's
+/// timeout is aborted; it is aborted at once in a panic, and after a collective that has failed.
 ///
 /// # Source
 /// `torch.distributed.ProcessGroup`
 #[derive(Clone, Debug)]
-pub struct ProcessGroup(Arc<Inner>);
+pub struct ProcessGroup(pub(crate) Arc<Inner>);
 
 #[derive(Debug)]
-struct Inner {
-    engine: c10d::ProcessGroup,
+pub(crate) struct Inner {
+    pub(crate) engine: c10d::ProcessGroup,
     /// This group's keys in the store; its sub-groups' keys are below them.
     store: Store,
     backend: Backend,
@@ -52,15 +60,18 @@ struct Inner {
     timeout: AtomicU64,
     /// How many sub-groups have been made; the same count on all ranks.
     sub_groups: AtomicU64,
+    /// Those of which this rank is a member, in the order in which they were made.
+    pub(crate) members_of: Mutex<Vec<Weak<Inner>>>,
     /// For a group over NCCL: a group of the same members over Gloo, which exchanges numbers of the host. Made when
     /// first used.
-    host: Mutex<Option<ProcessGroup>>,
+    pub(crate) host: Mutex<Option<ProcessGroup>>,
     /// How many times the ranks have agreed on something through the store; the same count on all ranks.
     agreements: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Settings {
+    /// As the builder was told, or else the backend's default.
     timeout: Duration,
     verify: bool,
     cuda_device: Option<usize>,
@@ -73,6 +84,7 @@ struct Settings {
 #[must_use = "nothing happens before `init`"]
 pub struct ProcessGroupBuilder {
     backend: Backend,
+    timeout: Option<Duration>,
     settings: Settings,
 }
 
@@ -91,9 +103,9 @@ pub fn init_process_group(backend: Backend, method: InitMethod) -> Result<Proces
 }
 
 impl ProcessGroupBuilder {
-    /// How long the rendezvous, and then each collective, may take. 30 minutes by default.
+    /// How long the rendezvous, and then each collective, may take. 30 minutes by default, and 10 over NCCL alone.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.settings.timeout = timeout;
+        self.timeout = Some(timeout);
         self
     }
 
@@ -107,9 +119,10 @@ impl ProcessGroupBuilder {
         self
     }
 
-    /// The GPU of this rank, for NCCL. By default, the local rank is its index; without a launcher that sets one, a
-    /// guess: the rank modulo the number of GPUs, which is right where each host has as many ranks as GPUs. If several
-    /// ranks have to guess, a warning says so.
+    /// The GPU of this rank, for NCCL. By default, the local rank is its index, and GPU 0 where the process sees one
+    /// alone, as with Slurm's `--gpus-per-task`; without a launcher that sets one, a guess: the rank modulo the number of
+    /// GPUs, which is right where each host has as many ranks as GPUs. If several ranks have to guess, a warning says so.
+    /// Two ranks on one GPU are an error.
     ///
     /// # Source
     /// `init_process_group(device_id=..)`
@@ -126,17 +139,22 @@ impl ProcessGroupBuilder {
     /// # Syncs
     /// Waits for all ranks.
     pub fn init(mut self, method: &InitMethod) -> Result<ProcessGroup, DdpError> {
+        let default = if self.backend == Backend::Nccl { DEFAULT_NCCL_TIMEOUT } else { DEFAULT_TIMEOUT };
+        self.settings.timeout = self.timeout.unwrap_or(default);
         check_timeout(self.settings.timeout)?;
         let meeting = method.rendezvous()?;
         self.settings.one_host = meeting.one_host();
         if self.backend != Backend::Gloo {
             let gpus = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
-            let told = self.settings.cuda_device.or(meeting.local_rank);
-            self.settings.cuda_device = told.or_else(|| guessed_device(meeting.rank, meeting.world_size, gpus));
+            let place = Place { rank: meeting.rank, world_size: meeting.world_size, local_rank: meeting.local_rank };
+            self.settings.cuda_device = device::choose(self.settings.cuda_device, place, gpus)?;
         }
         let store = meeting.store(self.settings.timeout)?;
         let failed = |source| meeting.failed(self.settings.timeout, source);
         let store = store.prefixed("default_pg").map_err(failed)?;
+        if let Some(device) = self.settings.cuda_device.filter(|_| meeting.world_size > 1) {
+            device::claim(&store, device, meeting.rank)?;
+        }
         let ranks: Vec<usize> = (0..meeting.world_size).collect();
         ProcessGroup::join(&store, self.backend, "0", meeting.rank, ranks, meeting.local_rank, self.settings)
             .map_err(failed)
@@ -147,7 +165,7 @@ impl ProcessGroup {
     /// A builder of a group over `backend`.
     pub fn builder(backend: Backend) -> ProcessGroupBuilder {
         let settings = Settings { timeout: DEFAULT_TIMEOUT, verify: false, cuda_device: None, one_host: false };
-        ProcessGroupBuilder { backend, settings }
+        ProcessGroupBuilder { backend, timeout: None, settings }
     }
 
     fn join(
@@ -184,6 +202,7 @@ impl ProcessGroup {
             settings,
             timeout: AtomicU64::new(u64::try_from(settings.timeout.as_millis()).unwrap_or(u64::MAX)),
             sub_groups: AtomicU64::new(0),
+            members_of: Mutex::default(),
             host: Mutex::new(None),
             agreements: AtomicU64::new(0),
         })))
@@ -220,9 +239,10 @@ impl ProcessGroup {
         let Ok(rank) = members.binary_search(&self.rank()) else { return Ok(None) };
         let global_ranks = members.iter().map(|&member| self.0.global_ranks[member]).collect();
         let inner = &*self.0;
-        Self::join(&inner.store, inner.backend, &name, rank, global_ranks, inner.local_rank, inner.settings)
-            .map(Some)
-            .map_err(|source| DdpError::between(self.context("new_group"), source))
+        let group = Self::join(&inner.store, inner.backend, &name, rank, global_ranks, inner.local_rank, inner.settings)
+            .map_err(|source| DdpError::between(self.context("new_group"), source))?;
+        inner.members_of.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&group.0));
+        Ok(Some(group))
     }
 
     /// This process's rank in the group.
@@ -309,18 +329,6 @@ impl ProcessGroup {
         &self.0.store
     }
 
-    /// Ends collectives under way, where the backend supports it (NCCL). Their results are undefined, and the next
-    /// collective is an error.
-    ///
-    /// # Errors
-    /// When the backend refuses.
-    ///
-    /// # Source
-    /// `_abort_process_group`
-    pub fn abort(&self) -> Result<(), DdpError> {
-        Ok(self.0.engine.abort()?)
-    }
-
     /// Whether each collective is compared over ranks before it runs.
     pub(crate) fn verifies(&self) -> bool {
         self.0.settings.verify
@@ -348,20 +356,6 @@ impl ProcessGroup {
     pub(crate) fn check_rank(&self, what: &'static str, rank: usize) -> Result<(), DdpError> {
         if rank < self.size() { Ok(()) } else { Err(DdpError::InvalidRank { what, rank, size: self.size() }) }
     }
-}
-
-/// Guesses a rank's GPU where neither the caller nor the launcher names it, as PyTorch does. Otherwise all ranks of a
-/// host would use GPU 0.
-fn guessed_device(rank: usize, world_size: usize, gpus: usize) -> Option<usize> {
-    let device = rank.checked_rem(gpus)?;
-    if world_size > 1 {
-        tracing::warn!(
-            rank,
-            device,
-            "the GPU of this rank is a guess, rank modulo the number of GPUs: set LOCAL_RANK, or call `cuda_device`"
-        );
-    }
-    Some(device)
 }
 
 fn check_timeout(timeout: Duration) -> Result<(), DdpError> {

@@ -27,6 +27,8 @@
 mod check;
 mod collectives;
 mod ddp;
+mod device;
+mod end;
 mod error;
 mod group;
 pub mod hooks;
@@ -39,13 +41,14 @@ mod spawn;
 mod sync_batch_norm;
 mod work;
 
+pub use collectives::P2pOp;
 pub use ddp::{DdpBuilder, DistributedDataParallel, NoSync, Outputs};
 pub use error::{Context, DdpError};
-pub use group::{Backend, DEFAULT_TIMEOUT, ProcessGroup, ProcessGroupBuilder, init_process_group};
+pub use group::{Backend, DEFAULT_NCCL_TIMEOUT, DEFAULT_TIMEOUT, ProcessGroup, ProcessGroupBuilder, init_process_group};
 pub use hooks::{CommHook, GradBucket};
 pub use local_sgd::ModelAverager;
 pub use one_bit_adam::{OneBitAdam, OneBitAdamOptions};
-pub use overdrive_ffi::c10d::{ReduceOp, Store, TcpStoreOptions, nccl_is_compiled};
+pub use overdrive_ffi::c10d::{GroupFailure, ReduceOp, Store, TcpStoreOptions, flight_record, nccl_is_compiled};
 pub use overdrive_launch::LaunchError;
 pub use rendezvous::InitMethod;
 pub use spawn::spawn;

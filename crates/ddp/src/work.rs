@@ -1,6 +1,6 @@
 //! Collectives under way.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use overdrive_ffi::c10d;
 
@@ -17,6 +17,8 @@ type Finish<T> = Box<dyn FnOnce(&c10d::Work) -> Result<T, DdpError> + Send>;
 #[must_use = "the collective is done only when it was waited for"]
 pub struct Work<T = ()> {
     work: c10d::Work,
+    /// Of a batch over Gloo: the others.
+    before: Vec<Work>,
     context: Context,
     /// Over NCCL, how long [`wait`](Self::wait) blocks the host at most; `None` if only the stream waits.
     on_host: Option<Duration>,
@@ -29,13 +31,13 @@ impl<T> Work<T> {
         context: Context,
         finish: impl FnOnce(&c10d::Work) -> Result<T, DdpError> + Send + 'static,
     ) -> Self {
-        Self { work, context, on_host: None, finish: Box::new(finish) }
+        Self { work, before: Vec::new(), context, on_host: None, finish: Box::new(finish) }
     }
 
     /// Whether [`wait`](Self::wait) would return at once. Over Gloo, sends and receives report completion only after
     /// they were waited for, and reduce-scatters not even then.
     pub fn is_completed(&self) -> bool {
-        self.work.is_completed()
+        self.before.iter().all(Work::is_completed) && self.work.is_completed()
     }
 
     /// Waits for the result: the host waits for Gloo and for a barrier, the current stream for NCCL.
@@ -47,6 +49,7 @@ impl<T> Work<T> {
     /// # Syncs
     /// Over Gloo, yes, and for a barrier.
     pub fn wait(self) -> Result<T, DdpError> {
+        self.before.into_iter().try_for_each(Work::wait)?;
         self.work.wait(self.on_host).map_err(|source| DdpError::between(self.context, source))?;
         (self.finish)(&self.work)
     }
@@ -55,12 +58,18 @@ impl<T> Work<T> {
     ///
     /// # Errors
     /// [`DdpError::TimedOut`] when it is not done by then, and as [`wait`](Self::wait). A send or receive over Gloo
-    /// cannot be waited for again, and nothing over NCCL, which aborts the group then.
+    /// cannot be waited for again. Over NCCL, a wait as long as the group's timeout ends when libtorch's watchdog gives up
+    /// too: [`abort`](crate::ProcessGroup::abort) the group then, or the watchdog ends the process.
     ///
     /// # Syncs
     /// Yes.
     pub fn wait_for(&self, timeout: Duration) -> Result<(), DdpError> {
-        self.work.wait(Some(timeout)).map_err(|source| DdpError::between(self.context.clone(), source))
+        let deadline = Instant::now() + timeout;
+        for work in &self.before {
+            work.wait_for(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)))?;
+        }
+        let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        self.work.wait_for(timeout).map_err(|source| DdpError::between(self.context.clone(), source))
     }
 
     /// The same collective with another result, computed from this one when it is waited for.
@@ -70,7 +79,12 @@ impl<T> Work<T> {
     {
         let finish = self.finish;
         let work = Work::new(self.work, self.context, move |work| result(finish(work)?));
-        Work { on_host: self.on_host, ..work }
+        Work { on_host: self.on_host, before: self.before, ..work }
+    }
+
+    /// One work for several.
+    pub(crate) fn after(self, before: Vec<Work>) -> Self {
+        Self { before, ..self }
     }
 
     /// Makes [`wait`](Self::wait) block the host, for at most `timeout`, over NCCL too: it then returns NCCL's errors.

@@ -62,6 +62,9 @@ typedef struct {
   int64_t bucket_bytes;
   int64_t first_bucket_bytes;
   int32_t default_buckets;  // the sizes are PyTorch's defaults, with a small first bucket
+  const int64_t* bucket_list;  // sizes of the first buckets, in the order in which gradients become ready; the last repeats
+  size_t bucket_list_length;   // 0: `bucket_bytes` for all
+  int32_t skip_unused;         // unused parameters, the same on all ranks, are not reduced
   int32_t find_unused_parameters;
   int32_t gradient_as_bucket_view;
   int32_t static_graph;
@@ -93,8 +96,11 @@ od_status od_store_delete(const od_store* store, const char* key, int32_t* delet
 // c10d_group.cpp
 int32_t od_nccl_compiled(void) noexcept;
 od_status od_group_new(const od_store* store, const od_group_options* options, od_group** out, od_error* err) noexcept;
-// Waits for NCCL, not for Gloo: a group with work under way is destroyed when that has failed or is done.
-void od_group_free(od_group* group) noexcept;
+// Over NCCL: closes the group within `timeout_ms`, and aborts it where that fails, after a failed collective, and for 0.
+// Does not wait for Gloo: a group with work under way is destroyed when that has failed or is done.
+void od_group_free(od_group* group, int64_t timeout_ms) noexcept;
+// Waits for work under way, then frees the communicators. Aborts what is not done by then.
+od_status od_group_close(const od_group* group, int64_t timeout_ms, od_error* err) noexcept;
 od_status od_group_monitored_barrier(const od_group* group, int64_t timeout_ms, int32_t wait_all_ranks,
                                      od_error* err) noexcept;
 od_status od_group_broadcast_coalesced(const od_group* group, const od_tensor_list* tensors, int64_t bytes,
@@ -102,6 +108,10 @@ od_status od_group_broadcast_coalesced(const od_group* group, const od_tensor_li
 od_status od_group_verify_params(const od_group* group, const od_tensor_list* params, od_error* err) noexcept;
 // Sets how long each collective from here on may take.
 od_status od_group_set_timeout(const od_group* group, int64_t timeout_ms, od_error* err) noexcept;
+// What NCCL's watchdog has found, as c10d::ErrorType's number; 0 for nothing, and over Gloo.
+od_status od_group_failure(const od_group* group, int32_t* out, od_error* err) noexcept;
+// The last collectives of all of the process's groups over NCCL (`nccl` 1) or Gloo, as JSON; the caller frees it.
+od_status od_flight_record(int32_t nccl, int32_t only_active, char** out, od_error* err) noexcept;
 od_status od_group_abort(const od_group* group, od_error* err) noexcept;
 // The sum over ranks of a copy of the tensor; its backward sums the gradients over ranks.
 od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor, at::Tensor** out,
@@ -110,15 +120,22 @@ od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor
 // c10d_collective.cpp
 od_status od_collective_start(const od_group* group, const od_collective* collective, od_work** out,
                               od_error* err) noexcept;
+// Sends (`receives` 0) and receives between this rank and others, all at once, over NCCL; one tensor each.
+od_status od_batch_start(const od_group* group, const od_tensor_list* tensors, const int32_t* peers,
+                         const int32_t* receives, od_work** out, od_error* err) noexcept;
 void od_work_free(od_work* work) noexcept;
 int32_t od_work_is_completed(const od_work* work) noexcept;
 // `timeout_ms` 0: the collective's own timeout.
 od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) noexcept;
+// Does not abort NCCL's work that is not done by then.
+od_status od_work_wait_for(const od_work* work, int64_t timeout_ms, od_error* err) noexcept;
 od_status od_work_source_rank(const od_work* work, int32_t* out, od_error* err) noexcept;
 
 // c10d_reducer.cpp
+// `sparse`: for each parameter, 1 if its gradients are.
 od_status od_reducer_new(const od_group* group, const od_tensor_list* params, const char* const* names,
-                         const od_reducer_options* options, od_reducer** out, od_error* err) noexcept;
+                         const uint8_t* sparse, const od_reducer_options* options, od_reducer** out,
+                         od_error* err) noexcept;
 void od_reducer_free(od_reducer* reducer) noexcept;
 od_status od_reducer_before_forward(const od_reducer* reducer, int32_t synchronised, int32_t* rebuilt,
                                     od_error* err) noexcept;

@@ -14,7 +14,12 @@ c10::intrusive_ptr<c10d::Backend> new_nccl(const c10::intrusive_ptr<c10d::Store>
 // A wrapper of `backend` that compares each collective over ranks, using `helper`, before it runs.
 c10::intrusive_ptr<c10d::Backend> verified(const c10::intrusive_ptr<c10d::Backend>& backend,
                                            const c10::intrusive_ptr<c10d::Backend>& helper);
-// Whether a backend of `new_gloo` has no work queued or under way.
+// Whether a backend has no work queued or under way. NCCL's may say so a tenth of a second after the fact.
 bool gloo_is_idle(c10d::Backend& backend);
+bool nccl_is_idle(c10d::Backend& backend);
+// The watchdog of NCCL's backend no longer ends the process when work fails: whoever aborts the group knows of it.
+void nccl_outlives_failures(c10d::Backend& backend);
+// Its flight recorder, as JSON.
+std::string nccl_record(bool only_active);
 
 }  // namespace overdrive

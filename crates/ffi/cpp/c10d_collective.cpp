@@ -106,6 +106,18 @@ WorkPtr start(c10d::ProcessGroup& group, const od_collective& c, Tensors& in, Te
   }
 }
 
+// Backends access a tensor's memory by its number of elements, without strides.
+void check_dense(const Tensors& tensors) {
+  for (const auto& tensor : tensors)
+    TORCH_CHECK(tensor.layout() == at::kStrided && tensor.is_non_overlapping_and_dense(),
+                "a collective takes dense tensors without gaps");
+}
+
+// Backends write without telling autograd, nor whoever looks whether a parameter was changed.
+void was_written(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 }  // namespace
 
 od_status od_collective_start(const od_group* group, const od_collective* collective, od_work** out,
@@ -113,27 +125,55 @@ od_status od_collective_start(const od_group* group, const od_collective* collec
   return overdrive::between_ranks(err, [&] {
     auto inputs = overdrive::to_defined(collective->inputs);
     auto outputs = overdrive::to_defined(collective->outputs);
-    // Backends access a tensor's memory by its number of elements, without strides.
-    for (const auto* list : {&inputs, &outputs})
-      for (const auto& tensor : *list)
-        TORCH_CHECK(tensor.layout() == at::kStrided && tensor.is_non_overlapping_and_dense(),
-                    "a collective takes dense tensors without gaps");
+    check_dense(inputs);
+    check_dense(outputs);
     auto work = start(*group->group, *collective, inputs, outputs);
     TORCH_CHECK(work, "the backend returned no work");
-    // Backends write without telling autograd, nor whoever looks whether a parameter was changed.
     bool is_root = collective->kind == OD_BROADCAST && group->group->getRank() == collective->peer;
     if (group->group->getSize() > 1 && !is_root)
-      for (const auto& tensor : outputs)
-        if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+      for (const auto& tensor : outputs) was_written(tensor);
     auto kept = outputs;
     kept.insert(kept.end(), inputs.begin(), inputs.end());
     bool between_two = collective->kind == OD_SEND || collective->kind == OD_RECV || collective->kind == OD_RECV_ANY;
-    *out = new od_work{std::move(work), std::move(kept), between_two};
+    bool has_nccl = group->group->getBackendType() == c10d::ProcessGroup::BackendType::NCCL;
+    bool on_stream = has_nccl && (kept.empty() || kept[0].is_cuda());
+    *out = new od_work{std::move(work), std::move(kept), between_two, on_stream, group->group->failures()};
+  });
+}
+
+od_status od_batch_start(const od_group* group, const od_tensor_list* tensors, const int32_t* peers,
+                         const int32_t* receives, od_work** out, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto list = overdrive::to_defined(tensors);
+    check_dense(list);
+    // Of the backends themselves: the wrapper of a group that verifies cannot compare what only some ranks do.
+    auto nccl = std::find_if(group->backends.begin(), group->backends.end(),
+                             [](const auto& backend) { return backend->getBackendName() == "nccl"; });
+    TORCH_CHECK(nccl != group->backends.end(), "only NCCL sends and receives in one batch");
+    auto& backend = **nccl;
+    auto work = group->group->locked([&] {
+      backend.startCoalescing();
+      try {
+        for (size_t i = 0; i < list.size(); ++i) {
+          Tensors one{list[i]};
+          receives[i] != 0 ? backend.recv(one, peers[i], 0) : backend.send(one, peers[i], 0);
+        }
+      } catch (...) {
+        backend.endCoalescing();
+        throw;
+      }
+      return backend.endCoalescing();
+    });
+    TORCH_CHECK(work, "the backend returned no work");
+    for (size_t i = 0; i < list.size(); ++i)
+      if (receives[i] != 0) was_written(list[i]);
+    *out = new od_work{std::move(work), std::move(list), false, true, group->group->failures()};
   });
 }
 
 void od_work_free(od_work* work) noexcept {
   std::unique_ptr<od_work> owned(work);
+  if (work->is_given_up && od_work_is_completed(work) != 0) work->take_back();
   if (!work->between_two || work->was_waited_for) return;
   try {
     // Without the wait, the connection would be stuck at this send or receive, and transfer nothing after it.
@@ -158,7 +198,7 @@ int32_t od_work_is_completed(const od_work* work) noexcept {
 }
 
 od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] {
+  auto status = overdrive::between_ranks(err, [&] {
     work->was_waited_for = true;
     bool done = work->work->wait(std::chrono::milliseconds(timeout_ms));
     if (!done) C10_THROW_ERROR(DistError, "the collective was aborted");
@@ -167,6 +207,25 @@ od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) n
     if (timeout_ms > 0 && work->work->isCompleted() && work->work->exception())
       std::rethrow_exception(work->work->exception());
   });
+  if (status == OD_OK) work->take_back();
+  if (status != OD_OK && work->on_stream) work->failures->failed = true;
+  return status;
+}
+
+od_status od_work_wait_for(const od_work* work, int64_t timeout_ms, od_error* err) noexcept {
+  if (work->on_stream) {
+    // libtorch aborts the communicator when its own wait ends without a result.
+    auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+    while (od_work_is_completed(work) == 0) {
+      if (std::chrono::steady_clock::now() >= deadline) {
+        work->give_up();
+        return overdrive::between_ranks(
+            err, [&] { C10_THROW_ERROR(DistError, c10::str("timed out: not done after ", timeout_ms, " ms")); });
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  return od_work_wait(work, timeout_ms, err);
 }
 
 od_status od_work_source_rank(const od_work* work, int32_t* out, od_error* err) noexcept {

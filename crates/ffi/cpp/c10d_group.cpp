@@ -1,9 +1,11 @@
 // Process groups: construction, destruction, and operations of the whole group.
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <future>
 #include <thread>
 
 #include "c10d_backends.h"
@@ -33,8 +35,62 @@ void add_backend(od_group& group, const c10::intrusive_ptr<c10d::Store>& store, 
 }
 
 bool is_idle(const od_group& group) {
-  return std::all_of(group.backends.begin(), group.backends.end(),
-                     [](const auto& backend) { return overdrive::gloo_is_idle(*backend); });
+  return std::all_of(group.backends.begin(), group.backends.end(), [](const auto& backend) {
+    return overdrive::gloo_is_idle(*backend) && overdrive::nccl_is_idle(*backend);
+  });
+}
+
+using Clock = std::chrono::steady_clock;
+
+bool is_idle_by(const od_group& group, Clock::time_point deadline) {
+  while (!is_idle(group)) {
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+// The wrapper of a group that verifies forwards neither this nor `shutdown`: so the backends themselves are told.
+void abort_all(const od_group& group) {
+  group.group->end("aborted");
+  if (group.is_shut_down) return;
+  for (const auto& backend : group.backends) {
+    overdrive::nccl_outlives_failures(*backend);
+    backend->abort();
+  }
+}
+
+// Flushes and frees the communicators. NCCL does that together with the other ranks, and has no limit: so it happens in a
+// thread of its own, which is left behind if it has not ended at the deadline.
+bool shut_down_by(const od_group& group, Clock::time_point deadline) {
+  auto ended = std::make_shared<std::promise<void>>();
+  auto future = ended->get_future();
+  std::thread([backends = group.backends, ended]() mutable {
+    std::exception_ptr failure;
+    try {
+      for (const auto& backend : backends) backend->shutdown();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    // Whoever waits has them too, and destroys them.
+    backends.clear();
+    failure ? ended->set_exception(failure) : ended->set_value();
+  }).detach();
+  if (future.wait_until(deadline) != std::future_status::ready) return false;
+  future.get();
+  return true;
+}
+
+void close(const od_group& group, int64_t timeout_ms) {
+  if (!group.group->end("closed")) return;
+  auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms);
+  if (!group.group->is_quiet_by(deadline) || !is_idle_by(group, deadline)) {
+    abort_all(group);
+    C10_THROW_ERROR(DistError, c10::str("timed out: work was under way after ", timeout_ms, " ms, and was aborted"));
+  }
+  group.is_shut_down = true;
+  if (!shut_down_by(group, deadline))
+    C10_THROW_ERROR(DistError, c10::str("timed out: communicators were not free after ", timeout_ms, " ms"));
 }
 
 c10d::BarrierOptions barrier_options(int64_t timeout_ms) {
@@ -84,13 +140,18 @@ od_status od_group_new(const od_store* store, const od_group_options* options, o
   });
 }
 
-void od_group_free(od_group* group) noexcept {
+void od_group_free(od_group* group, int64_t timeout_ms) noexcept {
   if (group == nullptr) return;
   try {
     std::unique_ptr<od_group> owned(group);
-    if (owned->group->getBackendType() == ProcessGroup::BackendType::NCCL) owned->group->shutdown();
+    bool has_nccl = owned->group->getBackendType() == ProcessGroup::BackendType::NCCL;
+    try {
+      if (has_nccl && (timeout_ms <= 0 || owned->group->failures()->any())) abort_all(*owned);
+      if (has_nccl) close(*owned, timeout_ms);
+    } catch (...) {
+    }
     if (is_idle(*owned)) return;
-    // Gloo's destructor waits for the work under way, which ends at its own timeout at the latest.
+    // The destructors wait for the work under way, which ends at its own timeout at the latest.
     std::thread([owned = std::move(owned)]() mutable {
       try {
         owned.reset();
@@ -99,6 +160,10 @@ void od_group_free(od_group* group) noexcept {
     }).detach();
   } catch (...) {
   }
+}
+
+od_status od_group_close(const od_group* group, int64_t timeout_ms, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { close(*group, timeout_ms); });
 }
 
 od_status od_group_monitored_barrier(const od_group* group, int64_t timeout_ms, int32_t wait_all_ranks,
@@ -134,7 +199,22 @@ od_status od_group_set_timeout(const od_group* group, int64_t timeout_ms, od_err
 }
 
 od_status od_group_abort(const od_group* group, od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] { group->group->abort(); });
+  return overdrive::between_ranks(err, [&] { abort_all(*group); });
+}
+
+od_status od_group_failure(const od_group* group, int32_t* out, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    *out = 0;
+    for (const auto& backend : group->backends)
+      if (backend->getBackendName() == "nccl") *out = static_cast<int32_t>(backend->getError());
+  });
+}
+
+od_status od_flight_record(int32_t nccl, int32_t only_active, char** out, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto record = nccl != 0 ? overdrive::nccl_record(only_active != 0) : c10d::dump_fr_trace_json(true, only_active != 0);
+    *out = overdrive::copy_string(record.c_str());
+  });
 }
 
 od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor, at::Tensor** out,

@@ -23,6 +23,8 @@ struct od_group {
   // The backends, to check for work under way before they are destroyed.
   std::vector<c10::intrusive_ptr<c10d::Backend>> backends;
   bool verifies = false;
+  // The communicators are freed, or being freed: nothing may touch them.
+  mutable std::atomic<bool> is_shut_down{false};
 };
 
 struct od_work {
@@ -31,7 +33,19 @@ struct od_work {
   std::vector<at::Tensor> tensors;
   // A send or receive, which Gloo runs only as long as its work lives.
   bool between_two = false;
+  // NCCL's: the stream waits for it.
+  bool on_stream = false;
+  std::shared_ptr<overdrive::Failures> failures;
   mutable std::atomic<bool> was_waited_for{false};
+  // A wait has ended without it: if the group is dropped now, it need not wait either.
+  mutable std::atomic<bool> is_given_up{false};
+
+  void give_up() const {
+    if (!is_given_up.exchange(true)) ++failures->given_up;
+  }
+  void take_back() const {
+    if (is_given_up.exchange(false)) --failures->given_up;
+  }
 };
 
 namespace overdrive {

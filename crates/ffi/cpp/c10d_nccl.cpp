@@ -7,6 +7,24 @@
 
 int32_t od_nccl_compiled(void) noexcept { return 1; }
 
+namespace {
+
+struct Nccl final : c10d::ProcessGroupNCCL {
+  using c10d::ProcessGroupNCCL::ProcessGroupNCCL;
+
+  bool idle() {
+    // Then no watchdog runs, which alone empties the list; the communicator's end flushes it.
+    if (blockingWait_) return true;
+    // The watchdog holds the lock for a minute once work has failed.
+    std::unique_lock<std::mutex> lock(workMetaListMutex_, std::try_to_lock);
+    return lock.owns_lock() && workMetaList_.empty();
+  }
+
+  void outlive_failures() { asyncErrorHandling_ = c10d::NoHandling; }
+};
+
+}  // namespace
+
 namespace overdrive {
 
 c10::intrusive_ptr<c10d::Backend> new_nccl(const c10::intrusive_ptr<c10d::Store>& store,
@@ -15,9 +33,20 @@ c10::intrusive_ptr<c10d::Backend> new_nccl(const c10::intrusive_ptr<c10d::Store>
   nccl->timeout = std::chrono::milliseconds(options.timeout_ms);
   nccl->group_name = options.name;
   nccl->global_ranks_in_group.assign(options.global_ranks, options.global_ranks + options.size);
-  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, options.rank, options.size, nccl);
+  auto backend = c10::make_intrusive<Nccl>(store, options.rank, options.size, nccl);
   backend->setSequenceNumberForGroup();
   return backend;
 }
+
+bool nccl_is_idle(c10d::Backend& backend) {
+  auto* nccl = dynamic_cast<Nccl*>(&backend);
+  return nccl == nullptr || nccl->idle();
+}
+
+void nccl_outlives_failures(c10d::Backend& backend) {
+  if (auto* nccl = dynamic_cast<Nccl*>(&backend)) nccl->outlive_failures();
+}
+
+std::string nccl_record(bool only_active) { return c10d::dump_nccl_trace_json(true, only_active); }
 
 }  // namespace overdrive

@@ -1,10 +1,22 @@
 #pragma once
 
+#include <atomic>
+#include <chrono>
+#include <memory>
 #include <mutex>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace overdrive {
+
+// What is known of a group's work: works share it, and may outlive the group.
+struct Failures {
+  // A collective has failed between ranks.
+  std::atomic<bool> failed{false};
+  // Works that are not done, for which somebody no longer waits.
+  std::atomic<int64_t> given_up{0};
+  bool any() const { return failed || given_up > 0; }
+};
 
 // A group that starts one collective at a time, from any thread: Gloo and NCCL count collectives without a lock, and
 // the threads that run backward passes start some too. Waiting for a collective takes no lock.
@@ -17,9 +29,31 @@ class OneAtATime final : public c10d::ProcessGroup {
 
   template <typename Body>
   auto locked(Body&& body) {
-    std::lock_guard<std::mutex> lock(starting_);
-    return body();
+    std::lock_guard<std::timed_mutex> lock(starting_);
+    if (const char* how = ended_) C10_THROW_ERROR(DistError, c10::str("the group was ", how, ": make a new one"));
+    try {
+      return body();
+    } catch (const c10::DistError&) {
+      failures_->failed = true;
+      throw;
+    }
   }
+
+  // From here on, every collective is an error. False if the group had ended before. Takes no lock: another thread may
+  // hold it that waits for a rank.
+  bool end(const char* how) {
+    const char* not_yet = nullptr;
+    return ended_.compare_exchange_strong(not_yet, how);
+  }
+
+  // Waits until no thread is starting a collective; after `end`, none begins to.
+  bool is_quiet_by(std::chrono::steady_clock::time_point deadline) {
+    if (!starting_.try_lock_until(deadline)) return false;
+    starting_.unlock();
+    return true;
+  }
+
+  const std::shared_ptr<Failures>& failures() const { return failures_; }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     return locked([&] { return ProcessGroup::broadcast(tensors, options); });
@@ -84,7 +118,9 @@ class OneAtATime final : public c10d::ProcessGroup {
   }
 
  private:
-  std::mutex starting_;
+  std::timed_mutex starting_;
+  std::atomic<const char*> ended_{nullptr};
+  std::shared_ptr<Failures> failures_ = std::make_shared<Failures>();
 };
 
 }  // namespace overdrive

@@ -182,6 +182,7 @@ struct HandOver : torch::autograd::Function<HandOver> {
 };
 
 std::vector<size_t> bucket_limits(const od_reducer_options& options) {
+  if (options.bucket_list_length > 0) return {options.bucket_list, options.bucket_list + options.bucket_list_length};
   // One bucket until the order of gradients is known. With a search for unused parameters it is never determined.
   if (options.static_graph != 0 || options.find_unused_parameters == 0)
     return {static_cast<size_t>(std::numeric_limits<int64_t>::max())};
@@ -231,11 +232,12 @@ void check_parameters(const std::vector<at::Tensor>& params) {
 }  // namespace
 
 od_status od_reducer_new(const od_group* group, const od_tensor_list* params, const char* const* names,
-                         const od_reducer_options* options, od_reducer** out, od_error* err) noexcept {
+                         const uint8_t* are_sparse, const od_reducer_options* options, od_reducer** out,
+                         od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {
     auto tensors = overdrive::to_vector(params);
     check_parameters(tensors);
-    std::vector<bool> sparse(tensors.size(), false);
+    std::vector<bool> sparse(are_sparse, are_sparse + tensors.size());
     auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, bucket_limits(*options), sparse));
     // Gradients become ready in the reverse order of use.
     std::reverse(buckets.begin(), buckets.end());
@@ -248,8 +250,9 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
       made->reducer = std::make_shared<HeldReducer>(
           tensors, buckets, group->group, sparse, options->bucket_bytes, options->find_unused_parameters != 0,
           options->gradient_as_bucket_view != 0, named,
-          options->default_buckets != 0 ? options->first_bucket_bytes : options->bucket_bytes, false, false,
-          std::vector<int64_t>{});
+          options->default_buckets != 0 ? options->first_bucket_bytes : options->bucket_bytes,
+          options->skip_unused != 0, false,
+          std::vector<int64_t>(options->bucket_list, options->bucket_list + options->bucket_list_length));
       overdrive::average(tensors, made->reducer);
     });
     made->logger = std::make_shared<c10d::Logger>(made->reducer);

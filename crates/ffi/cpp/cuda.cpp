@@ -60,6 +60,11 @@ od_status od_cuda_device_name(int32_t device, char** out, od_error* err) noexcep
       err, [&] { *out = overdrive::copy_string(at::cuda::getDeviceProperties(checked(device))->name); });
 }
 
+od_status od_cuda_device_uuid(int32_t device, uint8_t* out, od_error* err) noexcept {
+  return overdrive::guarded(
+      err, [&] { std::memcpy(out, at::cuda::getDeviceProperties(checked(device))->uuid.bytes, 16); });
+}
+
 od_status od_cuda_device_capability(int32_t device, int32_t* major, int32_t* minor, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     const auto* properties = at::cuda::getDeviceProperties(checked(device));

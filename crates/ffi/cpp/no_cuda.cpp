@@ -18,6 +18,7 @@ void overdrive::watch_device_memory() {}
 
 int32_t od_cuda_compiled(void) noexcept { return 0; }
 od_status od_cuda_device_name(int32_t, char**, od_error* err) noexcept { return absent(err); }
+od_status od_cuda_device_uuid(int32_t, uint8_t*, od_error* err) noexcept { return absent(err); }
 od_status od_cuda_device_capability(int32_t, int32_t*, int32_t*, od_error* err) noexcept { return absent(err); }
 od_status od_cuda_memory_stats(int32_t, od_memory_stats*, od_error* err) noexcept { return absent(err); }
 od_status od_cuda_reset_peak_memory_stats(int32_t, od_error* err) noexcept { return absent(err); }

@@ -202,6 +202,8 @@ od_status od_adamw8bit(const at::Tensor* param, const at::Tensor* grad, const at
 // cuda.cpp, or no_cuda.cpp where libtorch has no CUDA or its headers are missing
 int32_t od_cuda_compiled(void) noexcept;
 od_status od_cuda_device_name(int32_t device, char** out, od_error* err) noexcept;
+// Writes 16 bytes.
+od_status od_cuda_device_uuid(int32_t device, uint8_t* out, od_error* err) noexcept;
 od_status od_cuda_device_capability(int32_t device, int32_t* major, int32_t* minor, od_error* err) noexcept;
 void od_string_free(char* string) noexcept;
 od_status od_cuda_memory_stats(int32_t device, od_memory_stats* out, od_error* err) noexcept;

@@ -68,6 +68,20 @@ pub fn device_capability(device: usize) -> Result<(i32, i32), Error> {
     Ok((major, minor))
 }
 
+/// The device's UUID, which no other device has, on no host. Does not wait for the device, and makes no context on it.
+///
+/// # Errors
+/// Without CUDA, or when there is no such device.
+///
+/// # Source
+/// `torch.cuda.get_device_properties(..).uuid`
+pub fn device_uuid(device: usize) -> Result<[u8; 16], Error> {
+    let mut uuid = [0; 16];
+    // SAFETY: it lives through the call, which writes 16 bytes.
+    check(|err| unsafe { raw::od_cuda_device_uuid(index(device), uuid.as_mut_ptr(), err) })?;
+    Ok(uuid)
+}
+
 /// The caching allocator's statistics for the device.
 ///
 /// # Errors

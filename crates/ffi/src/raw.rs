@@ -303,6 +303,7 @@ unsafe extern "C" {
 
     pub fn od_cuda_compiled() -> i32;
     pub fn od_cuda_device_name(device: i32, out: *mut *mut c_char, err: *mut Error) -> Status;
+    pub fn od_cuda_device_uuid(device: i32, out: *mut u8, err: *mut Error) -> Status;
     pub fn od_cuda_device_capability(device: i32, major: *mut i32, minor: *mut i32, err: *mut Error) -> Status;
     pub fn od_string_free(string: *mut c_char);
     pub fn od_cuda_memory_stats(device: i32, out: *mut MemoryStats, err: *mut Error) -> Status;

@@ -88,6 +88,9 @@ pub struct ReducerOptions {
     pub bucket_bytes: i64,
     pub first_bucket_bytes: i64,
     pub default_buckets: i32,
+    pub bucket_list: *const i64,
+    pub bucket_list_length: usize,
+    pub skip_unused: i32,
     pub find_unused_parameters: i32,
     pub gradient_as_bucket_view: i32,
     pub static_graph: i32,
@@ -164,7 +167,8 @@ unsafe extern "C" {
         out: *mut *mut Group,
         err: *mut Error,
     ) -> Status;
-    pub fn od_group_free(group: *mut Group);
+    pub fn od_group_free(group: *mut Group, timeout_ms: i64);
+    pub fn od_group_close(group: *const Group, timeout_ms: i64, err: *mut Error) -> Status;
     pub fn od_group_monitored_barrier(
         group: *const Group,
         timeout_ms: i64,
@@ -180,6 +184,8 @@ unsafe extern "C" {
     ) -> Status;
     pub fn od_group_verify_params(group: *const Group, params: *const TensorList, err: *mut Error) -> Status;
     pub fn od_group_set_timeout(group: *const Group, timeout_ms: i64, err: *mut Error) -> Status;
+    pub fn od_group_failure(group: *const Group, out: *mut i32, err: *mut Error) -> Status;
+    pub fn od_flight_record(nccl: i32, only_active: i32, out: *mut *mut c_char, err: *mut Error) -> Status;
     pub fn od_group_abort(group: *const Group, err: *mut Error) -> Status;
     pub fn od_group_sum_with_grad(
         group: *const Group,
@@ -194,15 +200,25 @@ unsafe extern "C" {
         out: *mut *mut Work,
         err: *mut Error,
     ) -> Status;
+    pub fn od_batch_start(
+        group: *const Group,
+        tensors: *const TensorList,
+        peers: *const i32,
+        receives: *const i32,
+        out: *mut *mut Work,
+        err: *mut Error,
+    ) -> Status;
     pub fn od_work_free(work: *mut Work);
     pub fn od_work_is_completed(work: *const Work) -> i32;
     pub fn od_work_wait(work: *const Work, timeout_ms: i64, err: *mut Error) -> Status;
+    pub fn od_work_wait_for(work: *const Work, timeout_ms: i64, err: *mut Error) -> Status;
     pub fn od_work_source_rank(work: *const Work, out: *mut i32, err: *mut Error) -> Status;
 
     pub fn od_reducer_new(
         group: *const Group,
         params: *const TensorList,
         names: *const *const c_char,
+        sparse: *const u8,
         options: *const ReducerOptions,
         out: *mut *mut Reducer,
         err: *mut Error,

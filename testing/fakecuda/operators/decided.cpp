@@ -14,7 +14,7 @@ bool is_decided_on_host(const std::string& name) {
   static const std::set<std::string> names = {
       "aten::nonzero",     "aten::masked_select", "aten::_unique2",          "aten::unique_dim",
       "aten::_unique",     "aten::bincount",      "aten::unique_consecutive", "aten::unique_dim_consecutive",
-      "aten::repeat_interleave", "aten::equal",
+      "aten::repeat_interleave", "aten::equal",      "aten::_coalesce",
   };
   return names.count(name) > 0;
 }
@@ -73,12 +73,8 @@ void decide_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (decision->failure) std::rethrow_exception(decision->failure);
   launch(stream, schema.name() + ", values");
   stack->erase(first, stack->end());
-  for (const auto& value : decision->values) {
-    if (!value.isTensor() || !value.toTensor().defined()) {
-      stack->push_back(value);
-      continue;
-    }
-    auto result = value.toTensor().contiguous();
+  auto to_device = [&](const at::Tensor& from) {
+    auto result = from.contiguous();
     auto own = at::empty(result.sizes(), result.options().device(device));
     std::vector<fakecuda_range> written;
     auto target = snapshot(own, Use::RESULT, written).toTensor();
@@ -86,7 +82,19 @@ void decide_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       OnHost on_host_only;
       target.copy_(result);
     });
-    stack->push_back(own);
+    return own;
+  };
+  for (const auto& value : decision->values) {
+    if (!value.isTensor() || !value.toTensor().defined()) {
+      stack->push_back(value);
+    } else if (const auto& result = value.toTensor(); result.is_sparse()) {
+      auto indices = to_device(result._indices()), values = to_device(result._values());
+      auto options = values.options().layout(at::kSparse);
+      stack->push_back(
+          at::_sparse_coo_tensor_unsafe(indices, values, result.sizes(), options, result.is_coalesced()));
+    } else {
+      stack->push_back(to_device(result));
+    }
   }
 }
 

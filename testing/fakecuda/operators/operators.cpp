@@ -73,6 +73,10 @@ struct Call {
       auto values = value.isTensorList() ? value.toTensorVector() : std::vector<at::Tensor>();
       values.resize(targets.size());
       for (size_t i = 0; i < targets.size(); ++i) write(targets[i], values[i]);
+    } else if (target.isTensor() && target.toTensor().defined() && target.toTensor().is_sparse()) {
+      auto to = target.toTensor(), from = value.toTensor();
+      write(to._indices(), from._indices());
+      write(to._values(), from._values());
     } else if (target.isTensor() && target.toTensor().defined() && target.toTensor().numel() > 0) {
       auto to = target.toTensor();
       auto from = value.isTensor() ? value.toTensor() : at::Tensor();
@@ -228,22 +232,27 @@ bool has_numbers(const OperatorHandle& op) {
   });
 }
 
-void wrap_all() {
-  Quiet quiet;
-  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+void wrap(DispatchKey key, const std::vector<c10::OperatorName>& names) {
   auto& dispatcher = c10::Dispatcher::singleton();
-  auto names = dispatcher.getRegistrationsForDispatchKey(DispatchKey::CUDA);
-  // These launch kernels of CUDA themselves, though they are registered for every device.
-  names.push_back({"aten::copy_", ""});
-  names.push_back({"aten::convolution_backward", ""});
   for (const auto& name : names) {
     auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema() || !has_numbers(*op)) continue;
-    auto original = op->getComputedKernelForDispatchKey(DispatchKey::CUDA);
+    auto original = op->getComputedKernelForDispatchKey(key);
     auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Wrapped>(std::move(original)));
     registrations().push_back(
-        dispatcher.registerImpl(name, DispatchKey::CUDA, std::move(kernel), std::nullopt, nullptr, "fakecuda"));
+        dispatcher.registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, "fakecuda"));
   }
+}
+
+void wrap_all() {
+  Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  auto names = c10::Dispatcher::singleton().getRegistrationsForDispatchKey(DispatchKey::CUDA);
+  // These launch kernels of CUDA themselves, though they are registered for every device.
+  names.push_back({"aten::copy_", ""});
+  names.push_back({"aten::convolution_backward", ""});
+  wrap(DispatchKey::CUDA, names);
+  wrap(DispatchKey::SparseCUDA, c10::Dispatcher::singleton().getRegistrationsForDispatchKey(DispatchKey::SparseCUDA));
 }
 
 [[maybe_unused]] const bool wrapped = (wrap_all(), true);

@@ -61,10 +61,21 @@ inline at::Tensor of_host(const at::Tensor& tensor, Use use) {
   return copy;
 }
 
+// A sparse tensor (COO) over the same indices and values.
+inline at::Tensor over_sparse(const at::Tensor& tensor, Use use, std::vector<fakecuda_range>& ranges) {
+  TORCH_CHECK(use != Use::UPDATE, "the stand-in computes no update of a sparse tensor in place");
+  auto indices = tensor._indices(), values = tensor._values();
+  add_range(indices, use, ranges);
+  add_range(values, use, ranges);
+  auto options = values.options().device(at::kCPU).layout(at::kSparse);
+  return at::_sparse_coo_tensor_unsafe(over(indices), over(values), tensor.sizes(), options, tensor.is_coalesced());
+}
+
 inline c10::IValue snapshot(const c10::IValue& value, Use use, std::vector<fakecuda_range>& ranges) {
   if (value.isTensor()) {
     const auto& tensor = value.toTensor();
     if (!on_device(tensor)) return of_host(tensor, use);
+    if (tensor.is_sparse()) return over_sparse(tensor, use, ranges);
     add_range(tensor, use, ranges);
     return over(tensor);
   }

@@ -52,6 +52,12 @@ pub fn is_off() -> bool {
     LIBRARIES.is_empty() || env::var("FAKECUDA").is_ok_and(|value| value == "0")
 }
 
+/// Whether tests have to run on the stand-ins where there is no GPU, with `FAKECUDA=1`: a test that would be skipped for
+/// want of them, or of what stands beside them, fails then.
+pub fn is_required() -> bool {
+    env::var("FAKECUDA").is_ok_and(|value| value == "1")
+}
+
 /// Whether a driver of NVIDIA's is loaded.
 fn has_gpu() -> bool {
     Path::new("/dev/nvidiactl").exists()
@@ -92,6 +98,9 @@ fn environment_in(libraries: &Path, devices: usize) -> Vec<(&'static str, String
 /// When the stand-ins are there and cannot be used: tests must fail then, not be skipped.
 pub fn start(devices: usize) -> io::Result<Runs> {
     let runs = runs(is_off(), env::var_os(STARTED).is_some(), has_gpu(), Path::new(LIBRARIES).is_dir());
+    if runs == Runs::OnNothing && is_required() {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, format!("FAKECUDA=1, but {LEFT_OUT}")));
+    }
     if runs == Runs::OnFake {
         start_fake(devices)?;
     }

@@ -1,5 +1,6 @@
 //! Collectives on tensors. Each has a form that waits, and one named `_async` that returns a [`Work`](crate::Work).
 
+mod batch;
 mod coalesced;
 mod exchange;
 mod gather;
@@ -19,6 +20,7 @@ use crate::check;
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 use crate::work::Work;
+pub use batch::P2pOp;
 
 /// What a collective reads and writes.
 #[derive(Default)]

@@ -80,7 +80,7 @@ impl ProcessGroup {
         self.start("recv", CollectiveKind::RecvAny, &parts, |work| Ok(work.source_rank()?))
     }
 
-    fn check_other(&self, op: &'static str, other: usize) -> Result<(), DdpError> {
+    pub(super) fn check_other(&self, op: &'static str, other: usize) -> Result<(), DdpError> {
         self.check_rank("the other rank", other)?;
         if other != self.rank() {
             return Ok(());

@@ -22,12 +22,15 @@ pub(super) const BROADCAST_BYTES: usize = 250 << 20;
 pub struct DdpBuilder {
     group: ProcessGroup,
     bucket_cap_mb: Option<f64>,
+    bucket_cap_mb_list: Vec<f64>,
+    skip_all_reduce_unused_params: bool,
     find_unused_parameters: bool,
     static_graph: bool,
     gradient_as_bucket_view: bool,
     broadcast_buffers: bool,
     check_model: bool,
     ignored: Vec<String>,
+    sparse: Vec<String>,
 }
 
 impl DdpBuilder {
@@ -35,12 +38,15 @@ impl DdpBuilder {
         Self {
             group: group.clone(),
             bucket_cap_mb: None,
+            bucket_cap_mb_list: Vec::new(),
+            skip_all_reduce_unused_params: false,
             find_unused_parameters: false,
             static_graph: false,
             gradient_as_bucket_view: false,
             broadcast_buffers: true,
             check_model: true,
             ignored: Vec::new(),
+            sparse: Vec::new(),
         }
     }
 
@@ -48,6 +54,22 @@ impl DdpBuilder {
     /// 25 by default, with a first bucket of 1.
     pub fn bucket_cap_mb(mut self, mib: f64) -> Self {
         self.bucket_cap_mb = Some(mib);
+        self
+    }
+
+    /// The largest sizes of the buckets, in MiB, in the order in which their gradients become ready; the last one holds for
+    /// all further buckets. In place of [`bucket_cap_mb`](Self::bucket_cap_mb). With
+    /// [`find_unused_parameters`](Self::find_unused_parameters), where that order is not learnt, it is the parameters' order.
+    pub fn bucket_cap_mb_list(mut self, mib: impl IntoIterator<Item = f64>) -> Self {
+        self.bucket_cap_mb_list = mib.into_iter().collect();
+        self
+    }
+
+    /// Do not reduce parameters that a search finds unused: they have to be the same on all ranks in all passes, or ranks
+    /// wait for each other until the timeout. Only with [`find_unused_parameters`](Self::find_unused_parameters). Passes
+    /// cannot be held back then, for accumulation or by `no_sync`, and `join` is refused.
+    pub fn skip_all_reduce_unused_params(mut self, skip: bool) -> Self {
+        self.skip_all_reduce_unused_params = skip;
         self
     }
 
@@ -97,6 +119,16 @@ impl DdpBuilder {
         self
     }
 
+    /// Names of parameters whose gradients are sparse, such as those of an embedding with `sparse: true`. They are averaged
+    /// over Gloo, as sparse tensors of the rows that any rank has. Every pass has to reach them, and there can be no
+    /// communication hook.
+    ///
+    /// PyTorch finds them by the class of their module.
+    pub fn sparse_gradients<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.sparse.extend(names.into_iter().map(Into::into));
+        self
+    }
+
     /// Wraps a module, or a `VarStore`: its parameters in their order, and its buffers.
     ///
     /// # Errors
@@ -129,11 +161,21 @@ impl DdpBuilder {
         params: Vec<(String, Tensor)>,
         buffers: Vec<(String, Tensor)>,
     ) -> Result<DistributedDataParallel, DdpError> {
+        let in_bytes = |mib: &f64| bucket_bytes(*mib).map(|bytes| bytes as i64);
+        let bucket_list = self.bucket_cap_mb_list.iter().map(in_bytes).collect::<Result<Vec<_>, _>>()?;
         let bucket_bytes = self.bucket_cap_mb.map(bucket_bytes).transpose()?;
         let is_given = |name: &&String| params.iter().chain(&buffers).any(|(given, _)| given == *name);
-        if let Some(name) = self.ignored.iter().find(|name| !is_given(name)) {
-            let expected = "names of the model's parameters and buffers";
-            return Err(DdpError::InvalidOption { option: "ignore", found: format!("{name:?}"), expected });
+        let lists = [("ignore", &self.ignored), ("sparse_gradients", &self.sparse)];
+        for (option, names) in lists {
+            if let Some(name) = names.iter().find(|name| !is_given(name)) {
+                let expected = "names of the model's parameters and buffers";
+                return Err(DdpError::InvalidOption { option, found: format!("{name:?}"), expected });
+            }
+        }
+        let is_named = |name: &String| self.sparse.contains(name);
+        if params.iter().any(|(name, it)| is_named(name) && check::carried_by_nccl(&self.group, it.device())) {
+            let reason = "only Gloo averages sparse gradients: make the embedding with `sparse: false`".to_owned();
+            return Err(DdpError::Unsupported { op: "sparse_gradients", reason });
         }
         let is_ignored = |(name, _): &(String, Tensor)| self.ignored.contains(name);
         let (ignored, params): (Vec<_>, Vec<_>) = params.into_iter().partition(is_ignored);
@@ -168,12 +210,15 @@ impl DdpBuilder {
         self.group.engine().broadcast_coalesced(&states, BROADCAST_BYTES, 0).map_err(failed)?;
         let options = ReducerOptions {
             bucket_bytes,
+            bucket_list: &bucket_list,
+            skip_unused: self.skip_all_reduce_unused_params,
             find_unused_parameters: self.find_unused_parameters,
             gradient_as_bucket_view: self.gradient_as_bucket_view,
             static_graph: self.static_graph,
             broadcast_buffers: self.broadcast_buffers,
         };
-        let reducer = Reducer::new(self.group.engine(), &trained, &options).map_err(failed)?;
+        let is_sparse = |name: &str| self.sparse.iter().any(|sparse| sparse == name);
+        let reducer = Reducer::new(self.group.engine(), &trained, is_sparse, &options).map_err(failed)?;
         Ok(DistributedDataParallel {
             reducer: RefCell::new(reducer),
             _marked: [
@@ -186,6 +231,13 @@ impl DdpBuilder {
             buffers: (self.broadcast_buffers && !buffers.is_empty()).then_some(buffers),
             states,
             finds_unused: self.find_unused_parameters && !self.static_graph,
+            has_sparse: !self.sparse.is_empty(),
+            every_pass: match (self.sparse.is_empty(), self.skip_all_reduce_unused_params) {
+                (false, _) => Some("sparse_gradients"),
+                (true, true) => Some("skip_all_reduce_unused_params"),
+                (true, false) => None,
+            },
+            skips_unused: self.skip_all_reduce_unused_params,
             state: RefCell::new(State { needs_buffers: true, ..State::default() }),
             group: self.group,
         })

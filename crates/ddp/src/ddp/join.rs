@@ -25,7 +25,8 @@ impl DistributedDataParallel {
     /// losses in the loop.
     ///
     /// # Errors
-    /// When a rank has exited or does not take part within the group's timeout; [`DdpError::HookHasFailed`] when the
+    /// With `sparse_gradients` or `skip_all_reduce_unused_params`; when a rank has exited or does not take part within the
+    /// group's timeout; [`DdpError::HookHasFailed`] when the
     /// communication hook failed before or in the loop; [`DdpError::Hook`] when it fails while this rank answers
     /// others. Where a hook fails only on some ranks, the others wait until the timeout.
     ///
@@ -42,6 +43,10 @@ impl DistributedDataParallel {
             return Err(DdpError::CannotHoldBack("join is already running, and cannot be nested"));
         }
         self.hook_works()?;
+        if let Some(option) = self.every_pass {
+            let reason = format!("a rank that has finished cannot answer the others with {option}");
+            return Err(DdpError::Unsupported { op: "join", reason });
+        }
         self.state.borrow_mut().joining = Some(!by_active_ranks);
         let _joining = Joining(self);
         let result = train();
@@ -83,7 +88,8 @@ impl DistributedDataParallel {
         self.hook_works()?;
         let mut count = self.number(0.0)?;
         let work = self.group.all_reduce_async(&mut count, ReduceOp::Sum)?;
-        work.wait_for(self.group.timeout())?;
+        let timeout = self.group.timeout();
+        work.engine().wait(Some(timeout)).map_err(|source| DdpError::between(self.group.context("join"), source))?;
         let active = count.f_double_value(&[0])? as i64;
         if active == 0 {
             // All ranks have finished: the next backward divides by the world size again.

@@ -73,9 +73,18 @@ pub struct DistributedDataParallel {
     /// All parameters and buffers, without their gradients.
     states: TensorList,
     finds_unused: bool,
+    /// Some gradients are sparse.
+    has_sparse: bool,
+    /// The option with which every rank has to run each pass.
+    every_pass: Option<&'static str>,
+    /// Unused parameters are not reduced, so that gradients from an earlier pass would stay local.
+    skips_unused: bool,
     state: RefCell<State>,
     group: ProcessGroup,
 }
+
+const HELD_BACK_UNUSED: &str = "with skip_all_reduce_unused_params every pass averages its gradients: a parameter that the \
+                                last pass of a window does not use would keep those of an earlier one";
 
 #[derive(Debug, Default)]
 struct State {
@@ -193,6 +202,7 @@ impl DistributedDataParallel {
     /// `register_comm_hook`; PyTorch requires it before the first backward, but accepts it later too
     pub fn register_comm_hook(&self, hook: impl CommHook + 'static) -> Result<(), DdpError> {
         self.outside_backward("register_comm_hook")?;
+        self.without_sparse("register_comm_hook")?;
         let driven = hooks::driven(hook);
         self.reducer.borrow_mut().set_hook(driven).map_err(hook_taken)
     }
@@ -207,7 +217,16 @@ impl DistributedDataParallel {
     /// `BuiltinCommHookType.FP16_COMPRESS`
     pub fn register_fp16_compress(&self) -> Result<(), DdpError> {
         self.outside_backward("register_fp16_compress")?;
+        self.without_sparse("register_fp16_compress")?;
         self.reducer.borrow_mut().compress_to_half().map_err(hook_taken)
+    }
+
+    /// A hook is given a bucket of dense gradients.
+    fn without_sparse(&self, op: &'static str) -> Result<(), DdpError> {
+        match self.has_sparse {
+            true => Err(DdpError::Unsupported { op, reason: "sparse gradients are averaged without hooks".to_owned() }),
+            false => Ok(()),
+        }
     }
 
     /// Measures the times in [`logging_data`](Self::logging_data) every `steps` steps, besides the first ten; 100 by
@@ -262,6 +281,9 @@ impl DistributedDataParallel {
             let state = self.state.borrow();
             (!state.held, state.joining)
         };
+        if self.skips_unused && !synchronised {
+            return Err(DdpError::CannotHoldBack(HELD_BACK_UNUSED));
+        }
         if let Some(by_world_size) = joining {
             let active = self.announce_forward()?;
             self.reducer.borrow().divide_by(active.engine(), by_world_size)?;

@@ -4,7 +4,7 @@ use overdrive_core::{AveragedBy, GradientSync, SyncError};
 use overdrive_ffi::TensorId;
 use tch::Tensor;
 
-use super::DistributedDataParallel;
+use super::{DistributedDataParallel, HELD_BACK_UNUSED};
 use crate::error::DdpError;
 
 /// While this guard lives, the backward pass of each forward pass leaves the gradients local. Made by
@@ -61,6 +61,9 @@ impl GradientSync for DistributedDataParallel {
             )
             .into());
         }
+        if hold && self.skips_unused {
+            return Err(DdpError::CannotHoldBack(HELD_BACK_UNUSED).into());
+        }
         self.outside_backward("hold_back")?;
         self.hook_works()?;
         let held = std::mem::replace(&mut self.state.borrow_mut().held, hold);
@@ -89,6 +92,9 @@ impl GradientSync for DistributedDataParallel {
     }
 
     fn close_with_nothing(&self) -> Result<(), SyncError> {
+        if self.skips_unused {
+            return Err(DdpError::CannotHoldBack(HELD_BACK_UNUSED).into());
+        }
         self.outside_backward("close_with_nothing")?;
         self.hook_works()?;
         let closed = self.reducer.borrow().close_with_nothing();

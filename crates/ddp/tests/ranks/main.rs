@@ -18,6 +18,7 @@ mod nccl;
 mod network;
 mod options;
 mod power_sgd;
+mod sparse;
 mod spawned;
 mod strangers;
 mod torchrun;
@@ -53,6 +54,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("hooks", hooks::scenario),
     ("power_sgd", power_sgd::scenario),
     ("infinities", infinities::scenario),
+    ("sparse", sparse::scenario),
     ("panicking_hook", hook_failures::panicking),
     ("failing_hook", hook_failures::failing),
     ("hook_failure_left", hook_failures::left),
@@ -128,6 +130,7 @@ fn main() -> Result<ExitCode> {
         plain("power_sgd_of_2_is_its_algorithm", "power_sgd", 2),
         plain("power_sgd_of_3_is_its_algorithm", "power_sgd", 3),
         plain("infinities_pass_and_invalid_parameters_are_refused", "infinities", 2),
+        plain("sparse_gradients_are_averaged", "sparse", 3),
         plain("a_hooks_panic_is_resumed_in_the_caller", "panicking_hook", 2),
         plain("a_hooks_error_is_returned_and_stays", "failing_hook", 2),
         plain("a_hooks_failure_stays_for_the_next_pass", "hook_failure_left", 2),

@@ -23,7 +23,56 @@ pub fn scenario(_meeting: &Meeting) -> Result<()> {
     refusals(&group).context("refusals")?;
     missing_gradients(&group).context("missing gradients")?;
     sparse_gradients(&group).context("sparse gradients")?;
+    bucket_lists(&group).context("bucket lists")?;
+    skipped(&group).context("skipped")?;
     log(&group).context("log")
+}
+
+/// The first bucket takes one parameter of a mebibyte, the next one the other three.
+fn bucket_lists(group: &ProcessGroup) -> Result<()> {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let params: Vec<Tensor> = (0..4).map(|i| vs.root().ones(&i.to_string(), &[1 << 18])).collect();
+    let ddp = DistributedDataParallel::builder(group).bucket_cap_mb_list([1.0, 3.0]).build(&vs)?;
+    for _ in 0..3 {
+        let loss = ddp.forward(|| params.iter().map(|param| param.sum(Kind::Float)).fold(Tensor::from(0f32), |a, b| a + b))?;
+        ddp.backward(&loss)?;
+    }
+    let log = ddp.logging_data()?;
+    let sizes = log.iter().find(|(name, _)| name == "rebuilt_bucket_sizes").map(|(_, sizes)| sizes).context("no sizes")?;
+    ensure!(sizes.replace(' ', "") == "1048576,3145728", "{sizes}");
+    for wrong in [0.0, -1.0, f64::NAN] {
+        let refused = DistributedDataParallel::builder(group).bucket_cap_mb_list([25.0, wrong]).build(&vs);
+        ensure!(matches!(refused, Err(DdpError::InvalidOption { option: "bucket_cap_mb", .. })), "{wrong}");
+    }
+    Ok(())
+}
+
+/// Each parameter has a bucket of its own. A pass that is held back would leave a gradient local for ever.
+fn skipped(group: &ProcessGroup) -> Result<()> {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let (used, unused) = (vs.root().ones("used", &[2]), vs.root().ones("unused", &[2]));
+    let builder = DistributedDataParallel::builder(group).find_unused_parameters(true).bucket_cap_mb(1e-6);
+    let ddp = builder.skip_all_reduce_unused_params(true).build(&vs)?;
+    let forward = |both: bool| {
+        let sum = (&used * group.rank() as f64).sum(Kind::Float);
+        ddp.forward(|| if both { sum + unused.sum(Kind::Float) } else { sum })
+    };
+    for _ in 0..3 {
+        used.shallow_clone().zero_grad();
+        ddp.backward(&forward(false)?)?;
+        let mean = (group.size() - 1) as f64 / 2.0;
+        ensure!(used.grad().double_value(&[1]) == mean && !unused.grad().defined(), "{}", used.grad());
+    }
+    let told = {
+        let _local = ddp.no_sync();
+        forward(true).map(drop)
+    };
+    ensure!(matches!(told, Err(DdpError::CannotHoldBack(_))), "{told:?}");
+    ensure!(ddp.hold_back(true).is_err() && ddp.close_with_nothing().is_err() && ddp.join(false, || ()).is_err());
+    // It goes on.
+    ddp.backward(&forward(true)?)?;
+    ensure!(unused.grad().double_value(&[0]) == 1.0, "{}", unused.grad());
+    Ok(())
 }
 
 /// Parameters without elements keep their names, although they have no memory address to distinguish them.

@@ -155,6 +155,33 @@ impl ProcessGroup {
         NonNull::new(out).map(Work).ok_or_else(|| Error::refused("libtorch returned no work"))
     }
 
+    /// Sends and receives over NCCL, all at once: one tensor, the other rank, and whether it is received, each.
+    ///
+    /// # Errors
+    /// Without NCCL, or when another end is not another rank of the group.
+    ///
+    /// # Syncs
+    /// No. The first one of a group waits for all of its members, which connect.
+    pub fn start_batch(&self, tensors: &TensorList, ends: &[(usize, bool)]) -> Result<Work, Error> {
+        if tensors.len() != ends.len() || ends.is_empty() {
+            return Err(Error::refused(format!("{} tensors for {} sends and receives", tensors.len(), ends.len())));
+        }
+        if let Some((rank, _)) = ends.iter().find(|(rank, _)| *rank >= self.size() || *rank == self.rank) {
+            let size = self.size();
+            return Err(Error::refused(format!("the other end is rank {rank}, but should be another rank below {size}")));
+        }
+        let peers = ends.iter().map(|(rank, _)| int(*rank)).collect::<Result<Vec<_>, _>>()?;
+        let receives: Vec<i32> = ends.iter().map(|(_, receives)| i32::from(*receives)).collect();
+        let mut out = ptr::null_mut();
+        // SAFETY: the group and the list are live, and both arrays have one number a tensor; libtorch holds references to
+        // the tensors until the work is done.
+        check(|err| unsafe {
+            let (peers, receives) = (peers.as_ptr(), receives.as_ptr());
+            raw::od_batch_start(self.as_ptr(), tensors.as_ptr(), peers, receives, &mut out, err)
+        })?;
+        NonNull::new(out).map(Work).ok_or_else(|| Error::refused("libtorch returned no work"))
+    }
+
     /// Checks numbers that the backends do not check.
     fn check(&self, collective: &Collective<'_>) -> Result<(), Error> {
         use CollectiveKind as K;
@@ -195,6 +222,19 @@ impl Work {
     pub fn wait(&self, timeout: Option<Duration>) -> Result<(), Error> {
         // SAFETY: the handle is live.
         check(|err| unsafe { raw::od_work_wait(self.0.as_ptr(), timeout.map_or(0, millis), err) })
+    }
+
+    /// Waits for at most `timeout`. NCCL's work goes on where it is not done by then, and can be waited for again; in
+    /// [`wait`](Self::wait) a timeout aborts the group.
+    ///
+    /// # Errors
+    /// When a member has exited, or it is not done within `timeout`.
+    ///
+    /// # Syncs
+    /// Yes.
+    pub fn wait_for(&self, timeout: Duration) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_work_wait_for(self.0.as_ptr(), millis(timeout), err) })
     }
 
     /// The rank from which a [`CollectiveKind::RecvAny`] has received, after a wait.

@@ -1,6 +1,8 @@
 //! Process groups.
 
+use std::ffi::CStr;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use tch::Tensor;
@@ -30,6 +32,44 @@ pub enum Backend {
     GlooAndNccl,
 }
 
+/// What NCCL's watchdog has found.
+///
+/// # Source
+/// `c10d::ErrorType`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GroupFailure {
+    /// A collective has not ended within its timeout.
+    TimedOut,
+    /// NCCL has reported an error, such as a lost connection.
+    Lost,
+    /// Another rank has told of one, with `TORCH_NCCL_PROPAGATE_ERROR=1`.
+    OnAnotherRank,
+}
+
+/// libtorch's flight recorder as JSON: the last collectives of this process's groups over NCCL, or else over Gloo, with
+/// their sizes, states and times; `only_active` leaves out those that are done. It keeps 2000, or
+/// `TORCH_FR_BUFFER_SIZE`. Does not wait.
+///
+/// # Errors
+/// For NCCL, if that was not compiled in.
+///
+/// # Source
+/// `torch._C._distributed_c10d._dump_nccl_trace_json`
+pub fn flight_record(nccl: bool, only_active: bool) -> Result<String, Error> {
+    let mut out = ptr::null_mut();
+    // SAFETY: `out` lives through the call.
+    check(|err| unsafe { raw::od_flight_record(i32::from(nccl), i32::from(only_active), &mut out, err) })?;
+    if out.is_null() {
+        return Ok(String::new());
+    }
+    // SAFETY: a NUL-terminated string that is ours until it is freed below.
+    let record = unsafe { CStr::from_ptr(out) }.to_string_lossy().into_owned();
+    // SAFETY: allocated by the C++ side, not used again.
+    unsafe { crate::raw::od_string_free(out) };
+    Ok(record)
+}
+
 /// Options of a [`ProcessGroup`].
 #[derive(Clone, Debug)]
 pub struct GroupOptions<'a> {
@@ -57,8 +97,9 @@ pub struct GroupOptions<'a> {
 /// Threads may share it: collectives start one at a time. The threads have to make sure that their order is the same on
 /// all ranks.
 ///
-/// Dropping never waits for Gloo: collectives under way end on another thread, at their timeout at the latest. It waits
-/// for NCCL's, unless they were aborted.
+/// Dropping never waits for Gloo: collectives under way end on another thread, at their timeout at the latest. Over NCCL
+/// it [closes](Self::close) the group within its timeout, and aborts it where that fails; in a panic, and after a
+/// collective that has failed, it aborts the group at once.
 ///
 /// # Source
 /// `c10d::ProcessGroup`
@@ -67,6 +108,8 @@ pub struct ProcessGroup {
     handle: NonNull<raw::Group>,
     pub(super) rank: usize,
     size: usize,
+    /// Of collectives, in milliseconds.
+    timeout: AtomicI64,
 }
 
 // SAFETY: the group is counted atomically and belongs to no thread.
@@ -112,7 +155,7 @@ impl ProcessGroup {
         // SAFETY: what the options point to outlives the call.
         check(|err| unsafe { raw::od_group_new(store.as_ptr(), &wanted, &mut out, err) })?;
         let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no group"))?;
-        Ok(Self { handle, rank: options.rank, size })
+        Ok(Self { handle, rank: options.rank, size, timeout: AtomicI64::new(millis(options.timeout)) })
     }
 
     /// Waits for all members; the error on rank 0 names the missing ones.
@@ -171,7 +214,25 @@ impl ProcessGroup {
     /// None are known.
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), Error> {
         // SAFETY: the handle is live.
-        check(|err| unsafe { raw::od_group_set_timeout(self.as_ptr(), millis(timeout), err) })
+        check(|err| unsafe { raw::od_group_set_timeout(self.as_ptr(), millis(timeout), err) })?;
+        self.timeout.store(millis(timeout), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Waits until collectives under way are done, and frees what the backends hold. From then on each collective is an
+    /// error. Closing again does nothing.
+    ///
+    /// # Errors
+    /// When work is under way after `timeout`: it is aborted then, and its results are undefined.
+    ///
+    /// # Syncs
+    /// Waits for collectives under way, and over NCCL for the members' own `close`.
+    ///
+    /// # Source
+    /// `destroy_process_group`
+    pub fn close(&self, timeout: Duration) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_group_close(self.as_ptr(), millis(timeout), err) })
     }
 
     /// Ends collectives under way, where the backend supports it (NCCL). Their results are undefined, and the group is
@@ -182,6 +243,25 @@ impl ProcessGroup {
     pub fn abort(&self) -> Result<(), Error> {
         // SAFETY: the handle is live.
         check(|err| unsafe { raw::od_group_abort(self.as_ptr(), err) })
+    }
+
+    /// What NCCL's watchdog has found; `None` for nothing, and over Gloo. Does not wait.
+    ///
+    /// # Errors
+    /// None are known.
+    ///
+    /// # Source
+    /// `ProcessGroupNCCL::getError`
+    pub fn failure(&self) -> Result<Option<GroupFailure>, Error> {
+        let mut number = 0;
+        // SAFETY: the handle is live, and `number` lives through the call.
+        check(|err| unsafe { raw::od_group_failure(self.as_ptr(), &mut number, err) })?;
+        Ok(match number {
+            0 => None,
+            1 => Some(GroupFailure::TimedOut),
+            2 => Some(GroupFailure::Lost),
+            _ => Some(GroupFailure::OnAnotherRank),
+        })
     }
 
     /// A tensor's sum over ranks, which can be differentiated: backward sums the gradients over ranks.
@@ -211,8 +291,9 @@ impl ProcessGroup {
 
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
+        let timeout = if std::thread::panicking() { 0 } else { self.timeout.load(Ordering::Relaxed) };
         // SAFETY: the handle is ours, and not used after this.
-        unsafe { raw::od_group_free(self.handle.as_ptr()) }
+        unsafe { raw::od_group_free(self.handle.as_ptr(), timeout) }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::error::Error;
 
 pub use bucket_hook::{BucketHook, GradBucket};
 pub use collective::{Collective, CollectiveKind, ReduceOp, Work};
-pub use group::{Backend, GroupOptions, ProcessGroup, nccl_is_compiled};
+pub use group::{Backend, GroupFailure, GroupOptions, ProcessGroup, flight_record, nccl_is_compiled};
 pub use listen::is_loopback;
 pub use reducer::{Reducer, ReducerOptions, backward};
 pub use store::{Store, TcpStoreOptions};

@@ -17,9 +17,14 @@ use crate::tensor_list::TensorList;
 
 /// Options of a [`Reducer`].
 #[derive(Clone, Copy, Debug)]
-pub struct ReducerOptions {
+pub struct ReducerOptions<'a> {
     /// The largest size of a bucket in bytes; `None` for PyTorch's 25 MiB, with a first bucket of 1 MiB.
     pub bucket_bytes: Option<usize>,
+    /// Sizes of the buckets in bytes, in the order in which they become ready; the last one repeats. Empty:
+    /// `bucket_bytes` for all.
+    pub bucket_list: &'a [i64],
+    /// Do not reduce unused parameters, which have to be the same on all ranks.
+    pub skip_unused: bool,
     /// Search the graph before each backward for parameters that it does not reach.
     pub find_unused_parameters: bool,
     /// Make the gradients views of the buckets, which saves a copy.
@@ -52,29 +57,40 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Reducer {
-    /// A reducer of the parameters' gradients; the names are for messages.
+    /// A reducer of the parameters' gradients; the names are for messages. Those for which `is_sparse` is true have sparse
+    /// gradients, which Gloo averages.
     ///
     /// # Errors
     /// When there are no parameters, or one does not require a gradient.
-    pub fn new(group: &ProcessGroup, params: &[(String, Tensor)], options: &ReducerOptions) -> Result<Self, Error> {
+    pub fn new(
+        group: &ProcessGroup,
+        params: &[(String, Tensor)],
+        is_sparse: impl Fn(&str) -> bool,
+        options: &ReducerOptions<'_>,
+    ) -> Result<Self, Error> {
         const MIB: usize = 1 << 20;
         let list = TensorList::new(&params.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
         let texts = params.iter().map(|(name, _)| c_string(name)).collect::<Result<Vec<_>, _>>()?;
         let names: Vec<*const c_char> = texts.iter().map(|name| name.as_ptr()).collect();
+        let sparse: Vec<u8> = params.iter().map(|(name, _)| u8::from(is_sparse(name))).collect();
         let bytes = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
         let wanted = raw::ReducerOptions {
             bucket_bytes: bytes(options.bucket_bytes.unwrap_or(25 * MIB)),
             first_bucket_bytes: bytes(MIB),
             default_buckets: i32::from(options.bucket_bytes.is_none()),
+            bucket_list: options.bucket_list.as_ptr(),
+            bucket_list_length: options.bucket_list.len(),
+            skip_unused: i32::from(options.skip_unused),
             find_unused_parameters: i32::from(options.find_unused_parameters),
             gradient_as_bucket_view: i32::from(options.gradient_as_bucket_view),
             static_graph: i32::from(options.static_graph),
             broadcast_buffers: i32::from(options.broadcast_buffers),
         };
         let mut out = ptr::null_mut();
-        // SAFETY: the list and its names, as many, outlive the call.
+        // SAFETY: the list, its names and what is sparse, as many, and the options' list outlive the call.
         check(|err| unsafe {
-            raw::od_reducer_new(group.as_ptr(), list.as_ptr(), names.as_ptr(), &wanted, &mut out, err)
+            let (list, names, sparse) = (list.as_ptr(), names.as_ptr(), sparse.as_ptr());
+            raw::od_reducer_new(group.as_ptr(), list, names, sparse, &wanted, &mut out, err)
         })?;
         let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no reducer"))?;
         Ok(Self { handle, hook: None })

@@ -10,8 +10,10 @@ use tch::{Kind, Tensor};
 use super::groups::alone;
 use super::{FLOAT, ends};
 
-const OPTIONS: ReducerOptions = ReducerOptions {
+const OPTIONS: ReducerOptions<'static> = ReducerOptions {
     bucket_bytes: None,
+    bucket_list: &[],
+    skip_unused: false,
     find_unused_parameters: false,
     gradient_as_bucket_view: false,
     static_graph: false,
@@ -23,7 +25,7 @@ fn params(n: usize) -> Vec<(String, Tensor)> {
 }
 
 fn armed(group: &ProcessGroup, params: &[(String, Tensor)]) -> Reducer {
-    let reducer = Reducer::new(group, params, &OPTIONS).unwrap();
+    let reducer = Reducer::new(group, params, |_| false, &OPTIONS).unwrap();
     reducer.before_forward(true).unwrap();
     reducer.arm(&TensorList::new::<Tensor>(&[]).unwrap()).unwrap();
     reducer
@@ -125,7 +127,7 @@ fn invalid_parameters_are_refused_and_leave_no_hook_behind() {
         ];
         for (what, tensors) in wrong {
             let named: Vec<_> = tensors.iter().map(|tensor| ("p".to_owned(), tensor.shallow_clone())).collect();
-            let refused = Reducer::new(&group, &named, &OPTIONS);
+            let refused = Reducer::new(&group, &named, |_| false, &OPTIONS);
             assert!(refused.is_err(), "{what}");
             if let Some(first) = tensors.first() {
                 first.sum(Kind::Float).f_backward().unwrap();
@@ -195,7 +197,7 @@ fn invalid_results_and_outputs_are_refused() {
         let group = alone("outputs");
         let params = params(2);
         let options = ReducerOptions { find_unused_parameters: true, ..OPTIONS };
-        let reducer = Reducer::new(&group, &params, &options).unwrap();
+        let reducer = Reducer::new(&group, &params, |_| false, &options).unwrap();
         reducer.before_forward(true).unwrap();
         let outputs = TensorList::new(&[Tensor::new(), params[0].1.sum(Kind::Float)]).unwrap();
         let outputs = reducer.sink(&outputs).unwrap();

@@ -1,10 +1,11 @@
 //! Which device a rank uses where no launcher has given it a local rank.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use overdrive::core::{GradientSync, RankGroup};
 use overdrive::prelude::*;
-use overdrive_ddp::{Backend, InitMethod};
+use overdrive_ddp::{Backend, DdpError, InitMethod};
 
+use super::port::free_port;
 use super::processes::{Meeting, run};
 use super::{PATIENCE, uses_only};
 
@@ -26,6 +27,28 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
 }
 
 pub fn without_a_launcher_each_rank_uses_its_own_device() -> Result<()> {
-    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
-    run("devices", RANKS, &[&port]).map(drop)
+    run("devices", RANKS, &[&free_port().to_string()]).map(drop)
+}
+
+/// All ranks name one device.
+pub fn shared(meeting: &Meeting) -> Result<()> {
+    let (path, rank, world_size) = (meeting.file.clone(), meeting.rank, meeting.size);
+    let method = InitMethod::File { path, rank, world_size };
+    let builder = |device| ProcessGroup::builder(Backend::Nccl).timeout(PATIENCE).cuda_device(device);
+    let Err(DdpError::NoSuchDevice { device: 99, .. }) = builder(99).init(&method) else { bail!("there is no GPU 99") };
+    match builder(0).init(&method) {
+        Ok(_) => println!("has it"),
+        Err(DdpError::SharedDevice { device: 0, other, .. }) if other != rank => println!("told {other}"),
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+pub fn each_rank_has_a_device_of_its_own_or_is_told() -> Result<()> {
+    let ended = run("shared device", RANKS, &[])?;
+    let has_it: Vec<usize> = (0..RANKS).filter(|rank| ended[*rank].output.contains("has it")).collect();
+    let [holder] = has_it[..] else { bail!("the ranks {has_it:?} have one device") };
+    let told = &ended[1 - holder].output;
+    ensure!(told.contains(&format!("told {holder}")), "{told}");
+    Ok(())
 }

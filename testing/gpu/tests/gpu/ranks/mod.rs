@@ -4,7 +4,10 @@ mod buckets;
 mod devices;
 pub mod failures;
 pub mod parts;
+#[path = "../../../../../crates/launch/tests/launch/port.rs"]
+mod port;
 mod processes;
+mod ring;
 mod steps;
 mod training;
 
@@ -16,8 +19,9 @@ use overdrive_ddp::{Backend, InitMethod};
 use overdrive_fakecuda::Fake;
 
 pub use buckets::{exchanges_are_pytorchs, exchanges_begin_before_backward_ends, python};
-pub use devices::without_a_launcher_each_rank_uses_its_own_device;
+pub use devices::{each_rank_has_a_device_of_its_own_or_is_told, without_a_launcher_each_rank_uses_its_own_device};
 pub use processes::{Meeting, main_if_told, run_alone};
+pub use ring::a_ring_sends_and_receives_in_one_batch;
 pub use steps::{no_step_waits_to_read_a_timer, times_are_measured_where_they_are_asked_for};
 pub use training::{ddp_of_2_over_nccl_equals_gloos, ddp_of_4_over_nccl_equals_gloos};
 
@@ -27,6 +31,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("training", training::scenario),
     ("buckets", buckets::scenario),
     ("devices", devices::scenario),
+    ("shared device", devices::shared),
+    ("ring", ring::scenario),
     ("failures", failures::scenario),
     ("parts", parts::scenario),
     ("steps", steps::scenario),

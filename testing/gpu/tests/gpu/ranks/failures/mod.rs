@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::port::free_port;
 use super::PATIENCE;
 use super::processes::{Ended, Meeting, Running, start};
 use rank::{released, told_at};
@@ -71,7 +72,7 @@ fn told(case: &str, what: &str, size: usize, is_asked: fn(usize) -> bool, ends: 
             anyhow::bail!("{case}, {what}: rank {rank} was told nothing: {status}\n{output}\n{errors}");
         }
     }
-    if case.ends_with("stalls") || what == "aborted" {
+    if case.ends_with("stalls") || ["aborted", "stalled", "timed out", "not closed"].contains(&what) {
         ensure!(ranks[1].is_running()?, "{case}, {what}: the stalled rank has ended");
     }
     if ends {
@@ -118,7 +119,7 @@ fn is_lost(word: impl AsRef<str>) -> bool {
 /// Over tcp:// rank 0 waits for the others before NCCL does. Otherwise they meet in their first collective.
 pub fn an_absent_rank_is_a_rendezvous_error() -> Result<()> {
     let is_either = |word: &String| ["TimedOut", "Lost"].contains(&word.as_str());
-    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+    let port = free_port().to_string();
     let over_tcp = told("absent", &port, SIZE - 1, all, false)?;
     ensure!(over_tcp[0] == "Rendezvous" && is_either(&over_tcp[1]), "{over_tcp:?}");
     let in_first = told("absent", "file", SIZE - 1, all, false)?;
@@ -264,31 +265,36 @@ pub fn a_hook_that_fails_is_told_where_it_fails() -> Result<()> {
     Ok(())
 }
 
-/// Work that can be finished is; what cannot be needs `abort`.
+/// Work that can be finished is; what cannot be is aborted, by name or at the group's timeout.
 pub fn what_is_under_way_can_be_dropped() -> Result<()> {
-    let finished = told("drop", "finished", SIZE, all, true)?;
-    ensure!(finished == ["nothing"; SIZE], "{finished:?}");
-    let aborted = told("drop", "aborted", SIZE, others, true)?;
-    ensure!(aborted == ["Lost"; SIZE - 1], "{aborted:?}");
-    Ok(())
-}
-
-/// The watchdog ends the process while the drop waits for it.
-pub fn a_group_dropped_after_a_timeout_ends_the_process() -> Result<()> {
-    let since = Instant::now();
-    let (_folder, ranks) = begin(SIZE, "drop", "timed out", AT_ONCE)?;
-    for (_, running) in ranks.into_iter().enumerate().filter(|(rank, _)| others(*rank)) {
-        let Ended { status, output, errors } = running.end(since)?;
-        ensure!(status.signal() == Some(SIGABRT), "{status}\n{output}\n{errors}");
-        ensure!(!output.contains("dropped"), "the drop has returned: {output}");
-        ensure!(errors.contains("taking the entire process down"), "{errors}");
+    for (what, expected) in [("finished", "nothing"), ("closed", "closed")] {
+        let told = told("drop", what, SIZE, all, true)?;
+        ensure!(told == [expected; SIZE], "{what}: {told:?}");
+    }
+    let ends = [("aborted", "Ended"), ("stalled", "dropped"), ("not closed", "TimedOut, then Ended")];
+    for (what, expected) in ends {
+        let told = told("drop", what, SIZE, others, true)?;
+        ensure!(told == [expected; SIZE - 1], "{what}: {told:?}");
     }
     Ok(())
 }
 
-/// The watchdog sees no timeout while the drop waits.
-pub fn a_drop_waits_for_a_stalled_rank_without_a_limit() -> Result<()> {
-    let told = told("drop", "stalled", SIZE, others, false)?;
-    ensure!(told == ["waits"; SIZE - 1], "{told:?}");
+/// libtorch's watchdog knows of the timeout too, and would end the process when its pause is over.
+pub fn a_group_can_be_dropped_after_a_timeout() -> Result<()> {
+    let told = told("drop", "timed out", SIZE, others, true)?;
+    ensure!(told == ["dropped"; SIZE - 1], "{told:?}");
+    Ok(())
+}
+
+/// A wait that ends too early aborts nothing.
+pub fn a_work_can_be_waited_for_again() -> Result<()> {
+    let told = told("late", "work", SIZE, all, true)?;
+    ensure!(told == ["done"; SIZE], "{told:?}");
+    Ok(())
+}
+
+pub fn those_that_live_go_on_in_a_new_group() -> Result<()> {
+    let told = told("rebuilt", "group", SIZE, others, true)?;
+    ensure!(told == ["went on"; SIZE - 1], "{told:?}");
     Ok(())
 }

@@ -3,7 +3,6 @@
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use overdrive::core::{GradientSync, RankGroup, SyncError};
@@ -128,6 +127,7 @@ fn name(error: &DdpError) -> &'static str {
         DdpError::TimedOut { .. } => "TimedOut",
         DdpError::Lost { .. } => "Lost",
         DdpError::Mismatch { .. } => "Mismatch",
+        DdpError::Ended { .. } => "Ended",
         DdpError::Rendezvous { .. } => "Rendezvous",
         DdpError::ModelMismatch { .. } => "ModelMismatch",
         DdpError::SparseGradient { .. } => "SparseGradient",
@@ -176,7 +176,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             }
             let error = rank.first_error(what)?;
             let next = rank.group.barrier().err().context("the group works without a rank")?;
-            ensure!(meets_anew || matches!(next, DdpError::Lost { .. }), "{next}");
+            ensure!(meets_anew || matches!(next, DdpError::Lost { .. } | DdpError::Ended { .. }), "{next}");
             leave(meeting, name(&error))
         }
         "dead, ends" if meeting.rank == 1 => std::process::abort(),
@@ -205,6 +205,8 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         "orders" => orders(&mut rank, meeting, what),
         "drop" => drops(rank, meeting, what),
         "first" => comes_late(&mut rank, meeting, what),
+        "late" => waits_again(&mut rank, meeting),
+        "rebuilt" => goes_on_without_a_rank(&mut rank, meeting),
         _ => anyhow::bail!("{case}"),
     }
 }
@@ -291,6 +293,22 @@ fn model_failures(rank: &Rank, meeting: &Meeting, what: &str) -> Result<()> {
 fn drops(rank: Rank, meeting: &Meeting, what: &str) -> Result<()> {
     let Rank { group, mut sum, .. } = rank;
     let work = |sum: &mut Tensor| group.all_reduce_async(sum, ReduceOp::Sum);
+    if what == "closed" {
+        let pair = group.new_group(&[0, 1, 2])?.context("every rank is a member")?;
+        pair.all_reduce(&mut sum, ReduceOp::Sum)?;
+        drop(work(&mut sum)?);
+        group.close()?;
+        ensure!(sum.double_value(&[0]) == (SIZE * SIZE) as f64, "{sum}");
+        let ended = [&group, &pair].map(|group| group.all_reduce(&mut sum.copy(), ReduceOp::Sum));
+        for result in ended {
+            let error = result.err().context("a closed group works")?;
+            ensure!(name(&error) == "Ended", "{error}");
+        }
+        // Nothing is left to end.
+        group.close()?;
+        group.abort()?;
+        return tell(meeting, "closed");
+    }
     if what == "finished" {
         drop(work(&mut sum)?);
         let last = work(&mut sum)?;
@@ -303,15 +321,26 @@ fn drops(rank: Rank, meeting: &Meeting, what: &str) -> Result<()> {
         stay_away();
     }
     if what == "stalled" {
-        return drops_beside_one_that_stalls(meeting, group, sum);
+        group.set_timeout(SHORT)?;
+        let under_way = work(&mut sum)?;
+        drop(group);
+        drop(under_way);
+        return tell(meeting, "dropped");
     }
     if what == "timed out" {
         group.set_timeout(SHORT)?;
         let error = group.barrier().err().context("a rank is missing")?;
-        println!("told {}", name(&error));
+        ensure!(name(&error) == "TimedOut", "{error}");
         drop(group);
-        println!("dropped");
-        return Ok(());
+        return tell(meeting, "dropped");
+    }
+    if what == "not closed" {
+        group.set_timeout(SHORT)?;
+        let _under_way = work(&mut sum)?;
+        let error = group.close().err().context("a rank is missing")?;
+        let next = group.barrier().err().context("a closed group works")?;
+        group.close()?;
+        return tell(meeting, &format!("{}, then {}", name(&error), name(&next)));
     }
     let under_way = work(&mut sum)?;
     ensure!(!under_way.is_completed(), "a rank is missing");
@@ -349,20 +378,53 @@ fn comes_late(rank: &mut Rank, meeting: &Meeting, what: &str) -> Result<()> {
     leave(meeting, "done")
 }
 
-/// Tells whether the drop still waits when the timeout has long passed.
-fn drops_beside_one_that_stalls(meeting: &Meeting, group: ProcessGroup, mut sum: Tensor) -> Result<()> {
+/// Rank 1 comes when rank 0 has given up a wait, which aborts nothing.
+fn waits_again(rank: &mut Rank, meeting: &Meeting) -> Result<()> {
+    let Rank { group, sum, .. } = rank;
+    if group.rank() == 1 {
+        while !released(&meeting.file).exists() {
+            std::thread::sleep(PAUSE);
+        }
+    }
+    let work = group.all_reduce_async(sum, ReduceOp::Sum)?;
+    if group.rank() == 0 {
+        for _ in 0..2 {
+            let error = work.wait_for(PAUSE).err().context("a rank is missing")?;
+            ensure!(name(&error) == "TimedOut", "{error}");
+        }
+        fs::write(released(&meeting.file), "")?;
+    }
+    work.wait_for(PATIENCE)?;
+    work.wait()?;
+    ensure!(sum.double_value(&[0]) == SIZE as f64, "{sum}");
+    group.close()?;
+    tell(meeting, "done")
+}
+
+/// Those that live abort the group, and go on in a new one.
+fn goes_on_without_a_rank(rank: &mut Rank, meeting: &Meeting) -> Result<()> {
+    let Rank { group, sum, device, .. } = rank;
+    if group.rank() == 1 {
+        stay_away();
+    }
     group.set_timeout(SHORT)?;
-    let _under_way = group.all_reduce_async(&mut sum, ReduceOp::Sum)?;
-    let is_dropped = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| {
-            std::thread::sleep(2 * SHORT);
-            tell(meeting, if is_dropped.load(Ordering::SeqCst) { "dropped" } else { "waits" })
-        });
-        drop(group);
-        is_dropped.store(true, Ordering::SeqCst);
-        watcher.join().map_err(|_| anyhow::anyhow!("the watcher panicked"))?
-    })
+    ensure!(group.failure()?.is_none());
+    let _under_way = group.all_reduce_async(sum, ReduceOp::Sum)?;
+    // The watchdog finds it.
+    while group.failure()?.is_none() {
+        std::thread::sleep(PAUSE);
+    }
+    ensure!(group.failure()? == Some(overdrive_ddp::GroupFailure::TimedOut));
+    let record = overdrive_ddp::flight_record(true, true)?;
+    ensure!(record.contains("nccl:all_reduce"), "{record}");
+    group.abort()?;
+    let rest = group.new_group(&[0, 2])?.context("this rank is a member")?;
+    rest.set_timeout(PATIENCE)?;
+    *sum = Tensor::ones([8], (Kind::Float, *device));
+    rest.all_reduce(sum, ReduceOp::Sum)?;
+    ensure!(sum.double_value(&[0]) == 2.0, "{sum}");
+    rest.close()?;
+    tell(meeting, "went on")
 }
 
 /// Its file lets rank 1 come.
