@@ -21,7 +21,7 @@ const STEPS: [Step; 12] = [
     ("deny", |ws, _| deny(ws)),
     // Runs before `setup`, so that there may be no libtorch yet: tests the crates that must not need it.
     ("no-torch", |ws, _| {
-        ["overdrive-sched", "overdrive-launch"].into_iter().try_for_each(|package| {
+        ["overdrive-sched", "overdrive-launch", "overdrive-jpeg"].into_iter().try_for_each(|package| {
             workspace::succeed(&mut ws.cargo(["test", "--package", package, "--no-default-features"]))
         })
     }),

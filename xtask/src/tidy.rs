@@ -15,9 +15,9 @@ use crate::workspace::{self, Workspace};
 const LICENSE: &str = "MIT OR Apache-2.0";
 const LONGEST_FILE: usize = 400;
 /// Crates that must build without libtorch when default features are off.
-const WITHOUT_LIBTORCH: [&str; 2] = ["launch", "sched"];
-/// The crates that feature crates may depend on; docs/adr/0013 says what may be added.
-const FOUNDATION: [&str; 3] = ["crates/core", "crates/ffi", "crates/launch"];
+const WITHOUT_LIBTORCH: [&str; 3] = ["jpeg", "launch", "sched"];
+/// The crates that feature crates may depend on; docs/adr/0013 and 0015 say what may be added.
+const FOUNDATION: [&str; 4] = ["crates/core", "crates/ffi", "crates/jpeg", "crates/launch"];
 
 /// Folder for what only tests need, such as a stand-in for CUDA's runtime. It may contain C++ and `unsafe`, because no
 /// user's program contains it.

@@ -38,8 +38,7 @@ fn bad(src: &Path, dst: &Path, options: &[&str]) -> String {
 
 /// An image that Pillow wrote.
 fn picture(name: &str) -> Vec<u8> {
-    let folder = [env!("CARGO_MANIFEST_DIR"), "..", "dataload", "tests", "fixtures", "images", name];
-    fs::read(folder.iter().collect::<PathBuf>()).unwrap()
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testing/images").join(name)).unwrap()
 }
 
 fn put(root: &Path, name: &str, content: &[u8]) {

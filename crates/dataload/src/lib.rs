@@ -99,6 +99,7 @@ pub use loader::{
     SampleSource,
 };
 pub use mnist::{Mnist, MnistSplit};
+pub use overdrive_jpeg::Region;
 pub use pack_tokens::{PackTokens, PackedTokens};
 pub use pad_sequence::PadSequence;
 #[cfg(feature = "parquet")]
@@ -133,7 +134,7 @@ pub use tokens::{IndexedTokens, TokenDtype, TokenFile, TokenWindows};
 pub use transforms::{
     AugMix, Canvas, CenterCrop, ColorJitter, CutMix, Draws, ErasingValue, GaussianBlur, Interpolation, MixUp,
     Operation, Padding, PaddingMode, RandAugment, RandomCrop, RandomErasing, RandomHorizontalFlip, RandomResizedCrop,
-    RandomVerticalFlip, Region, Resize, Size, Transform, TrivialAugmentWide,
+    RandomVerticalFlip, Resize, Size, Transform, TrivialAugmentWide,
 };
 #[cfg(feature = "webdataset")]
 pub use webdataset::{WebDataset, WebDatasetWriter, WebDatasetWriterBuilder, WebSample, WebSamples};

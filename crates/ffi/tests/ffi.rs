@@ -227,7 +227,7 @@ fn a_vector_becomes_a_tensor_in_place() {
 fn a_damaged_jpeg_or_a_part_beyond_it_is_an_error() {
     use overdrive_ffi::jpeg::{Part, decode};
 
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../dataload/tests/fixtures/images/h2v2.jpg");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testing/images/h2v2.jpg");
     let file = std::fs::read(path).unwrap();
     let whole = Part { top: 0, left: 0, height: 43, width: 61, eighths: 8, channels: 3 };
     let mut pixels = vec![0; 3 * 43 * 61];

@@ -2,6 +2,8 @@
 
 pub(crate) mod jpeg;
 mod png;
+#[cfg(feature = "libjpeg-turbo")]
+mod turbo;
 mod webp;
 
 use std::path::Path;
@@ -33,7 +35,7 @@ type Magic = fn(&[u8]) -> bool;
 /// How a format begins, and what decodes it.
 const FORMATS: [(Magic, Decoder); 3] = [
     (|encoded| encoded.starts_with(png::MAGIC), png::decode),
-    (|encoded| encoded.starts_with(jpeg::MAGIC), jpeg::decode),
+    (|encoded| encoded.starts_with(overdrive_jpeg::MAGIC), jpeg::decode),
     (webp::is_webp, webp::decode),
 ];
 

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use fast_image_resize::images::{Image as Output, ImageRef as Input};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use overdrive_jpeg::{Jpeg, MAGIC, Scale, orientation};
 
-use crate::decode::jpeg::{self, Jpeg};
+use crate::decode::jpeg;
 use crate::decode::{check_size, decode_image};
 use crate::{Color, DataError, Image, Region, Size};
 
@@ -75,7 +76,8 @@ struct ScaledRange {
 }
 
 impl ScaledRange {
-    fn new(start: usize, length: usize, eighths: usize) -> Self {
+    fn new(start: usize, length: usize, scale: Scale) -> Self {
+        let eighths = scale.eighths();
         let (first, end) = (start * eighths / 8, ((start + length) * eighths).div_ceil(8));
         let exact = |pixels: usize| (pixels * eighths) as f64 / 8.0;
         Self { first, length: end - first, exact_start: exact(start) - first as f64, exact_length: exact(length) }
@@ -105,10 +107,10 @@ impl<'a> Canvas<'a> {
         path: &'a Path,
         scratch: &'a mut Scratch,
     ) -> Result<Self, DataError> {
-        let orientation = if upright { jpeg::orientation(encoded) } else { 1 };
-        let mut canvas = if encoded.starts_with(jpeg::MAGIC) {
-            let jpeg = Jpeg::open(encoded, path)?;
-            jpeg.check_size(RGB)?;
+        let orientation = if upright { orientation(encoded) } else { 1 };
+        let mut canvas = if encoded.starts_with(MAGIC) {
+            let jpeg = jpeg::open(encoded, path)?;
+            jpeg::check_size(&jpeg, RGB, path)?;
             let (height, width) = (jpeg.height(), jpeg.width());
             let source = Source::Encoded(Box::new(jpeg), Region::whole(height, width));
             Self { source, scratch, path, height, width, mirrored: false, upside_down: false, dct_scaling: false }
@@ -185,23 +187,23 @@ impl<'a> Canvas<'a> {
     }
 
     fn decode(&mut self) -> Result<(), DataError> {
-        self.decode_scaled(8)?;
+        self.decode_scaled(Scale::Full)?;
         Ok(())
     }
 
-    /// Decodes the wanted region at `eighths` eighths of its size, widened to whole pixels, and returns the exact
-    /// region within the result: left, top, width, height.
-    fn decode_scaled(&mut self, eighths: usize) -> Result<[f64; 4], DataError> {
+    /// Decodes the wanted region scaled by `scale`, widened to whole pixels, and returns the exact region within the
+    /// result: left, top, width, height.
+    fn decode_scaled(&mut self, scale: Scale) -> Result<[f64; 4], DataError> {
         let Source::Encoded(jpeg, region) = &self.source else {
             return Ok([0.0, 0.0, self.width as f64, self.height as f64]);
         };
         let [rows, columns] = [(region.top, region.height), (region.left, region.width)]
-            .map(|(start, length)| ScaledRange::new(start, length, eighths));
+            .map(|(start, length)| ScaledRange::new(start, length, scale));
         let scaled = Region { top: rows.first, left: columns.first, height: rows.length, width: columns.length };
         let begun = Instant::now();
         let pixels = &mut self.scratch.pixels;
         pixels.resize(4 * scaled.height * scaled.width, 0);
-        jpeg.decode::<4>(&scaled, eighths, pixels)?;
+        jpeg::decode_part::<4>(jpeg, &scaled, scale, pixels, self.path)?;
         self.scratch.decoding += begun.elapsed();
         (self.source, self.height, self.width) = (Source::Decoded, scaled.height, scaled.width);
         Ok([columns.exact_start, rows.exact_start, columns.exact_length, rows.exact_length])
@@ -233,11 +235,13 @@ impl<'a> Canvas<'a> {
             return Ok(());
         }
         // The smallest scale at which the decoded image is not smaller than `size`.
-        let enough =
-            |eighths: &usize| self.height * eighths >= 8 * size.height && self.width * eighths >= 8 * size.width;
+        let enough = |scale: &Scale| {
+            self.height * scale.eighths() >= 8 * size.height && self.width * scale.eighths() >= 8 * size.width
+        };
         let may_scale = self.dct_scaling && antialias && interpolation != Interpolation::Nearest;
-        let eighths = [1, 2, 4].into_iter().find(enough).filter(|_| may_scale).unwrap_or(8);
-        let [left, top, width, height] = self.decode_scaled(eighths)?;
+        let scales = [Scale::Eighth, Scale::Quarter, Scale::Half];
+        let scale = scales.into_iter().find(enough).filter(|_| may_scale).unwrap_or_default();
+        let [left, top, width, height] = self.decode_scaled(scale)?;
         // Of two equally near pixels, always the one on the same side is taken. After a flip it would be the other one,
         // so the flip comes first.
         if interpolation == Interpolation::Nearest {

@@ -15,7 +15,6 @@ mod rand_augment;
 mod random_crop;
 mod random_erasing;
 mod random_resized_crop;
-mod region;
 mod resize;
 
 pub use aug_mix::AugMix;
@@ -33,7 +32,6 @@ pub use rand_augment::{RandAugment, TrivialAugmentWide};
 pub use random_crop::RandomCrop;
 pub use random_erasing::{ErasingValue, RandomErasing};
 pub use random_resized_crop::RandomResizedCrop;
-pub use region::Region;
 pub use resize::Resize;
 
 use crate::DataError;

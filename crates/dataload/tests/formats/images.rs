@@ -9,7 +9,7 @@ use overdrive_dataload::{
 };
 
 fn read(name: &str) -> Vec<u8> {
-    let path = crate::fixture("images").join(name);
+    let path = crate::image(name);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 

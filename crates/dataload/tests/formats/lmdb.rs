@@ -145,7 +145,7 @@ fn a_cut_anywhere_is_an_error() {
         }
     }
     assert!(matches!(LmdbDataset::open(database("none.mdb")), Err(DataError::Io { .. })));
-    assert!(matches!(LmdbDataset::open(fixture("images")), Err(DataError::Io { .. })));
+    assert!(matches!(LmdbDataset::open(fixture("parquet")), Err(DataError::Io { .. })));
     names_file(&LmdbDataset::open(fixture("web-000.tar")).unwrap_err(), "at byte 16");
 }
 

@@ -66,6 +66,11 @@ fn fixture(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests", "fixtures", name].iter().collect()
 }
 
+/// An image that `testing/images/make.py` wrote.
+fn image(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "..", "..", "testing", "images", name].iter().collect()
+}
+
 /// `sample(i)` of `fixtures/make.py`.
 fn sample(i: usize) -> Vec<u8> {
     (0..20 * i).map(|j| (i * 31 + j * 7) as u8).collect()

@@ -11,7 +11,7 @@ use overdrive_dataload::{
 
 use crate::{WORKERS, alone};
 
-const JPEG: &[u8] = include_bytes!("../fixtures/images/h2v2.jpg");
+const JPEG: &[u8] = include_bytes!("../../../../testing/images/h2v2.jpg");
 
 /// The same photograph at every index.
 fn photographs(len: usize) -> FnDataset<impl Fn(usize) -> Result<(EncodedImage, i64), DataError>> {

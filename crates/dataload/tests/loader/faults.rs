@@ -154,7 +154,7 @@ fn errors_of_the_collate_function_follow_the_policy_too() -> Result<(), DataErro
 #[test]
 fn images_that_do_not_decode_follow_the_policy() -> Result<(), DataError> {
     let _alone = alone();
-    let jpeg: Vec<u8> = include_bytes!("../fixtures/images/h2v2.jpg").to_vec();
+    let jpeg: Vec<u8> = include_bytes!("../../../../testing/images/h2v2.jpg").to_vec();
     let cut = jpeg[..jpeg.len() / 2].to_vec();
     for workers in WORKERS {
         let (jpeg, cut) = (jpeg.clone(), cut.clone());

@@ -16,7 +16,7 @@ use tch::{Kind, Tensor};
 type Anyhow = Result<(), Box<dyn std::error::Error>>;
 
 fn fixture(name: &str) -> Vec<u8> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images").join(name);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testing/images").join(name);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 

@@ -1,8 +1,8 @@
 //! The marker segments of a JPEG file: the tables and headers that its scans are decoded with.
 
-use super::Fault;
-use super::huffman::Table;
-use super::scan::zigzag;
+use crate::Error;
+use crate::huffman::Table;
+use crate::scan::zigzag;
 
 /// One colour component.
 #[derive(Clone)]
@@ -106,7 +106,7 @@ pub(crate) fn marker(file: &[u8], mut at: usize) -> Option<usize> {
 
 impl<'a> Markers<'a> {
     /// Reads up to the first scan.
-    pub(crate) fn open(file: &'a [u8]) -> Result<(Self, Scan), Fault> {
+    pub(crate) fn open(file: &'a [u8]) -> Result<(Self, Scan), Error> {
         let frame = Frame {
             width: 0,
             height: 0,
@@ -118,17 +118,17 @@ impl<'a> Markers<'a> {
         };
         let (dc, ac, quant) = Default::default();
         let mut markers = Self { file, at: 2, frame, dc, ac, restart_interval: 0, quant, jfif: false, adobe: None };
-        let scan = markers.next_scan()?.ok_or(Fault { at: markers.at, found: "an image without a scan" })?;
+        let scan = markers.next_scan()?.ok_or(Error::Damaged { at: markers.at, found: "an image without a scan" })?;
         markers.frame.model = markers.model();
         Ok((markers, scan))
     }
 
     /// Reads up to the next scan; `None` at the end of the image.
-    pub(crate) fn next_scan(&mut self) -> Result<Option<Scan>, Fault> {
+    pub(crate) fn next_scan(&mut self) -> Result<Option<Scan>, Error> {
         loop {
-            self.at = marker(self.file, self.at).ok_or(Fault { at: self.at, found: "the end of the file" })?;
+            self.at = marker(self.file, self.at).ok_or(Error::Damaged { at: self.at, found: "the end of the file" })?;
             let at = self.at;
-            let fault = |found| Fault { at, found };
+            let fault = |found| Error::Damaged { at, found };
             let (marker, after) = (self.file[at + 1], &self.file[at + 2..]);
             if marker == 0xd9 {
                 return Ok(None);
@@ -137,7 +137,10 @@ impl<'a> Markers<'a> {
             let body = after.get(2..length.max(2)).ok_or(fault("the end of the file"))?;
             self.at += 2 + length;
             let read = match marker {
-                0xc0..=0xc2 => self.frame(body, marker == 0xc2),
+                0xc0..=0xc2 => {
+                    self.frame = frame(at, body, marker == 0xc2, &self.frame)?;
+                    Ok(())
+                }
                 0xc4 => self.huffman(body),
                 0xda => match self.scan(body) {
                     Ok(scan) => return Ok(Some(scan)),
@@ -156,7 +159,9 @@ impl<'a> Markers<'a> {
                     self.adobe = body.get(11).copied();
                     Ok(())
                 }
-                0xc3 | 0xc5..=0xcf => Err("a kind of JPEG other than baseline and progressive"),
+                0xc3 | 0xc5..=0xcf => {
+                    return Err(Error::Unsupported { at, found: "a kind of JPEG other than baseline and progressive" });
+                }
                 _ => Ok(()),
             };
             read.map_err(fault)?;
@@ -187,43 +192,6 @@ impl<'a> Markers<'a> {
             }
             body = &tail[64 * width..];
         }
-        Ok(())
-    }
-
-    fn frame(&mut self, body: &[u8], progressive: bool) -> Result<(), &'static str> {
-        let &[depth, h1, h0, w1, w0, count] = body.first_chunk().ok_or("a damaged frame header")?;
-        let sides = [[w1, w0], [h1, h0]].map(|side| usize::from(u16::from_be_bytes(side)));
-        let count = usize::from(count);
-        if !self.frame.components.is_empty() {
-            return Err("two frames");
-        }
-        if depth != 8 {
-            return Err("samples of other than 8 bits");
-        }
-        if sides.contains(&0) || !matches!(count, 1 | 3 | 4) || body.len() < 6 + 3 * count {
-            return Err("a damaged frame header");
-        }
-        let read = |c: &[u8]| Component {
-            id: c[0],
-            h: usize::from(c[1] >> 4),
-            v: usize::from(c[1] & 15),
-            quant_slot: usize::from(c[2]),
-            quant: None,
-        };
-        let mut components: Vec<_> = body[6..].chunks_exact(3).take(count).map(read).collect();
-        if let [only] = &mut components[..] {
-            // A scan of one component has its blocks one by one, whatever the sampling factors.
-            (only.h, only.v) = (1, 1);
-        }
-        let [h_max, v_max] = [|c: &Component| c.h, |c: &Component| c.v].map(|of| components.iter().map(of).max());
-        let (h_max, v_max) = (h_max.unwrap_or(0), v_max.unwrap_or(0));
-        let divides =
-            |c: &Component| (1..=4).contains(&c.h) && (1..=4).contains(&c.v) && h_max % c.h + v_max % c.v == 0;
-        if !components.iter().all(divides) {
-            return Err("a sampling that is not supported");
-        }
-        let [width, height] = sides;
-        self.frame = Frame { width, height, components, h_max, v_max, progressive, model: Model::Grey };
         Ok(())
     }
 
@@ -277,4 +245,41 @@ impl<'a> Markers<'a> {
             _ => Model::YCbCr,
         }
     }
+}
+
+/// Reads the header of the frame that begins at `at`; the file must not have had one before.
+fn frame(at: usize, body: &[u8], progressive: bool, before: &Frame) -> Result<Frame, Error> {
+    let damaged = |found| Error::Damaged { at, found };
+    let unsupported = |found| Error::Unsupported { at, found };
+    let &[depth, h1, h0, w1, w0, count] = body.first_chunk().ok_or(damaged("a damaged frame header"))?;
+    let [width, height] = [[w1, w0], [h1, h0]].map(|side| usize::from(u16::from_be_bytes(side)));
+    let count = usize::from(count);
+    if !before.components.is_empty() {
+        return Err(damaged("two frames"));
+    }
+    if depth != 8 {
+        return Err(unsupported("samples of other than 8 bits"));
+    }
+    if width == 0 || height == 0 || !matches!(count, 1 | 3 | 4) || body.len() < 6 + 3 * count {
+        return Err(damaged("a damaged frame header"));
+    }
+    let read = |c: &[u8]| Component {
+        id: c[0],
+        h: usize::from(c[1] >> 4),
+        v: usize::from(c[1] & 15),
+        quant_slot: usize::from(c[2]),
+        quant: None,
+    };
+    let mut components: Vec<_> = body[6..].chunks_exact(3).take(count).map(read).collect();
+    if let [only] = &mut components[..] {
+        // A scan of one component has its blocks one by one, whatever the sampling factors.
+        (only.h, only.v) = (1, 1);
+    }
+    let [h_max, v_max] = [|c: &Component| c.h, |c: &Component| c.v].map(|of| components.iter().map(of).max());
+    let (h_max, v_max) = (h_max.unwrap_or(0), v_max.unwrap_or(0));
+    let divides = |c: &Component| (1..=4).contains(&c.h) && (1..=4).contains(&c.v) && h_max % c.h + v_max % c.v == 0;
+    if !components.iter().all(divides) {
+        return Err(unsupported("a sampling that is not supported"));
+    }
+    Ok(Frame { width, height, components, h_max, v_max, progressive, model: Model::Grey })
 }

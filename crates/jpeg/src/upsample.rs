@@ -1,7 +1,7 @@
 //! Upsamples components to the size of the image, bit for bit as libjpeg's smooth upsampling.
 
-use super::planes::Plane;
 use crate::Region;
+use crate::planes::Plane;
 
 /// Produces a component's samples for a part of one row of the image.
 pub(crate) struct Upsampler {

@@ -1,12 +1,12 @@
 //! Images of several scans: all coefficients are gathered first, then transformed where a crop needs them.
 
-use super::Fault;
-use super::bits::Bits;
-use super::header::{Frame, Markers, Scan};
-use super::huffman::Table;
-use super::planes::{Plane, Window};
-use super::scan::{TOO_MANY, read_dc, table, zigzag};
-use super::segments::Segments;
+use crate::Error;
+use crate::bits::Bits;
+use crate::header::{Frame, Markers, Scan};
+use crate::huffman::Table;
+use crate::planes::{Plane, Window};
+use crate::scan::{TOO_MANY, read_dc, table, zigzag};
+use crate::segments::Segments;
 
 /// More scans than any encoder writes. Each goes through the whole image, so without a limit a small file could take
 /// hours.
@@ -45,7 +45,7 @@ pub(crate) fn decode(
     all: &mut [Coefficients; 4],
     window: &Window,
     planes: &mut [Plane; 4],
-) -> Result<(), Fault> {
+) -> Result<(), Error> {
     let [mcus_x, mcus_y] = markers.frame.mcus();
     for (to, c) in all.iter_mut().zip(&markers.frame.components) {
         to.stride = mcus_x * c.h;
@@ -58,7 +58,7 @@ pub(crate) fn decode(
     read_scan(&markers, first, segments, all)?;
     let mut scans = 1;
     while let Some(scan) = markers.next_scan()? {
-        let fault = |found| Fault { at: markers.at, found };
+        let fault = |found| Error::Damaged { at: markers.at, found };
         if scans == MOST_SCANS {
             return Err(fault("more than 256 scans"));
         }
@@ -69,7 +69,7 @@ pub(crate) fn decode(
         read_scan(&markers, &scan, segments, all)?;
     }
     for ((from, plane), c) in all.iter().zip(planes).zip(&markers.frame.components) {
-        let quant = c.quant.as_ref().ok_or(Fault { at: markers.at, found: "a component without a scan" })?;
+        let quant = c.quant.as_ref().ok_or(Error::Damaged { at: markers.at, found: "a component without a scan" })?;
         let [columns, rows] = window.blocks(c.h, c.v);
         for row in rows {
             for column in columns.clone() {
@@ -108,7 +108,7 @@ fn read_scan(
     scan: &Scan,
     segments: &Segments,
     all: &mut [Coefficients; 4],
-) -> Result<(), Fault> {
+) -> Result<(), Error> {
     let frame = &markers.frame;
     let alone = scan.members.len() == 1;
     let [units_x, units_y] = units(frame, scan);

@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use super::header::Frame;
-use super::idct;
-use crate::Region;
+use crate::header::Frame;
+use crate::{Region, Scale, idct};
 
 /// The samples of one component within the window of blocks that a region needs.
 #[derive(Default)]
@@ -55,9 +54,9 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Prepares the planes for a region of the image at `eighths` of its size.
-    pub(crate) fn new(frame: &Frame, region: &Region, eighths: usize, planes: &mut [Plane; 4]) -> Self {
-        let mcus = frame.mcus();
+    /// Prepares the planes for a region of the scaled image.
+    pub(crate) fn new(frame: &Frame, region: &Region, scale: Scale, planes: &mut [Plane; 4]) -> Self {
+        let (eighths, mcus) = (scale.eighths(), frame.mcus());
         // Smooth upsampling reads one chroma sample (two pixels) beyond the region.
         let near = |start: usize, length: usize, size: usize, most: usize| {
             (start.saturating_sub(2) / size)..((start + length + 2).div_ceil(size)).min(most)

@@ -1,11 +1,11 @@
 //! The entropy-coded data of a scan that holds a whole image, decoded where a crop needs it.
 
-use super::Fault;
-use super::bits::Bits;
-use super::header::{Component, Markers, Member, Scan};
-use super::huffman::Table;
-use super::planes::{Plane, Window};
-use super::segments::Segments;
+use crate::Error;
+use crate::bits::Bits;
+use crate::header::{Component, Markers, Member, Scan};
+use crate::huffman::Table;
+use crate::planes::{Plane, Window};
+use crate::segments::Segments;
 
 /// Decodes the blocks of `window`. The blocks before it are skipped over, those after it not read.
 pub(crate) fn decode(
@@ -14,7 +14,7 @@ pub(crate) fn decode(
     segments: &Segments,
     window: &Window,
     planes: &mut [Plane; 4],
-) -> Result<(), Fault> {
+) -> Result<(), Error> {
     let frame = &markers.frame;
     let [mcus_x, mcus_y] = frame.mcus();
     let interval = markers.restart_interval;

@@ -1,7 +1,7 @@
 //! The entropy-coded data of one scan, without byte stuffing, split into segments at restart markers.
 
-use super::Fault;
-use super::bits::{Bits, PADDING};
+use crate::Error;
+use crate::bits::{Bits, PADDING};
 
 /// The data of a scan; its buffers are kept from one scan to the next.
 #[derive(Default)]
@@ -15,14 +15,14 @@ pub(crate) struct Segments {
 
 impl Segments {
     /// Reads the scan that begins at `offset`, and returns the offset of the marker after it.
-    pub(crate) fn read(&mut self, file: &[u8], offset: usize) -> Result<usize, Fault> {
+    pub(crate) fn read(&mut self, file: &[u8], offset: usize) -> Result<usize, Error> {
         self.bytes.clear();
         self.ends.clear();
         self.offset = offset;
         let mut rest = file.get(offset..).unwrap_or_default();
         loop {
             let at = memchr::memchr(0xff, rest).filter(|at| at + 1 < rest.len());
-            let at = at.ok_or(Fault { at: file.len(), found: "the end of the file" })?;
+            let at = at.ok_or(Error::Damaged { at: file.len(), found: "the end of the file" })?;
             let here = file.len() - rest.len() + at;
             let (taken, skipped) = match rest[at + 1] {
                 0 => (at + 1, 2),
@@ -39,7 +39,7 @@ impl Segments {
                         return Ok(here);
                     }
                     if usize::from(marker & 7) != (self.ends.len() - 1) % 8 {
-                        return Err(Fault { at: here, found: "restart markers that are out of order" });
+                        return Err(Error::Damaged { at: here, found: "restart markers that are out of order" });
                     }
                 }
             }
@@ -48,7 +48,7 @@ impl Segments {
     }
 
     /// Refuses a scan with too few or too many segments for its units.
-    pub(crate) fn check_count(&self, units: usize, interval: usize) -> Result<(), Fault> {
+    pub(crate) fn check_count(&self, units: usize, interval: usize) -> Result<(), Error> {
         let expected = if interval == 0 { 1 } else { units.div_ceil(interval) };
         if self.ends.len() == expected {
             return Ok(());
@@ -65,7 +65,7 @@ impl Segments {
     /// Refuses a segment that was not read exactly to its end: then some of it was misread.
     ///
     /// The last segment may have unread bytes, since cameras pad there.
-    pub(crate) fn check_end(&self, segment: usize, bits: &Bits<'_>) -> Result<(), Fault> {
+    pub(crate) fn check_end(&self, segment: usize, bits: &Bits<'_>) -> Result<(), Error> {
         if bits.overrun() {
             return Err(self.fault("the end of its data"));
         }
@@ -76,8 +76,8 @@ impl Segments {
     }
 
     /// A fault of this scan, at its offset.
-    pub(crate) fn fault(&self, found: &'static str) -> Fault {
-        Fault { at: self.offset, found }
+    pub(crate) fn fault(&self, found: &'static str) -> Error {
+        Error::Damaged { at: self.offset, found }
     }
 
     /// Bytes held.

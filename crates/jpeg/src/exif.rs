@@ -1,12 +1,12 @@
 //! The EXIF orientation: how the camera was held.
 
-use super::header::marker;
+use crate::header::marker;
 
 /// The EXIF orientation of a JPEG file, 1 (upright) to 8; 1 where the file has none that can be read.
 ///
 /// # Source
-/// EXIF 2.32, tag 0x0112.
-pub(crate) fn orientation(encoded: &[u8]) -> u8 {
+/// EXIF 2.32, tag 0x0112; `PIL.ImageOps.exif_transpose`.
+pub fn orientation(encoded: &[u8]) -> u8 {
     tiff(encoded).and_then(tag).filter(|value| (1..=8).contains(value)).unwrap_or(1)
 }
 

@@ -1,6 +1,6 @@
 //! Huffman tables for the bits of a scan.
 
-use super::bits::Bits;
+use crate::bits::Bits;
 
 const LOOK: u32 = 10;
 

@@ -1,19 +1,19 @@
 //! Turns the components' samples into pixels, bit for bit as libjpeg does (for CMYK, as Pillow does).
 
-use super::header::{Frame, Model};
-use super::planes::Plane;
-use super::upsample::Upsampler;
-use crate::Region;
+use crate::header::{Frame, Model};
+use crate::planes::Plane;
+use crate::upsample::Upsampler;
+use crate::{Region, Scale};
 
 /// Fills the region's pixels of `N` bytes: 1 for the first component alone, 3 for RGB, 4 for RGB and an unused byte.
 pub(crate) fn to_pixels<const N: usize>(
     frame: &Frame,
     planes: &[Plane; 4],
     region: &Region,
-    eighths: usize,
+    scale: Scale,
     out: &mut [u8],
 ) {
-    let width = region.width;
+    let (width, eighths) = (region.width, scale.eighths());
     let mut upsamplers: Vec<Upsampler> = Vec::new();
     for (c, plane) in frame.components.iter().zip(planes) {
         let ratio = [frame.h_max * eighths / (c.h * plane.size), frame.v_max * eighths / (c.v * plane.size)];
