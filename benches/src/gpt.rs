@@ -97,9 +97,7 @@ impl Forward for Gpt {
                 None => block.forward(&x)?,
                 Some(policy) => {
                     let block = Arc::clone(block);
-                    let run =
-                        ActivationCheckpoint::default().keep(policy.clone()).run(move |[x]| block.forward(x), [&x]);
-                    run.map_err(|error| NnError::Function { function: "Gpt", source: error.into() })?
+                    ActivationCheckpoint::default().keep(policy.clone()).run(move |[x]| block.forward(x), [&x])?
                 }
             };
         }

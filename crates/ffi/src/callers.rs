@@ -1,5 +1,7 @@
 //! Finds the place in the user's program that called libtorch.
 
+use std::path::{Component, Path};
+
 /// Crates that stand between an operator and its caller.
 const BETWEEN: [&str; 7] = ["overdrive_", "tch::", "torch_sys::", "core::", "std::", "alloc::", "rust_"];
 
@@ -9,13 +11,19 @@ pub(crate) fn caller_in(backtrace: &str) -> Option<String> {
     while let Some(line) = lines.next() {
         let Some((number, function)) = line.split_once(": ") else { continue };
         let place = lines.peek().and_then(|next| next.strip_prefix("at "));
-        if number.parse::<usize>().is_err() || !function.contains("::") {
+        // Where something was inlined, functions have no path: their files tell whose they are.
+        let is_named = function.contains("::");
+        if number.parse::<usize>().is_err() || !is_named && place.is_none() {
             continue;
         }
         let path = function.trim_start_matches(['<', '&']);
         let is_rust = place.is_none_or(|place| place.contains(".rs:"));
         let is_cpp = function.contains('(') || ["at::", "c10::", "torch::"].iter().any(|name| path.starts_with(name));
-        if !is_rust || is_cpp || BETWEEN.iter().any(|name| path.starts_with(name)) {
+        let is_between = match place {
+            Some(place) if !is_named => is_file_between(place),
+            _ => BETWEEN.iter().any(|name| path.starts_with(name)),
+        };
+        if !is_rust || is_cpp || is_between {
             continue;
         }
         return Some(match place {
@@ -24,4 +32,55 @@ pub(crate) fn caller_in(backtrace: &str) -> Option<String> {
         });
     }
     None
+}
+
+/// Whether a file belongs to the crates that stand between.
+fn is_file_between(place: &str) -> bool {
+    // A backtrace leaves the current folder out.
+    let path = std::env::current_dir().unwrap_or_default().join(place);
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    let mut folder = "";
+    for part in path.components() {
+        let Component::Normal(part) = part else { continue };
+        let part = part.to_str().unwrap_or_default();
+        // `tch-0.24.0/src`, `library/core/src`, and the crates beside this one.
+        let is_known = ["tch-", "torch-sys-", "overdrive-"].iter().any(|name| folder.starts_with(name))
+            || ["core", "std", "alloc"].contains(&folder) && place.contains("/library/")
+            || own.is_some_and(|own| path.starts_with(own));
+        if part == "src" && is_known {
+            return true;
+        }
+        folder = part;
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_line_of_the_program_is_found_also_where_functions_have_no_path() {
+        let inlined = "\
+   0: c10::alloc_cpu(unsigned long, bool)
+   1: f_zeros<[i64; 1]>
+             at /root/.cargo/registry/src/index/tch-0.24.0/src/wrappers/tensor_fallible_generated.rs:39000:13
+   2: unwrap<tch::wrappers::tensor::Tensor, tch::error::TchError>
+             at /rustc/5980/library/core/src/result.rs:1233:23
+   3: begin
+             at /root/.cargo/registry/src/index/overdrive-memory-0.1.0/src/saved/mod.rs:7:1
+   4: train_step
+             at ./src/train.rs:168:16
+   5: program::main
+             at ./src/main.rs:3:5
+   6: main
+";
+        // The test's folder is one of Overdrive's crates.
+        assert_eq!(caller_in(inlined).as_deref(), Some("./src/main.rs:3"));
+        let elsewhere = inlined.replace("./src", "/home/me/program/src");
+        assert_eq!(caller_in(&elsewhere).as_deref(), Some("/home/me/program/src/train.rs:168"));
+        let named = elsewhere.replace("train_step", "overdrive_memory::train_step");
+        assert_eq!(caller_in(&named).as_deref(), Some("/home/me/program/src/main.rs:3"));
+        assert_eq!(caller_in("   0: malloc\n   1: main\n"), None);
+    }
 }

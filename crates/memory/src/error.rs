@@ -1,5 +1,6 @@
 //! What can go wrong.
 
+use overdrive_core::ForwardError;
 use overdrive_ffi::Error as TorchError;
 use overdrive_ffi::autograd::BoxError;
 use tch::Device;
@@ -56,6 +57,25 @@ pub enum MemoryError {
         /// Their first dimensions.
         sizes: Vec<i64>,
     },
+    /// A weight that is not a number of samples or tokens.
+    #[error(
+        "the weight of a batch is {found}, but should be the number of samples or tokens that its mean loss averages over: at least \
+         0, and above 0 for the batches of all ranks together"
+    )]
+    Weight {
+        /// What was given.
+        found: i64,
+    },
+    /// Weights that do not add up.
+    #[error(
+        "a batch weighs {batch}, but its parts {parts}: a weight should count something of each sample, such as its tokens"
+    )]
+    Weights {
+        /// The whole batch's.
+        batch: i64,
+        /// Those of its parts together.
+        parts: i64,
+    },
     /// This rank's part was computed, but another rank's was not.
     #[error("another rank has failed; its own error says why")]
     OtherRank,
@@ -65,9 +85,9 @@ pub enum MemoryError {
         /// What was given.
         share: f64,
     },
-    /// Batch sizes that cannot be compared.
+    /// Sizes that cannot be compared.
     #[error(
-        "batch sizes of {sizes:?} cannot be compared: the first should be at least 1, and each larger than the one before"
+        "sizes of {sizes:?} cannot be compared: the first should be at least 1, and each larger than the one before"
     )]
     Sizes {
         /// What was given.
@@ -123,6 +143,13 @@ pub enum MemoryError {
     /// libtorch failed.
     #[error(transparent)]
     Torch(#[from] TorchError),
+}
+
+/// So that `?` works in a module's forward pass.
+impl ForwardError for MemoryError {
+    fn into_torch(self) -> Result<TorchError, Self> {
+        if let Self::Torch(error) = self { Ok(error) } else { Err(self) }
+    }
 }
 
 /// So that `?` works in a function that calls both tch and `checkpoint`.

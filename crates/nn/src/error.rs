@@ -1,5 +1,6 @@
 //! What can go wrong in a module.
 
+use overdrive_core::ForwardError;
 use overdrive_ffi::Error as TorchError;
 use overdrive_ffi::autograd::BoxError;
 
@@ -56,9 +57,12 @@ pub enum NnError {
         /// How many there are.
         found: usize,
     },
+    /// Something that a module calls and that is no module, such as a checkpointed function, failed.
+    #[error(transparent)]
+    Part(BoxError),
     /// libtorch failed.
     #[error(transparent)]
-    Torch(#[from] TorchError),
+    Torch(TorchError),
 }
 
 impl NnError {
@@ -75,8 +79,9 @@ impl NnError {
     }
 }
 
-impl From<tch::TchError> for NnError {
-    fn from(error: tch::TchError) -> Self {
-        Self::Torch(error.into())
+/// tch's errors, and those of other crates' parts.
+impl<E: ForwardError> From<E> for NnError {
+    fn from(error: E) -> Self {
+        error.into_torch().map_or_else(|error| Self::Part(Box::new(error)), Self::Torch)
     }
 }

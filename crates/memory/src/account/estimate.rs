@@ -14,6 +14,10 @@ use crate::error::MemoryError;
 /// fourth confirms them. So the use after each allocation is known for any batch size, and with it the peak, which may be at
 /// another moment than with small batches.
 ///
+/// The size may be any one that bytes follow from, with all others fixed: the length of sequences, whose pairs attention
+/// multiplies, or the side of images. Give [`of_sizes`](Self::of_sizes) multiples of what the model divides sides by.
+/// [`is_exact`](Self::is_exact) says whether bytes followed.
+///
 /// The step is yours: model, optimizer, autocast, checkpointing and whatever else are estimated as they are. It is called
 /// with a batch size and a recorder, to which it says what was there before it began:
 ///

@@ -15,7 +15,7 @@ const EIGHT_BIT: f64 = (1.0 + 4.0 / 256.0) / 4.0;
 impl Estimate {
     /// The step with a batch size over time, and its peak with techniques, for
     /// `overdrive_profile::RunRecorder::memory_forecast`. Those that fit into `limit_bytes` come first, the ones that
-    /// cost the least time before others.
+    /// cost the least time before others. For an estimate by batch size: smaller micro-batches are among them.
     ///
     /// The peak with smaller micro-batches follows from the estimate. For other techniques it is rough: what they free is
     /// subtracted, and what they need themselves is not known. For an exact peak, estimate the step with the technique in it.

@@ -11,7 +11,8 @@ use crate::error::MemoryError;
 /// The gradients of whole batches, computed in parts that fit into memory.
 ///
 /// When memory runs out, the batch begins again with parts of half the size, and so do later ones. The gradient is that
-/// of the whole batch: each part counts by its samples. The random numbers are those of a run that had the smaller
+/// of the whole batch: each part weighs as many samples as it has, or as many tokens
+/// ([`backward_weighted`](Self::backward_weighted)). The random numbers are those of a run that had the smaller
 /// parts from the start, because the generators are set back.
 ///
 /// ```
@@ -61,8 +62,10 @@ impl AutoMicroBatch {
 }
 
 impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
-    /// For data-parallel training: where one rank runs out of memory, all begin again with smaller parts. Gradients are
-    /// averaged when every rank has its own, not during the backward pass.
+    /// For data-parallel training: where one rank runs out of memory, all begin again with smaller parts, and all grow
+    /// together. Gradients are averaged when every rank has its own, not during the backward pass: those of the mean over
+    /// the samples of all ranks, whose batches may differ in size. All ranks make equally many calls, and `loss` does not
+    /// communicate: ranks may have different numbers of parts.
     pub fn with_ranks<T: GradientSync, R: RankGroup>(self, sync: T, ranks: R) -> AutoMicroBatch<T, R> {
         AutoMicroBatch { size: self.size, sync, ranks, growth: self.growth }
     }
@@ -80,8 +83,8 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
         usize::try_from(self.size).unwrap_or(usize::MAX)
     }
 
-    /// Sets the gradients to those of the mean loss over a batch, and returns that. `loss` gets a part of each tensor of
-    /// the batch, along the first dimension, and returns the mean over the part.
+    /// Sets the gradients to those of the mean loss over a batch, and returns that (with ranks, this one's). `loss` gets a
+    /// part of each tensor of the batch, along the first dimension, and returns the mean over the part.
     ///
     /// `loss` is called again for the same samples when memory has run out: running statistics that it updates then
     /// count them twice.
@@ -97,25 +100,59 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
         &mut self,
         opt: &mut impl Optimizer,
         batch: &[Tensor],
+        loss: impl FnMut(&[Tensor]) -> Result<Tensor, E>,
+    ) -> Result<Tensor, MemoryError> {
+        self.backward_weighted(opt, batch, |part| Ok(first_dimension(&part[0])), loss)
+    }
+
+    /// The same for a loss that is the mean over something else than samples, such as tokens that are not padded: `weight`
+    /// returns how many of them a part has, or the whole batch. It may be 0, and such a part is not computed. Where this
+    /// rank's batch weighs 0, the loss is NaN.
+    ///
+    /// # Errors
+    /// As for [`backward`](Self::backward); any error of `weight`; when it is negative, does not add up over parts, or is 0
+    /// for the batches of all ranks.
+    ///
+    /// # Syncs
+    /// As for `backward`; and what `weight` does, for the batch and for each part.
+    pub fn backward_weighted<E: Into<BoxError>>(
+        &mut self,
+        opt: &mut impl Optimizer,
+        batch: &[Tensor],
+        mut weight: impl FnMut(&[Tensor]) -> Result<i64, E>,
         mut loss: impl FnMut(&[Tensor]) -> Result<Tensor, E>,
     ) -> Result<Tensor, MemoryError> {
         self.check(opt)?;
-        let samples = match samples_of(batch) {
-            Ok(samples) => samples,
-            Err(error) => {
-                // The other ranks would wait for this one.
-                self.ranks.max(FAILED)?;
+        let begun = Begun::new(opt, batch, &mut weight);
+        // The other ranks would wait for one that has no batch: this tells them.
+        let most = self.ranks.max(begun.as_ref().map_or(i64::MAX, |begun| begun.samples))?;
+        let begun = match begun {
+            Ok(begun) if most < i64::MAX => begun,
+            other => {
                 opt.zero_grad()?;
-                return Err(error);
+                return Err(other.err().unwrap_or(MemoryError::OtherRank));
             }
         };
-        self.grow(samples);
-        loop {
-            let generators = Generators::of(batch.iter().chain(&opt.params()))?;
+        let total = self.sync.sum(begun.weight as f64)?;
+        if total <= 0.0 {
             opt.zero_grad()?;
-            let tried = or_out_of_memory(|| self.parts(batch, samples, &mut loss));
+            return Err(MemoryError::Weight { found: 0 });
+        }
+        // Ranks average their gradients, and the batch's gradient is their sum.
+        let divisor = total / self.sync.world_size() as f64;
+        self.grow(most);
+        let mut is_again = false;
+        loop {
+            let tried = or_out_of_memory(|| {
+                if is_again {
+                    begun.generators.set()?;
+                }
+                opt.zero_grad()?;
+                self.parts(batch, &begun, divisor, &mut weight, &mut loss)
+            });
+            is_again = true;
             // A part larger than the batch is as large as the batch.
-            let is_last_try = self.size.min(samples) <= 1;
+            let is_last_try = self.size.min(begun.samples) <= 1;
             let outcome = match &tried {
                 Tried::Fits(_) => FITS,
                 Tried::OutOfMemory(_) if !is_last_try => TOO_LARGE,
@@ -129,13 +166,13 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
                     return Ok(total);
                 }
                 (FAILED, Tried::Failed(source)) => {
-                    MemoryError::Function { scope: format!("a part of {} samples", self.size.min(samples)), source }
+                    let scope = format!("a part of {} samples", self.size.min(begun.samples));
+                    MemoryError::Function { scope, source }
                 }
                 (FAILED, Tried::OutOfMemory(source)) if is_last_try => MemoryError::TooLarge { source },
                 (FAILED, _) => MemoryError::OtherRank,
                 _ => {
-                    self.halve(samples)?;
-                    generators.set()?;
+                    self.halve(most);
                     continue;
                 }
             };
@@ -162,18 +199,30 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
         Ok(())
     }
 
+    /// The gradients of all parts, added up, and the mean loss of this rank's batch.
     fn parts<E: Into<BoxError>>(
         &self,
         batch: &[Tensor],
-        samples: i64,
+        begun: &Begun,
+        divisor: f64,
+        weight: &mut impl FnMut(&[Tensor]) -> Result<i64, E>,
         loss: &mut impl FnMut(&[Tensor]) -> Result<Tensor, E>,
     ) -> Result<Tensor, BoxError> {
         let _held = Held::new(&self.sync)?;
-        let mut total = None;
-        for start in (0..samples).step_by(usize::try_from(self.size)?) {
-            let length = self.size.min(samples - start);
+        let (mut total, mut weights) = (None, 0_i64);
+        for start in (0..begun.samples).step_by(usize::try_from(self.size)?) {
+            let length = self.size.min(begun.samples - start);
             let part = batch.iter().map(|tensor| tensor.f_narrow(0, start, length)).collect::<Result<Vec<_>, _>>()?;
-            let loss = loss(&part).map_err(Into::into)? * (length as f64 / samples as f64);
+            let of_part = weigh(&part, weight)?;
+            weights = weights.saturating_add(of_part);
+            if of_part == 0 {
+                continue;
+            }
+            let loss = loss(&part).map_err(Into::into)?;
+            if !loss.defined() || loss.numel() != 1 {
+                return Err("the loss should be the mean over the part: one number".into());
+            }
+            let loss = loss * (of_part as f64 / divisor);
             self.sync.backward(&loss)?;
             let loss = loss.f_detach()?;
             total = Some(match total {
@@ -181,26 +230,58 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
                 Some(total) => loss.f_add(&total)?,
             });
         }
-        total.ok_or_else(|| "a batch without samples has no loss".into())
+        if weights != begun.weight {
+            return Err(MemoryError::Weights { batch: begun.weight, parts: weights }.into());
+        }
+        let of_all = total.unwrap_or_else(|| Tensor::from(f32::NAN));
+        let own = begun.weight as f64;
+        Ok(if divisor == own || own == 0.0 { of_all } else { of_all * (divisor / own) })
     }
 
-    fn halve(&mut self, samples: i64) -> Result<(), MemoryError> {
-        let most = self.ranks.max(samples)?;
+    fn halve(&mut self, most: i64) {
         self.size = (self.size.min(most) / 2).max(1);
         if let Some(growth) = &mut self.growth {
             *growth = Growth { after: growth.after.saturating_mul(2), fitted: 0 };
         }
-        Ok(())
     }
 
-    fn grow(&mut self, samples: i64) {
+    /// `most` samples are those of the rank that has the most, so that all ranks agree.
+    fn grow(&mut self, most: i64) {
         let Some(growth) = &mut self.growth else { return };
-        if growth.fitted >= growth.after && self.size < samples {
+        if growth.fitted >= growth.after && self.size < most {
             growth.fitted = 0;
-            self.size = (self.size * 2).min(samples);
+            self.size = (self.size * 2).min(most);
         }
         growth.fitted += 1;
     }
+}
+
+/// What is known of a rank's batch before it is computed.
+struct Begun {
+    samples: i64,
+    weight: i64,
+    generators: Generators,
+}
+
+impl Begun {
+    fn new<E: Into<BoxError>>(
+        opt: &impl Optimizer,
+        batch: &[Tensor],
+        weight: &mut impl FnMut(&[Tensor]) -> Result<i64, E>,
+    ) -> Result<Self, MemoryError> {
+        let samples = samples_of(batch)?;
+        let weight = weigh(batch, weight)?;
+        Ok(Self { samples, weight, generators: Generators::of(batch.iter().chain(&opt.params()))? })
+    }
+}
+
+fn weigh<E: Into<BoxError>>(
+    part: &[Tensor],
+    weight: &mut impl FnMut(&[Tensor]) -> Result<i64, E>,
+) -> Result<i64, MemoryError> {
+    let failed = |source| MemoryError::Function { scope: "the weight of a batch".to_owned(), source };
+    let found = weight(part).map_err(|error| failed(error.into()))?;
+    if found < 0 { Err(MemoryError::Weight { found }) } else { Ok(found) }
 }
 
 /// What ranks tell each other of a try; the worst one counts.
@@ -208,9 +289,13 @@ const FITS: i64 = 0;
 const TOO_LARGE: i64 = 1;
 const FAILED: i64 = 2;
 
+fn first_dimension(tensor: &Tensor) -> i64 {
+    tensor.size().first().copied().unwrap_or(0)
+}
+
 /// The first dimension of a batch.
 fn samples_of(batch: &[Tensor]) -> Result<i64, MemoryError> {
-    let sizes: Vec<i64> = batch.iter().map(|tensor| tensor.size().first().copied().unwrap_or(0)).collect();
+    let sizes: Vec<i64> = batch.iter().map(first_dimension).collect();
     match sizes.first() {
         Some(&samples) if samples > 0 && sizes.iter().all(|&size| size == samples) => Ok(samples),
         _ => Err(MemoryError::Batch { sizes }),

@@ -3,7 +3,7 @@
 use overdrive_ffi::TensorList;
 use overdrive_memory::account::{Category, MemoryRecorder};
 use overdrive_memory::{Estimate, MemoryError};
-use tch::{Device, Kind, TchError, Tensor};
+use tch::{Device, Kind, Reduction, TchError, Tensor};
 
 use crate::{FLOAT, alone, leaf, loss, record_step};
 
@@ -42,6 +42,94 @@ fn memory_that_grows_with_the_square_of_the_batch_is_foreseen() {
     let recorder = MemoryRecorder::begin().unwrap();
     step(700).unwrap();
     assert_eq!(estimate.peak(700).total(), recorder.end().peak(Device::Cpu).total());
+}
+
+/// The peak that was estimated and the one that is measured, for sizes that the estimate has not seen.
+fn compared(estimate: &Estimate, sizes: &[i64], step: impl Fn(i64) -> Result<(), MemoryError>) -> Vec<f64> {
+    let compared = |&size: &i64| {
+        let recorder = MemoryRecorder::begin().unwrap();
+        step(size).unwrap();
+        estimate.peak(size).total() as f64 / recorder.end().peak(Device::Cpu).total() as f64
+    };
+    sizes.iter().map(compared).collect()
+}
+
+fn are_within_a_tenth(ratios: &[f64]) -> bool {
+    ratios.iter().all(|ratio| (ratio - 1.0).abs() <= 0.1)
+}
+
+/// The scores of attention are pairs of places.
+#[test]
+fn the_peak_of_longer_sequences_is_known_from_short_ones() {
+    let _alone = alone();
+    let (table, weights) = (leaf(&[300, 32]), [leaf(&[32, 96]), leaf(&[32, 32]), leaf(&[32, 300])]);
+    for is_fused in [false, true] {
+        let step = |length: i64| -> Result<(), MemoryError> {
+            let tokens = Tensor::f_randint(300, [4, length], (Kind::Int64, Device::Cpu))?;
+            let x = Tensor::f_embedding(&table, &tokens, -1, false, false)?;
+            let heads = x.f_matmul(&weights[0])?.f_view([4, length, 3, 2, 16])?.f_permute([2, 0, 3, 1, 4])?;
+            let [q, k, v] = [0, 1, 2].map(|at| heads.get(at));
+            let mixed = match is_fused {
+                true => Tensor::f_scaled_dot_product_attention(&q, &k, &v, None::<Tensor>, 0.0, true, None, false)?,
+                false => (q.f_matmul(&k.f_transpose(-2, -1)?)? / 4.0).f_softmax(-1, None)?.f_matmul(&v)?,
+            };
+            let x = x.f_add(&mixed.f_transpose(1, 2)?.f_reshape([4, length, 32])?.f_matmul(&weights[1])?)?;
+            let logits = x.f_matmul(&weights[2])?.f_view([-1, 300])?;
+            TensorList::new(&[&table, &weights[0], &weights[1], &weights[2]])?.clear_grads()?;
+            let loss =
+                logits.f_cross_entropy_loss(&tokens.f_view([-1])?, None::<Tensor>, Reduction::Mean, -100, 0.0)?;
+            Ok(loss.f_backward()?)
+        };
+        let estimate = Estimate::of_sizes(Device::Cpu, [16, 32, 48, 64], |length, _| step(length)).unwrap();
+        let found = compared(&estimate, &[10, 100, 257, 700], step);
+        assert!(are_within_a_tenth(&found), "fused: {is_fused}, {found:?}");
+        // Attention in steps allocates the same at each length.
+        assert!(is_fused || estimate.is_exact() && found.iter().all(|&ratio| ratio == 1.0), "{found:?}");
+    }
+}
+
+/// Sides are divided by four: only sizes that are multiples of it follow a rule.
+#[test]
+fn the_peak_of_larger_images_is_known_from_small_ones() {
+    let _alone = alone();
+    let weights = [leaf(&[8, 3, 3, 3]), leaf(&[16, 8, 3, 3]), leaf(&[16, 10])];
+    let step = |side: i64| -> Result<(), MemoryError> {
+        let mut x = Tensor::f_randn([2, 3, side, side], FLOAT)?;
+        for weight in &weights[..2] {
+            x = x.f_conv2d(weight, None::<Tensor>, [1], [1], [1], 1)?.f_relu()?.f_max_pool2d(
+                [2, 2],
+                [2],
+                [0],
+                [1],
+                false,
+            )?;
+        }
+        let means = x.f_mean_dim([2, 3].as_slice(), false, Kind::Float)?;
+        TensorList::new(&weights)?.clear_grads()?;
+        Ok(means.f_matmul(&weights[2])?.f_square()?.f_sum(Kind::Float)?.f_backward()?)
+    };
+    let estimate = Estimate::of_sizes(Device::Cpu, [16, 24, 32, 40], |side, _| step(side)).unwrap();
+    let found = compared(&estimate, &[64, 100, 222, 360], step);
+    assert!(are_within_a_tenth(&found), "{found:?}");
+    assert!(!Estimate::of_sizes(Device::Cpu, [17, 22, 31, 43], |side, _| step(side)).unwrap().is_exact());
+}
+
+/// Each place is an operator of its own: the order of allocations depends on the length.
+#[test]
+fn a_loop_over_places_is_prolonged_and_said_to_be_inexact() {
+    let _alone = alone();
+    let weight = leaf(&[64, 64]);
+    let step = |length: i64| -> Result<(), MemoryError> {
+        let mut state = Tensor::f_zeros([16, 64], FLOAT)?;
+        for _ in 0..length {
+            state = state.f_matmul(&weight)?.f_add(&Tensor::f_randn([16, 64], FLOAT)?)?.f_tanh()?;
+        }
+        TensorList::new(&[&weight])?.clear_grads()?;
+        Ok(state.f_sum(Kind::Float)?.f_backward()?)
+    };
+    let estimate = Estimate::of_sizes(Device::Cpu, [16, 24, 32, 40], |length, _| step(length)).unwrap();
+    let found = compared(&estimate, &[60, 150, 400], step);
+    assert!(!estimate.is_exact() && are_within_a_tenth(&found), "{found:?}");
 }
 
 #[test]

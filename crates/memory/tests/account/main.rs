@@ -4,6 +4,8 @@
 mod budget;
 mod estimate;
 
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use overdrive_ffi::{TensorList, host_memory};
@@ -142,31 +144,57 @@ fn gradients_of_the_step_before_count() {
     assert_eq!(at_first.total(), 2 * of_weights, "{at_first:?}");
 }
 
+/// A Python with torch, found as by `cargo xtask parity`.
+fn python() -> Option<PathBuf> {
+    let has_torch = "import importlib.metadata as m, sys; sys.exit(not m.version('torch').startswith('2.11.'))";
+    let chosen = std::env::var_os("OVERDRIVE_PYTHON").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let around = std::env::var_os("LIBTORCH").and_then(|path| PathBuf::from(path).canonicalize().ok());
+    let around = around.and_then(|path| Some(path.ancestors().nth(4)?.join("bin/python3")));
+    let fits = |python: &PathBuf| {
+        let probe = Command::new(python).args(["-c", has_torch]).stderr(Stdio::null()).status();
+        probe.is_ok_and(|status| status.success())
+    };
+    let candidates = if chosen.is_some() { [chosen, None] } else { [around, Some("python3".into())] };
+    candidates.into_iter().flatten().find(fits)
+}
+
 #[test]
 fn pytorchs_visualiser_reads_a_snapshot() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("snapshot.pickle");
     let recorder = MemoryRecorder::with_callers().unwrap();
+    let line = line!() + 1;
     let kept = Tensor::zeros([3_000_000], FLOAT);
     drop(Tensor::zeros([1000], FLOAT));
     recorder.end().save_snapshot(&path).unwrap();
     drop(kept);
-    let Some(python) = std::env::var_os("OVERDRIVE_PYTHON") else {
-        println!("skipped: OVERDRIVE_PYTHON does not name a Python with torch");
+    let Some(python) = python() else {
+        println!("skipped: no Python with torch 2.11");
         return;
     };
     // The visualiser's own reader, in a browser, takes no number of more than 8 bytes: LONG1 is a code, a length and these.
-    let read = "import pickle, pickletools, sys; from torch.cuda import _memory_viz as viz; raw = open(sys.argv[1], 'rb').read(); \
-                ops = list(pickletools.genops(raw)); \
-                assert all(b[2] - a[2] <= 10 for a, b in zip(ops, ops[1:]) if a[0].name == 'LONG1'); \
-                data = pickle.loads(raw); \
-                print(viz.segsum(data), viz.trace(data)); assert len(viz.trace_plot(data)) > 1000";
-    let output = std::process::Command::new(&python).args(["-c", read]).arg(&path).output().unwrap();
+    // Its pages embed the snapshot.
+    let read = "
+import base64, pickle, pickletools, re, sys
+from torch.cuda import _memory_viz as viz
+raw = open(sys.argv[1], 'rb').read()
+ops = list(pickletools.genops(raw))
+assert all(b[2] - a[2] <= 10 for a, b in zip(ops, ops[1:]) if a[0].name == 'LONG1')
+data = pickle.loads(raw)
+for kind, page in [('Active Memory Timeline', viz.trace_plot(data)), ('Active Cached Memory Timeline', viz.trace_plot(data, plot_segments=True)),
+                   ('Allocator State History', viz.segment_plot(data))]:
+    embedded = re.search('\"base64\": \"([^\"]+)\"', page)[1]
+    assert repr(kind) in page and pickle.loads(base64.b64decode(embedded)) == data, kind
+lines = lambda text: text
+print(viz.segsum(data), viz.trace(data), viz.memory(data, lines), viz.segments(data, lines), viz.compare(data['segments'], data['segments'], lines))
+";
+    let output = Command::new(&python).args(["-c", read]).arg(&path).env_remove("LD_LIBRARY_PATH").output().unwrap();
     let (seen, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{error}");
     assert!(seen.contains("total_reserved: 11.4MiB") && seen.contains("total_allocated: 11.4MiB"), "{seen}");
     // The tensor that is kept, and the one that was freed.
+    assert!(seen.contains(&format!("main.rs:{line}")), "the line that allocated: {seen}");
     for line in ["b = a[0:11.4MiB]", "d = c[0:3.9KiB]", "del d # 3.9KiB", "cudaFree(c) # 3.9KiB"] {
         assert!(seen.lines().any(|it| it.starts_with(line)), "{line}: {seen}");
     }

@@ -3,6 +3,7 @@
 mod changes;
 mod closures;
 mod life;
+mod masks;
 mod saved;
 mod selective;
 

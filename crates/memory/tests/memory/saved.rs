@@ -35,56 +35,6 @@ fn compressed_tensors_are_close_to_what_they_were() {
     assert_eq!(difference(Compression::BFloat16, Kind::BFloat16), 0.0, "it has no fewer bits");
 }
 
-/// The mask decides which elements get a gradient.
-#[test]
-fn masks_are_kept_exactly() {
-    let _alone = alone();
-    let x = leaf(&[5, 7]);
-    for other in [0.0, f64::NEG_INFINITY] {
-        let mask = Tensor::rand([5, 7], FLOAT).gt(0.5);
-        let expected = mask.logical_not().to_kind(Kind::Float);
-        let y = {
-            let _guard = SavedTensors::compressed(Compression::Int8).min_bytes(0).begin().unwrap();
-            x.masked_fill(&mask, other)
-        };
-        drop(mask);
-        let sum = y.masked_fill(&y.isfinite().logical_not(), 0.0).sum(Kind::Float);
-        assert_eq!(grads(&sum, &[&x])[0], expected);
-    }
-}
-
-/// Small numbers are rounded to 0, but were above it. What another operator saves of the same tensor has its values.
-#[test]
-fn what_relu_saves_is_one_bit_and_exact() {
-    let _alone = alone();
-    let x = Tensor::from_slice(&[-1.0f32, 0.0, 1e-6, 1000.0, f32::NAN, -2.0, 3.0]).set_requires_grad(true);
-    let run = || x.relu() * Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
-    let _guard = SavedTensors::compressed(Compression::BFloat16).min_bytes(0).begin().unwrap();
-    assert_eq!(grads(&run().sum(Kind::Float), &[&x])[0], Tensor::from_slice(&[0f32, 0.0, 3.0, 4.0, 5.0, 0.0, 7.0]));
-    let finite = Tensor::from_slice(&[-1.0f32, 1e-6, 1000.0]).set_requires_grad(true);
-    let _guard = SavedTensors::compressed(Compression::Int8).min_bytes(0).begin().unwrap();
-    assert_eq!(grads(&finite.relu().sum(Kind::Float), &[&finite])[0], Tensor::from_slice(&[0f32, 1.0, 1.0]));
-    let y = finite.relu();
-    assert_eq!(grads(&(&y * &y).sum(Kind::Float), &[&finite])[0], Tensor::from_slice(&[0f32, 0.0, 2000.0]));
-}
-
-/// Nothing else keeps the result.
-#[test]
-fn one_bit_is_all_that_relu_keeps() {
-    let _alone = alone();
-    let x = leaf(&[1 << 20]);
-    host_memory::count(usize::MAX).unwrap();
-    let allocated = || host_memory::stats().unwrap().allocated;
-    let before = allocated();
-    let y = {
-        let _guard = SavedTensors::compressed(Compression::Int8).min_bytes(0).begin().unwrap();
-        x.relu().sum(Kind::Float)
-    };
-    let found = allocated() - before;
-    assert!((1 << 17..(1 << 17) + 4096).contains(&found), "{found} bytes");
-    drop(y);
-}
-
 /// The scale of all others would be infinite.
 #[test]
 fn tensors_with_infinities_stay_as_they_are() {
@@ -180,15 +130,13 @@ fn small_tensors_parameters_and_their_views_stay_as_they_are() {
 #[test]
 fn a_checkpointed_function_whose_input_was_changed_before_runs_again_under_hooks() {
     let _alone = alone();
-    let x = leaf(&[100]);
+    let (x, one) = (leaf(&[100]), Tensor::from(1f32));
     let folder = tempfile::tempdir().unwrap();
     let saved = SavedTensors::on_disk(folder.path()).unwrap().min_bytes(0);
     for changes in 0..4 {
         let run = || {
             let mut y = x.sin();
-            // The last change saves its result, which no other one changes.
-            (1..changes).for_each(|_| _ = y.f_neg_().unwrap());
-            (changes > 0).then(|| y.f_relu_().unwrap());
+            (0..changes).for_each(|_| _ = y.f_add_(&one).unwrap());
             let checkpointed = checkpoint(|[y]| y.f_exp()?.f_sin(), [&y]).unwrap();
             // Another operator saves it too.
             (checkpointed * &y).sum(Kind::Float)

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use overdrive::memory::{ActivationCheckpoint, Policy, checkpoint, checkpoint_sequential};
-use overdrive::nn::NnError;
+use overdrive::core::TorchErrorKind;
+use overdrive::memory::{ActivationCheckpoint, MemoryError, Policy, checkpoint, checkpoint_sequential};
+use overdrive::nn::{Forward, NnError, TransformerEncoder, TransformerEncoderLayer};
 use overdrive::prelude::*;
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -100,4 +101,62 @@ fn training_is_the_same_however_blocks_are_checkpointed() {
     for way in [Way::Each, Way::Products, Way::Segments] {
         assert_eq!(train(way), plain, "{way:?}");
     }
+}
+
+/// `TransformerEncoder` with its layers checkpointed, as in the book.
+#[derive(Module)]
+struct Encoder {
+    layers: nn::ModuleList<Arc<TransformerEncoderLayer>>,
+}
+
+impl Forward for Encoder {
+    fn forward(&self, src: &Tensor) -> Result<Tensor, NnError> {
+        let mut x = src.shallow_clone();
+        for layer in self.layers.iter() {
+            let layer = Arc::clone(layer);
+            x = checkpoint(move |[x]| layer.forward(x), [&x])?;
+        }
+        Ok(x)
+    }
+}
+
+fn encoder_layer() -> TransformerEncoderLayer {
+    TransformerEncoderLayer::builder(8, 2).dim_feedforward(16).batch_first(true).build().unwrap()
+}
+
+/// The output, the gradients, and what the generator draws next.
+fn trained(encoder: &impl Forward, x: &Tensor) -> (Tensor, Vec<Tensor>, Tensor) {
+    manual_seed(8);
+    let y = encoder.forward(x).unwrap();
+    y.square().sum(Kind::Float).backward();
+    let grads = encoder.named_parameters().iter().map(|it| it.tensor().grad().copy()).collect();
+    (y.detach(), grads, Tensor::rand([2], FLOAT))
+}
+
+/// It loads the state of the one that is not checkpointed.
+#[test]
+fn an_encoder_of_checkpointed_layers_is_the_encoder_to_the_bit() {
+    let _turn = crate::turn();
+    manual_seed(5);
+    let plain = TransformerEncoder::new(&encoder_layer(), 3).unwrap();
+    let mut checkpointed = Encoder { layers: (0..3).map(|_| Arc::new(encoder_layer())).collect() };
+    checkpointed.load_state_dict(&plain.state_dict().unwrap()).unwrap();
+    let x = Tensor::randn([4, 5, 8], FLOAT);
+    assert_eq!(trained(&checkpointed, &x), trained(&plain, &x));
+}
+
+/// `?` keeps what failed, and where.
+#[test]
+fn an_error_of_a_checkpointed_layer_is_the_modules() {
+    let _turn = crate::turn();
+    let encoder = Encoder { layers: (0..2).map(|_| Arc::new(encoder_layer())).collect() };
+    let error = encoder.forward(&Tensor::ones([4, 5, 7], FLOAT)).unwrap_err();
+    let NnError::Part(part) = &error else { panic!("{error:?}") };
+    let Some(MemoryError::Function { scope, source }) = part.downcast_ref() else { panic!("{error:?}") };
+    assert!(scope.contains("checkpointing.rs:") && source.downcast_ref::<NnError>().is_some(), "{error}");
+    assert_eq!(error.to_string(), format!("{scope}: {source}"));
+    // libtorch's own errors stay what they are.
+    let refused = Tensor::ones([2], FLOAT).f_view([3]).unwrap_err();
+    let error = NnError::from(MemoryError::from(refused));
+    assert!(matches!(&error, NnError::Torch(error) if error.kind() == TorchErrorKind::Other), "{error:?}");
 }

@@ -44,6 +44,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("compiled", compiled::scenario),
     ("checkpointed", memory::checkpointed),
     ("smaller", memory::smaller),
+    ("unequal", memory::unequal),
 ];
 
 /// The folder that the ranks of one run share.
@@ -66,6 +67,7 @@ fn main() -> Result<ExitCode> {
         ("a_compiled_loss_of_2_follows_the_plain_one", || run("compiled", 2).map(drop)),
         ("checkpointed_layers_of_2_train_as_plain_ones", || run("checkpointed", 2).map(drop)),
         ("ranks_take_smaller_parts_where_one_has_less_memory", || run("smaller", 2).map(drop)),
+        ("ranks_with_unequal_batches_shrink_and_grow_together", || run("unequal", 2).map(drop)),
         ("one_bit_adam_of_2_refuses_a_scaler", || run("one_bit_adam", 2).map(drop)),
         ("a_window_reports_the_hooks_failure_and_is_abandoned", || run("abandoned", 2).map(drop)),
         ("a_lost_rank_is_reported_in_a_window", || run("lost_in_window", 2).map(drop)),

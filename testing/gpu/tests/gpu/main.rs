@@ -105,6 +105,9 @@ fn main() -> Result<ExitCode> {
         offload::saved_tensors_leave_the_device,
         offload::a_saved_tensor_that_changes_before_its_copy_is_an_error,
         offload::tensors_of_the_host_are_not_copied,
+        offload::stored::tensors_saved_on_disk_are_never_early,
+        offload::stored::tensors_saved_on_disk_leave_the_device,
+        offload::stored::compressed_tensors_are_never_early_and_nothing_waits,
         offload::steps::steps_on_the_host_are_never_early,
         offload::steps::a_forgotten_wait_for_a_step_on_the_host_is_found,
         offload::steps::a_step_on_the_host_waits_once_and_allocates_nothing,
@@ -169,7 +172,9 @@ fn main() -> Result<ExitCode> {
         tf32_changes_products_only_while_allowed,
         memory::functions_run_again_on_the_device,
         memory::functions_of_the_host_s_tensors_draw_the_same_on_the_device,
-        offload::tensors_saved_on_the_host_give_the_same_gradients,
+        offload::tensors_saved_elsewhere_give_the_same_gradients,
+        offload::stored::compressed_tensors_of_the_device_are_those_of_the_host,
+        offload::stored::masks_of_the_device_take_a_bit_and_gradients_are_the_same,
         offload::checkpointed_functions_run_again_with_inputs_from_the_host,
         offload::steps::steps_on_the_host_equal_those_of_a_cpu,
         optimizers::fused_adamw_on_the_device_equals_the_host,
@@ -188,6 +193,7 @@ fn main() -> Result<ExitCode> {
         ranks::parts::hooks_over_nccl_equal_gloos,
         ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos,
         ranks::parts::join_over_nccl_equals_gloos,
+        ranks::offload::steps_on_the_host_over_nccl_equal_plain_ones_over_gloo,
     ]);
     tests.extend(trials![
         CALIBRATION;

@@ -1,6 +1,7 @@
 //! What is kept on the host for the device: saved tensors, gradients, the state of optimizers.
 
 pub mod steps;
+pub mod stored;
 
 use anyhow::{Result, ensure};
 use overdrive::ffi::autograd::{GradOptions, grad};
@@ -47,9 +48,9 @@ fn are_equal(found: &[Tensor], expected: &[Tensor]) -> bool {
     found.len() == expected.len() && found.iter().zip(expected).all(|(one, other)| one.equal(other))
 }
 
-/// Also twice over one graph, and by second derivatives.
-pub fn tensors_saved_on_the_host_give_the_same_gradients() -> Result<()> {
-    let (x, weight, saved) = (leaf(), leaf(), on_host());
+/// On the host and on disk; also twice over one graph, and by second derivatives.
+pub fn tensors_saved_elsewhere_give_the_same_gradients() -> Result<()> {
+    let (x, weight, folder) = (leaf(), leaf(), tempfile::tempdir()?);
     let leaves = [&x, &weight];
     let keep = GradOptions { retain_graph: true, create_graph: true, ..GradOptions::default() };
     let all = |saved: Option<&SavedTensors>| -> Result<Vec<Tensor>> {
@@ -62,8 +63,10 @@ pub fn tensors_saved_on_the_host_give_the_same_gradients() -> Result<()> {
         Ok([first, again, second, alone].iter().flatten().map(Tensor::detach).collect())
     };
     let expected = all(None)?;
-    for _ in 0..2 {
-        ensure!(are_equal(&all(Some(&saved))?, &expected));
+    for saved in [on_host(), SavedTensors::on_disk(folder.path())?.min_bytes(0)] {
+        for _ in 0..2 {
+            ensure!(are_equal(&all(Some(&saved))?, &expected), "{saved:?}");
+        }
     }
     Ok(())
 }
@@ -150,26 +153,29 @@ pub fn a_step_that_saves_on_the_host_neither_waits_nor_allocates() -> Result<()>
     Ok(())
 }
 
+/// The device's peak of a pass through twenty operators that each save a tensor of so many bytes.
+fn peak_of_twenty(bytes: i64, saved: Option<&SavedTensors>, pace: Pace) -> Result<i64> {
+    let x = Tensor::randn([bytes / 4], FLOAT).set_requires_grad(true);
+    let fake = Fake::get().map(Fake::lend);
+    if let Some(fake) = &fake {
+        fake.set_pace(pace);
+    }
+    cuda::reset_peak_memory_stats(0)?;
+    let before = cuda::memory_stats(0)?.allocated_bytes;
+    let loss = {
+        let _guard = saved.map(SavedTensors::begin).transpose()?;
+        (0..20).fold(x.shallow_clone(), |y, _| y.sin()).sum(Kind::Float)
+    };
+    drop(grads(&loss, &[&x], GradOptions::default())?);
+    Ok(cuda::memory_stats(0)?.allocated_peak_bytes - before)
+}
+
 /// However far the host is ahead of the device.
 pub fn saved_tensors_leave_the_device() -> Result<()> {
     const BYTES: i64 = 1 << 20;
-    let x = Tensor::randn([BYTES / 4], FLOAT).set_requires_grad(true);
-    let peak = |saved: Option<&SavedTensors>, pace: Pace| -> Result<i64> {
-        let fake = Fake::get().map(Fake::lend);
-        if let Some(fake) = &fake {
-            fake.set_pace(pace);
-        }
-        cuda::reset_peak_memory_stats(0)?;
-        let before = cuda::memory_stats(0)?.allocated_bytes;
-        let loss = {
-            let _guard = saved.map(SavedTensors::begin).transpose()?;
-            (0..20).fold(x.shallow_clone(), |y, _| y.sin()).sum(Kind::Float)
-        };
-        drop(grads(&loss, &[&x], GradOptions::default())?);
-        Ok(cuda::memory_stats(0)?.allocated_peak_bytes - before)
-    };
     for pace in paces(0) {
-        let (plain, found) = (peak(None, pace)?, peak(Some(&SavedTensors::on_host()), pace)?);
+        let plain = peak_of_twenty(BYTES, None, pace)?;
+        let found = peak_of_twenty(BYTES, Some(&SavedTensors::on_host()), pace)?;
         // Four tensors, an operator's result and its input; two gradients in the backward pass.
         ensure!(plain >= 19 * BYTES && found <= 7 * BYTES, "{pace:?}: {found} bytes, {plain} without hooks");
     }

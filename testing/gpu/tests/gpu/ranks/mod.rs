@@ -3,6 +3,7 @@
 mod buckets;
 mod devices;
 pub mod failures;
+pub mod offload;
 pub mod parts;
 #[path = "../../../../../crates/launch/tests/launch/port.rs"]
 mod port;
@@ -36,6 +37,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("failures", failures::scenario),
     ("parts", parts::scenario),
     ("steps", steps::scenario),
+    ("offload", offload::scenario),
     ("loading", crate::loading::scenario),
     ("first loading", crate::loading::begins),
 ];

@@ -1,0 +1,122 @@
+//! A device's saved tensors on disk and in fewer bits.
+
+use anyhow::{Result, ensure};
+use overdrive::ffi::cuda;
+use overdrive::memory::{Compression, SavedTensors};
+use overdrive::prelude::*;
+use overdrive_fakecuda::{Fake, Pace, waits};
+
+use super::{are_equal, forward, grads, leaf, loss, peak_of_twenty};
+use crate::loading::{paces, watched};
+use crate::{FLOAT, fake};
+
+const COMPRESSIONS: [Compression; 4] =
+    [Compression::Masks, Compression::BFloat16, Compression::Float8, Compression::Int8];
+
+fn compressed(compression: Compression) -> SavedTensors {
+    SavedTensors::compressed(compression).min_bytes(0)
+}
+
+/// Two steps with the same leaves.
+fn two_steps(saved: &SavedTensors, x: &Tensor, weight: &Tensor) -> Result<Vec<Tensor>> {
+    let step = || grads(&loss(Some(saved), x, weight)?, &[x, weight], Default::default());
+    Ok([step()?, step()?].into_iter().flatten().collect())
+}
+
+pub fn tensors_saved_on_disk_are_never_early() -> Result<()> {
+    let (x, weight, folder) = (leaf(), leaf(), tempfile::tempdir()?);
+    let once = grads(&forward(&x, &weight), &[&x, &weight], Default::default())?;
+    let expected: Vec<_> = once.iter().chain(&once).map(Tensor::shallow_clone).collect();
+    let saved = SavedTensors::on_disk(folder.path())?.min_bytes(0);
+    for pace in paces(10) {
+        let (found, notes) = watched(pace, || two_steps(&saved, &x, &weight).map(|it| are_equal(&it, &expected)))?;
+        ensure!(notes.is_empty() && found?, "{pace:?}: {}", notes.join("; "));
+    }
+    Ok(())
+}
+
+pub fn tensors_saved_on_disk_leave_the_device() -> Result<()> {
+    const BYTES: i64 = 1 << 20;
+    let folder = tempfile::tempdir()?;
+    for pace in paces(0) {
+        let saved = SavedTensors::on_disk(folder.path())?;
+        let (plain, found) = (peak_of_twenty(BYTES, None, pace)?, peak_of_twenty(BYTES, Some(&saved), pace)?);
+        // In the backward pass two gradients, a saved tensor and its cosine; and scalars.
+        ensure!(plain >= 19 * BYTES && found <= 4 * BYTES + 4096, "{pace:?}: {found} bytes, {plain} without hooks");
+    }
+    Ok(())
+}
+
+/// What is rounded on the device is rounded as on the host.
+pub fn compressed_tensors_of_the_device_are_those_of_the_host() -> Result<()> {
+    let (x, weight) = (leaf(), leaf());
+    let [host_x, host_weight] = [&x, &weight].map(|it| it.detach().to_device(Device::Cpu).set_requires_grad(true));
+    let plain = grads(&forward(&x, &weight), &[&x, &weight], Default::default())?;
+    for compression in COMPRESSIONS {
+        let saved = compressed(compression);
+        let found = grads(&loss(Some(&saved), &x, &weight)?, &[&x, &weight], Default::default())?;
+        let on_host = grads(&loss(Some(&saved), &host_x, &host_weight)?, &[&host_x, &host_weight], Default::default())?;
+        for (found, expected) in found.iter().zip(&on_host) {
+            let found = found.to_device(Device::Cpu);
+            // The device's own kernels round otherwise than the host's, and then some numbers fall into the next step.
+            let is_close = match Fake::get() {
+                Some(_) => found.equal(expected),
+                None => (&found - expected).norm().double_value(&[]) <= 0.01 * expected.norm().double_value(&[]),
+            };
+            ensure!(is_close, "{compression:?}");
+        }
+        ensure!(are_equal(&found, &plain) == (compression == Compression::Masks), "{compression:?}");
+    }
+    Ok(())
+}
+
+/// Dropout saves boolean masks there.
+pub fn masks_of_the_device_take_a_bit_and_gradients_are_the_same() -> Result<()> {
+    const ELEMENTS: i64 = 1 << 20;
+    let x = Tensor::randn([ELEMENTS], FLOAT).set_requires_grad(true);
+    let run = |compression: Option<Compression>| -> Result<(i64, Vec<Tensor>)> {
+        manual_seed(4);
+        let before = cuda::memory_stats(0)?.allocated_bytes;
+        let loss = {
+            let saved = compression.map(compressed);
+            let _guard = saved.as_ref().map(SavedTensors::begin).transpose()?;
+            x.dropout(0.3, true).relu().sum(Kind::Float)
+        };
+        let bytes = cuda::memory_stats(0)?.allocated_bytes - before;
+        Ok((bytes, grads(&loss, &[&x], Default::default())?))
+    };
+    let (plain, expected) = run(None)?;
+    // A byte for dropout, and ReLU's result.
+    ensure!(plain >= 5 * ELEMENTS, "{plain}");
+    for compression in COMPRESSIONS {
+        let (bytes, found) = run(Some(compression))?;
+        ensure!(bytes <= 2 * ELEMENTS / 8 + 4096, "{compression:?}: {bytes} bytes, {plain} without hooks");
+        ensure!(are_equal(&found, &expected), "{compression:?}");
+    }
+    Ok(())
+}
+
+pub fn compressed_tensors_are_never_early_and_nothing_waits() -> Result<()> {
+    let (fake, x, weight) = (fake()?, leaf(), leaf());
+    for compression in COMPRESSIONS {
+        let saved = compressed(compression);
+        let expected = two_steps(&saved, &x, &weight)?;
+        for pace in paces(10) {
+            let (found, notes) = watched(pace, || two_steps(&saved, &x, &weight).map(|it| are_equal(&it, &expected)))?;
+            ensure!(notes.is_empty() && found?, "{compression:?}, {pace:?}: {}", notes.join("; "));
+        }
+        let lent = fake.lend();
+        lent.set_pace(Pace::Lazy);
+        lent.reset();
+        lent.trace_waits(true);
+        drop(two_steps(&saved, &x, &weight)?);
+        manual_seed(4);
+        let dropped = {
+            let _guard = saved.begin()?;
+            x.dropout(0.3, true).relu().sum(Kind::Float)
+        };
+        drop(grads(&dropped, &[&x], Default::default())?);
+        ensure!(waits(&lent.counts()) == 0, "{compression:?}: {}", lent.waits());
+    }
+    Ok(())
+}
