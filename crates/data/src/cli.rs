@@ -17,6 +17,26 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Convert(ConvertOptions),
+    Index(IndexOptions),
+}
+
+/// Write the index of each shard beside it
+///
+/// With it, training resumes in the middle of a shard, and samples are read in any order, in constant time. For
+/// `train-000000.tar` it is `train-000000.tar.idx`, in the format of DALI's wds2idx; for `part-0.tfrecord` it is
+/// `part-0.tfrecord.idx`, in the format of tfrecord2idx. An index that is there already is replaced.
+///
+/// A shard that is compressed as a whole, by gzip or by zstd in one frame, cannot be read in the middle: `convert` it
+/// to `.tar.zst` or `.tfrecord.zst`, which it writes in many frames.
+#[derive(Args, Debug)]
+pub struct IndexOptions {
+    /// Files, or patterns of shards like 'train-{000000..000127}.tar'
+    #[arg(required = true)]
+    pub shards: Vec<PathBuf>,
+
+    /// The format of the shards, webdataset or tfrecord [default: by their names]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub from: Option<Format>,
 }
 
 /// Convert a dataset from one format to another
@@ -31,8 +51,8 @@ pub enum Command {
 ///   lmdb        DST `.lmdb` makes a folder with data.mdb in it, `.mdb` a file; a single field is the value
 ///               itself, several are a tf.train.Example; entries like `__len__` are skipped
 ///
-/// The target appears only when it is complete. An error or Ctrl-C leaves nothing of it behind, but for the folders that it
-/// was to be in.
+/// The target appears only when it is complete. An error or Ctrl-C leaves nothing of it behind, but for the folders
+/// that it was to be in.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct ConvertOptions {
@@ -67,6 +87,11 @@ pub struct ConvertOptions {
     /// The most samples per shard (webdataset, tfrecord) [default: 100000 for webdataset, one file for tfrecord]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub samples_per_shard: Option<u64>,
+
+    /// Write an index beside each shard, with which training resumes in its middle in constant time; see `index`
+    /// (webdataset, tfrecord; not with .gz)
+    #[arg(long)]
+    pub index: bool,
 
     /// Store a checksum of every value, which the reader verifies (lmdb; the other formats have checksums)
     #[arg(long)]

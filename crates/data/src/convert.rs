@@ -59,6 +59,7 @@ pub fn run(options: &ConvertOptions) -> Result<Summary> {
         sharded || (options.shard_size.is_none() && options.samples_per_shard.is_none()),
         "--shard-size and --samples-per-shard are for webdataset and tfrecord: leave them out"
     );
+    ensure!(sharded || !options.index, "--index is for webdataset and tfrecord: leave it out");
     ensure!(!options.checksums || to == Format::Lmdb, "--checksums is for lmdb: leave it out");
 
     let stop = Arc::new(AtomicBool::new(false));

@@ -1,10 +1,11 @@
-//! Converts training data between formats; see `overdrive-data convert --help`.
+//! Converts training data between formats, and writes the indexes of shards; see `overdrive-data --help`.
 #![forbid(unsafe_code)]
 
 mod cli;
 mod convert;
 mod example;
 mod format;
+mod index;
 mod names;
 mod reencode;
 mod sample;
@@ -19,8 +20,11 @@ use crate::cli::{Cli, Command};
 use crate::convert::Interrupted;
 
 fn main() -> ExitCode {
-    let Command::Convert(options) = Cli::parse().command;
-    match convert::run(&options) {
+    let summary = match Cli::parse().command {
+        Command::Convert(options) => convert::run(&options).map(|summary| summary.to_string()),
+        Command::Index(options) => index::run(&options),
+    };
+    match summary {
         Ok(summary) => {
             println!("{summary}");
             ExitCode::SUCCESS

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod array;
-#[cfg(any(feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
 mod bad;
 mod batch_sampler;
 mod batch_samples;
@@ -27,8 +27,10 @@ mod image_pipeline;
 #[cfg(feature = "lmdb")]
 mod lmdb;
 mod loader;
+#[cfg(feature = "mds")]
+mod mds;
 mod mnist;
-#[cfg(any(feature = "lmdb", feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(feature = "lmdb", feature = "mds", feature = "tfrecord", feature = "webdataset"))]
 mod output;
 pub mod pacing;
 mod pack_tokens;
@@ -47,7 +49,7 @@ mod read;
 mod remote;
 mod rng;
 mod sampler;
-#[cfg(any(feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(feature = "mds", feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
 mod shards;
 mod stack;
 mod stream;
@@ -98,6 +100,8 @@ pub use loader::{
     Auto, DataLoader, DataLoaderBuilder, Epoch, Fault, FromDataset, FromStream, LoaderStats, NumWorkers, OnError,
     SampleSource,
 };
+#[cfg(feature = "mds")]
+pub use mds::{MdsDataset, MdsSample, MdsValue};
 pub use mnist::{Mnist, MnistSplit};
 pub use overdrive_jpeg::Region;
 pub use pack_tokens::{PackTokens, PackedTokens};
@@ -117,8 +121,10 @@ pub use sampler::{
     Curriculum, DistributedSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler,
     WeightedRandomSampler,
 };
-#[cfg(any(feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(feature = "mds", feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
 pub use shards::expand_shards;
+#[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
+pub use shards::{IndexedShards, ShardListDataset};
 pub use stack::{Stack, Stackable};
 pub use stream::{IterableDataset, Samples, ShardStream, StreamPosition};
 pub use tensor_batch::TensorBatch;

@@ -168,7 +168,7 @@ pub(crate) fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io:
 }
 
 /// Asks the operating system to fetch a file into its cache, without waiting for that.
-#[cfg(any(feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
 pub(crate) fn read_ahead(path: &Path) {
     #[cfg(feature = "remote")]
     if is_url(path) {

@@ -11,7 +11,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use overdrive::core::{StateDict, Stateful};
 use overdrive::dataload::{
-    DataError, DataLoader, Dataset, ImageFolder, LmdbDataset, LmdbSample, WebDataset, WebDatasetWriter, WebSample,
+    DataError, DataLoader, Dataset, ImageFolder, LmdbDataset, LmdbSample, Philox, WebDataset, WebDatasetWriter,
+    WebSample,
 };
 use overdrive_bench_report::{Ratio, Target};
 
@@ -21,6 +22,8 @@ use crate::versus::turns::{Case, Turns};
 const ENTRIES: usize = 1_200_000;
 const SHARDS: usize = 8;
 const SAMPLES_A_SHARD: usize = 5_000;
+/// Of the shards with indexes, which take 1 GB.
+const SAMPLES_AN_INDEX: usize = 12_500;
 const SAMPLE_BYTES: usize = 10_000;
 const BATCH_SIZE: usize = 64;
 /// The limit of the time to resume, in milliseconds.
@@ -48,20 +51,35 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     })?;
 
     let shards = write_shards(&bench.work)?;
-    let dataset = WebDataset::open(&format!("{}/*.tar", path_text(&shards)))?;
     let what =
         "tar shards of 5,000 samples of 10 kB, 4 side by side, mixed by 500, an eighth to go, batch 64, 2 workers";
     let batches = SHARDS * SAMPLES_A_SHARD / BATCH_SIZE * 7 / 8;
-    compare(bench, what, batches, Until::FirstBatch, || {
-        let builder = DataLoader::stream(dataset.clone()).batch_size(BATCH_SIZE).num_workers(WORKERS);
-        let builder = builder.shuffle(true).interleave(4).shuffle_buffer(500);
-        builder.collate(|samples: Vec<WebSample>| Ok(samples)).build()
-    })?;
+    compare_shards(bench, what, batches, &format!("{}/*.tar", path_text(&shards)), 500)?;
+    for (ending, what) in [
+        ("tar", "1 GB of tar shards with indexes, samples of 10 kB, 4 side by side, half to go, batch 64, 2 workers"),
+        (
+            "tar.zst",
+            "1 GB of tar.zst shards with indexes, samples of 10 kB, 4 side by side, half to go, batch 64, 2 workers",
+        ),
+    ] {
+        let shards = write_indexed(&bench.work, ending)?;
+        let batches = SHARDS * SAMPLES_AN_INDEX / BATCH_SIZE / 2;
+        compare_shards(bench, what, batches, &format!("{}/*.{ending}", path_text(&shards)), 1)?;
+    }
 
     let what = photographs!("photographs decoded and cropped, half an epoch in, batch 64, 2 workers");
     let Some(photos) = bench.photos(what) else { return Ok(()) };
     let folder = Arc::new(ImageFolder::open(&photos)?);
     compare(bench, what, folder.len() / BATCH_SIZE / 2, Until::Begun, || images::loader(&folder, BATCH_SIZE, WORKERS))
+}
+
+fn compare_shards(bench: &mut Bench, what: &str, batches: usize, pattern: &str, buffer: usize) -> Result<()> {
+    let dataset = WebDataset::open(pattern)?;
+    compare(bench, what, batches, Until::FirstBatch, || {
+        let builder = DataLoader::stream(dataset.clone()).batch_size(BATCH_SIZE).num_workers(WORKERS);
+        let builder = builder.shuffle(true).interleave(4).shuffle_buffer(buffer);
+        builder.collate(|samples: Vec<WebSample>| Ok(samples)).build()
+    })
 }
 
 /// Compares a loader that resumes after `batches` batches with the limit, which is a target up to `limited`, and with
@@ -123,21 +141,43 @@ fn state_after<B: Send + 'static>(loader: &DataLoader<B>, batches: usize) -> Res
     Ok(state)
 }
 
-/// Writes the shards into a folder in `work`, unless they exist.
+/// Writes the shards without indexes.
 fn write_shards(work: &Path) -> Result<PathBuf> {
-    let folder = work.join("resume");
+    write(work, "resume", "tar", SAMPLES_A_SHARD, false, |number| {
+        (0..SAMPLE_BYTES).map(|position| (position * 31 + number) as u8).collect()
+    })
+}
+
+/// Writes those with indexes, of samples that do not compress, as images do not.
+fn write_indexed(work: &Path, ending: &str) -> Result<PathBuf> {
+    write(work, &format!("resume-{ending}"), ending, SAMPLES_AN_INDEX, true, |number| {
+        let numbers = Philox::new(0, number as u64);
+        (0..SAMPLE_BYTES as u64 / 8).flat_map(|position| numbers.at(position).to_le_bytes()).collect()
+    })
+}
+
+/// Writes shards into a folder in `work`, unless they exist.
+fn write(
+    work: &Path,
+    name: &str,
+    ending: &str,
+    samples: usize,
+    index: bool,
+    sample: impl Fn(usize) -> Vec<u8>,
+) -> Result<PathBuf> {
+    let folder = work.join(name);
     if folder.is_dir() {
         return Ok(folder);
     }
     let aside = tempfile::tempdir_in(work)?;
-    let made = aside.path().join("resume");
+    let made = aside.path().join(name);
     std::fs::create_dir(&made)?;
-    let mut writer = WebDatasetWriter::builder(format!("{}/%04d.tar", path_text(&made)))
-        .max_count(SAMPLES_A_SHARD as u64)
+    let mut writer = WebDatasetWriter::builder(format!("{}/%04d.{ending}", path_text(&made)))
+        .max_count(samples as u64)
+        .index(index)
         .build()?;
-    for number in 0..SHARDS * SAMPLES_A_SHARD {
-        let bytes: Vec<u8> = (0..SAMPLE_BYTES).map(|position| (position * 31 + number) as u8).collect();
-        writer.write(&format!("{number:08}"), &[("jpg", &bytes[..]), ("cls", &b"0"[..])])?;
+    for number in 0..SHARDS * samples {
+        writer.write(&format!("{number:08}"), &[("jpg", &sample(number)[..]), ("cls", &b"0"[..])])?;
     }
     writer.finish()?;
     std::fs::rename(&made, &folder)?;

@@ -32,7 +32,7 @@ pub fn open(path: &Path, format: Format) -> Result<Source> {
 }
 
 /// Opens the file with exactly this name if it exists, and otherwise the name as a pattern.
-fn open_shards<D>(
+pub fn open_shards<D>(
     path: &Path,
     files: impl FnOnce([PathBuf; 1]) -> Result<D, DataError>,
     pattern: impl FnOnce(&str) -> Result<D, DataError>,

@@ -69,6 +69,21 @@ fn staging_folder(parent: &Path, name: &OsStr) -> Result<TempDir> {
     made.with_context(|| format!("cannot write in {}", parent.display()))
 }
 
+/// The same files, and the indexes that were written beside them.
+fn with_indexes(files: impl Iterator<Item = (PathBuf, PathBuf)>) -> Vec<(PathBuf, PathBuf)> {
+    let index = |path: &Path| {
+        let mut path = path.as_os_str().to_owned();
+        path.push(".idx");
+        PathBuf::from(path)
+    };
+    let with_index = |(from, to): (PathBuf, PathBuf)| {
+        let index = (index(&from), index(&to));
+        let index = index.0.is_file().then_some(index);
+        [Some((from, to)), index].into_iter().flatten()
+    };
+    files.flat_map(with_index).collect()
+}
+
 /// Moves files from the first path of each pair to the second: all of them, or none.
 fn move_all(files: &[(PathBuf, PathBuf)]) -> Result<()> {
     if let Some((_, taken)) = files.iter().find(|(_, to)| to.symlink_metadata().is_ok()) {

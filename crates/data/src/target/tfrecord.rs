@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use overdrive_dataload::TfRecordWriter;
 use tempfile::TempDir;
 
-use super::{Refused, Target, move_all, staging_folder};
+use super::{Refused, Target, move_all, staging_folder, with_indexes};
 use crate::cli::ConvertOptions;
 use crate::example;
 use crate::format::split_ending;
@@ -19,6 +19,7 @@ pub struct Shards {
     ending: String,
     /// The most samples and bytes per shard; `None` for a single file.
     limits: Option<[u64; 2]>,
+    index: bool,
     /// Declared before `staging`, so that it is dropped before its folder.
     writer: Option<TfRecordWriter>,
     samples: u64,
@@ -38,6 +39,7 @@ impl Shards {
             stem: stem.to_owned(),
             ending: ending.to_owned(),
             limits,
+            index: options.index,
             writer: None,
             samples: 0,
             bytes: 0,
@@ -66,8 +68,11 @@ impl Target for Shards {
         let writer = match &mut self.writer {
             Some(writer) => writer,
             None => {
-                let name = format!("{}{}", self.files.len(), self.ending);
-                self.writer.insert(TfRecordWriter::create(self.staging.path().join(name))?)
+                let path = self.staging.path().join(format!("{}{}", self.files.len(), self.ending));
+                self.writer.insert(match self.index {
+                    true => TfRecordWriter::with_index(path)?,
+                    false => TfRecordWriter::create(path)?,
+                })
             }
         };
         writer.write(&record)?;
@@ -84,6 +89,6 @@ impl Target for Shards {
             Some(_) => (file.clone(), parent.join(format!("{stem}-{number:05}-of-{of:05}{ending}"))),
             None => (file.clone(), parent.join(format!("{stem}{ending}"))),
         };
-        move_all(&files.iter().enumerate().map(target).collect::<Vec<_>>())
+        move_all(&with_indexes(files.iter().enumerate().map(target)))
     }
 }

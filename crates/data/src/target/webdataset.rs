@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use overdrive_dataload::WebDatasetWriter;
 use tempfile::TempDir;
 
-use super::{Refused, Target, move_all, staging_folder};
+use super::{Refused, Target, move_all, staging_folder, with_indexes};
 use crate::cli::ConvertOptions;
 use crate::format::split_ending;
 use crate::names::without_dots;
@@ -35,6 +35,7 @@ impl Shards {
         let staging = staging_folder(parent, before.as_ref())?;
         let pattern = staging.path().join(pattern);
         let mut writer = WebDatasetWriter::builder(pattern.to_str().context("the name of shards must be UTF-8")?);
+        writer = writer.index(options.index);
         if let Some(samples) = options.samples_per_shard {
             writer = writer.max_count(samples);
         }
@@ -69,6 +70,6 @@ impl Target for Shards {
             let to = parent.join(file.file_name().unwrap_or_default());
             (file, to)
         };
-        move_all(&writer.finish()?.into_iter().map(target).collect::<Vec<_>>())
+        move_all(&with_indexes(writer.finish()?.into_iter().map(target)))
     }
 }

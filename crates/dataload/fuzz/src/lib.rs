@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use overdrive_dataload::{
-    Color, CsvDataset, DataError, Dataset, EncodedImage, ImagePipeline, IndexedTokens, Interpolation, JsonLines,
-    ParquetDataset, RandomResizedCrop, Resize, SafeTensorsFile, TfRecord, TfRecords, WebSamples, decode_image,
-    decode_npy, expand_shards, read_idx,
+    Color, CsvDataset, DataError, Dataset, EncodedImage, ImagePipeline, IndexedTokens, Interpolation, IterableDataset,
+    JsonLines, MdsDataset, ParquetDataset, RandomResizedCrop, Resize, SafeTensorsFile, ShardListDataset, TfRecord,
+    TfRecordDataset, TfRecords, WebDataset, WebSamples, decode_image, decode_npy, expand_shards, read_idx,
 };
 use tempfile::TempDir;
 
@@ -25,14 +25,16 @@ use tempfile::TempDir;
 pub type Entry = fn(&[u8]) -> usize;
 
 /// All entries, with the names of their targets and folders in the corpus.
-pub const ENTRIES: [(&str, Entry); 15] = [
+pub const ENTRIES: [(&str, Entry); 17] = [
     ("caches", own_files::caches),
     ("csv", csv),
     ("idx", idx),
     ("image", image),
+    ("index", index),
     ("jpeg", jpeg),
     ("jsonl", jsonl),
     ("lmdb", database::lmdb),
+    ("mds", mds),
     ("npy", npy),
     ("parquet", parquet),
     ("safetensors", safetensors),
@@ -92,6 +94,46 @@ fn tokens(bytes: &[u8]) -> usize {
 fn idx(bytes: &[u8]) -> usize {
     // 1 for the header, so that an empty array counts too.
     read_idx(file("fuzz.idx", bytes)).map_or(0, |array| 1 + array.data.len())
+}
+
+/// Reads the bytes as the index of a tar shard and of a file of records, or as a zstd file of records with an index.
+fn index(bytes: &[u8]) -> usize {
+    const RECORDS: &[u8] = include_bytes!("../../tests/fixtures/examples.tfrecord");
+    const LINES: &[u8] = include_bytes!("../../tests/fixtures/index/examples.tfrecord.idx");
+    let records = |shard: &[u8], index: &[u8]| {
+        let shard = file("fuzz-records", shard);
+        file("fuzz-records.idx", index);
+        let list = TfRecordDataset::from_files([shard]).and_then(ShardListDataset::new);
+        list.map_or(0, |list| good_samples(&list))
+    };
+    if bytes.starts_with(b"\x28\xb5\x2f\xfd") {
+        return records(bytes, LINES);
+    }
+    let shard = file("fuzz-shard.tar", include_bytes!("../../tests/fixtures/web-001.tar"));
+    file("fuzz-shard.tar.idx", bytes);
+    let samples = WebDataset::from_files([shard]).and_then(ShardListDataset::new);
+    records(RECORDS, bytes) + samples.map_or(0, |list| good_samples(&list))
+}
+
+/// Reads the bytes as the index of a good shard, or as a shard, of whose length and number of samples the index knows.
+fn mds(bytes: &[u8]) -> usize {
+    const INDEX: &str = include_str!("../../tests/fixtures/mds/plain/index.json");
+    let folder = FOLDER.path().join("mds");
+    fs::create_dir_all(&folder).expect("a folder");
+    file("mds/shard.00001.mds", include_bytes!("../../tests/fixtures/mds/plain/shard.00001.mds"));
+    if bytes.starts_with(b"{") {
+        file("mds/shard.00000.mds", include_bytes!("../../tests/fixtures/mds/plain/shard.00000.mds"));
+        file("mds/index.json", bytes);
+    } else {
+        let samples = bytes.first_chunk().map_or(0, |count| u32::from_le_bytes(*count));
+        file("mds/shard.00000.mds", bytes);
+        let index = INDEX.replace("\"bytes\": 4447", &format!("\"bytes\": {}", bytes.len()));
+        file("mds/index.json", index.replace("\"samples\": 4", &format!("\"samples\": {samples}")).as_bytes());
+    }
+    let Ok(dataset) = MdsDataset::open(&folder) else { return 0 };
+    // An index may list a shard many times.
+    let samples = dataset.stream(0..dataset.shards().min(8)).flatten();
+    samples.map(|sample| sample.columns().filter(|column| sample.get(column).is_ok()).count()).sum()
 }
 
 /// Decodes an image of any format, as it is and, if it is a PNG, with correct checksums.

@@ -6,6 +6,8 @@ mod npy_header;
 mod safetensors;
 mod widen;
 
+#[cfg(feature = "mds")]
+pub(crate) use npy::tensor_of;
 pub use npy::{decode_npy, read_npy};
 #[cfg(feature = "safetensors")]
 pub use safetensors::SafeTensorsFile;

@@ -84,6 +84,18 @@ fn read(mut content: Content) -> Result<Tensor, DataError> {
     Ok(tensor_from_bytes(&values, element.kind, &sizes)?.f_permute(axes)?.f_contiguous()?)
 }
 
+/// A tensor of values in C order; `None` for an element type that has no [`Kind`], or another number of values.
+#[cfg(feature = "mds")]
+pub(crate) fn tensor_of(descr: &str, values: &[u8], shape: &[usize]) -> Result<Option<Tensor>, DataError> {
+    let (Some(element), Some(sizes)) = (Element::of(descr), sizes_of(shape)) else { return Ok(None) };
+    let bytes = shape.iter().try_fold(element.bytes, |product, &size| product.checked_mul(size));
+    if bytes != Some(values.len()) || element.swap {
+        return Ok(None);
+    }
+    let values = element.widen.map_or(std::borrow::Cow::Borrowed(values), |widen| widen(values).into());
+    tensor_from_bytes(&values, element.kind, &sizes).map(Some)
+}
+
 fn read_header(content: &mut Content) -> Result<Header, DataError> {
     let mut start = [0; 8];
     let filled = content.fill(&mut start)?;

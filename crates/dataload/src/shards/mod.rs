@@ -1,8 +1,17 @@
 //! Expands a pattern to the files of a dataset: braces, then globs.
 
+#[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
+// MDS has its indexes in its shards.
+#[cfg_attr(not(any(feature = "tfrecord", feature = "webdataset")), allow(dead_code))]
+pub(crate) mod index;
+#[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
+mod list;
 mod wildcards;
 
 use std::path::{Path, PathBuf};
+
+#[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
+pub use list::{IndexedShards, ShardListDataset};
 
 use crate::DataError;
 #[cfg(not(feature = "remote"))]

@@ -2,6 +2,7 @@
 
 mod crc;
 mod example;
+mod index;
 mod records;
 mod wire;
 mod writer;
@@ -14,7 +15,8 @@ pub use records::{TfRecord, TfRecords};
 pub use writer::TfRecordWriter;
 
 use crate::read::read_ahead;
-use crate::shards::{expand_shards, require};
+use crate::shards::index::{self as shard_index, ShardIndex};
+use crate::shards::{IndexedShards, expand_shards, require};
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
 /// The default of [`TfRecordDataset::max_record_bytes`]: 1 GiB.
@@ -22,9 +24,13 @@ const MAX_RECORD_BYTES: u64 = 1 << 30;
 
 /// TFRecord files, plain or compressed with gzip or zstd (recognised by their content), as a stream of [`TfRecord`]s.
 ///
-/// A record whose content does not match its checksum is an `Err` in its place, and the stream continues after it. After
-/// a length that does not match its checksum it continues with the next record whose length does, and the `Err` says
-/// how many bytes were lost, or that no record was found. A file that ends within a record ends with an `Err`.
+/// A record whose content does not match its checksum is an `Err` in its place, and the stream continues after it.
+/// After a length that does not match its checksum it continues with the next record whose length does, and the `Err`
+/// says how many bytes were lost, or that no record was found. A file that ends within a record ends with an `Err`.
+///
+/// With an index beside it (`part-0.tfrecord.idx` or `part-0.idx`, see [`write_index`](Self::write_index)), a file is
+/// opened at any record in constant time, and after a damaged length the very next record is read. The index is checked
+/// against the file; one that does not fit is ignored, with a warning that says why.
 ///
 /// ```no_run
 /// use overdrive_dataload::{Feature, IterableDataset, TfRecordDataset};
@@ -99,12 +105,55 @@ impl TfRecordDataset {
         self.files.iter().map(|file| &**file)
     }
 
-    fn records(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<TfRecords, DataError> {
+    /// Writes the index of a file beside it, as `part-0.tfrecord.idx`, and returns how many records it has. With it,
+    /// resume and random access ([`ShardListDataset`](crate::ShardListDataset)) take constant time.
+    ///
+    /// The lengths of all records are read, of a compressed file everything. A file whose items are counted by an index
+    /// may count others than without it where it is damaged: write the index before training.
+    ///
+    /// # Errors
+    /// [`DataError::Layout`] for a file that is compressed as a whole, by gzip or by zstd in one frame (`overdrive-data
+    /// convert` writes many); the error of a damaged file; [`DataError::Io`].
+    ///
+    /// # Source
+    /// `tfrecord2idx` of NVIDIA DALI and of Python's `tfrecord`, which read and write the same files.
+    #[doc(alias = "tfrecord2idx")]
+    pub fn write_index(&self, shard: usize) -> Result<u64, DataError> {
+        let (text, records) = self.open_file(shard, &Cancellation::default())?.list()?;
+        shard_index::write(&self.files[shard], &text)?;
+        Ok(records)
+    }
+
+    fn open_file(&self, shard: usize, cancelled: &Cancellation) -> Result<TfRecords, DataError> {
         let len = self.files.len();
         let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
-        let mut records = TfRecords::open(path.clone(), self.options, cancelled)?;
+        TfRecords::open(path.clone(), self.options, cancelled)
+    }
+
+    fn records(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<TfRecords, DataError> {
+        let mut records = self.open_file(shard, cancelled)?;
+        match records.load_index() {
+            Ok(Some(index)) => {
+                let item = usize::try_from(position).unwrap_or(usize::MAX);
+                return Ok(records.by_index(Arc::new(index), item));
+            }
+            Ok(None) => {}
+            Err(error) => shard_index::ignored(&error),
+        }
         records.skip_items(position);
         Ok(records)
+    }
+}
+
+impl IndexedShards for TfRecordDataset {
+    fn shard_index(&self, shard: usize) -> Result<ShardIndex, DataError> {
+        let index = self.open_file(shard, &Cancellation::default())?.load_index()?;
+        index.ok_or_else(|| shard_index::missing(&self.files[shard]))
+    }
+
+    fn read_item(&self, shard: usize, index: &Arc<ShardIndex>, item: usize) -> Result<TfRecord, DataError> {
+        let mut records = self.open_file(shard, &Cancellation::default())?.by_index(index.clone(), item);
+        records.next().unwrap_or(Err(DataError::IndexOutOfRange { index: item, len: index.len() }))
     }
 }
 
@@ -115,7 +164,8 @@ impl IterableDataset for TfRecordDataset {
         self.files.len()
     }
 
-    /// Skips the first records, without reading them where the file is not compressed.
+    /// Skips the first records, without reading them where the file is not compressed, and in constant time where it
+    /// has an index.
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<TfRecord>, DataError> {
         Ok(Box::new(self.records(shard, position, &Cancellation::default())?))
     }

@@ -4,14 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::crc::masked_crc;
-use super::{Example, Options};
+use super::{Example, Options, index};
 use crate::bad::{Bad, noting};
 use crate::content::Content;
+use crate::shards::index::{ShardIndex, Span, find, misfit, misplaced, read};
 use crate::{Cancellation, DataError};
 
 const LENGTH_BYTES: usize = 8;
-const HEADER_BYTES: usize = 12;
-const FOOTER_BYTES: usize = 4;
+pub(super) const HEADER_BYTES: usize = 12;
+pub(super) const FOOTER_BYTES: usize = 4;
 
 /// One record, and its place in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,12 +61,18 @@ pub struct TfRecords {
     options: Options,
     /// The length of the next record, whose header has been read: it was found behind a bad one.
     found: Option<u64>,
+    /// The index, if records are read by it, and the number of the next one.
+    index: Option<(Arc<ShardIndex>, usize)>,
     done: bool,
 }
 
 impl TfRecords {
     pub(super) fn open(path: Arc<Path>, options: Options, cancelled: &Cancellation) -> Result<Self, DataError> {
-        Ok(Self { content: Content::open(path)?.until(cancelled), options, found: None, done: false })
+        Ok(Self::new(Content::open(path)?.until(cancelled), options))
+    }
+
+    fn new(content: Content, options: Options) -> Self {
+        Self { content, options, found: None, index: None, done: false }
     }
 
     /// The records of a file that is already in memory; `path` only names it in errors.
@@ -73,7 +80,7 @@ impl TfRecords {
     /// # Errors
     /// [`DataError::Layout`] for a compression that this build does not support.
     pub fn from_bytes(file: Vec<u8>, path: &Path) -> Result<Self, DataError> {
-        Ok(Self { content: Content::from_bytes(file, path)?, options: Options::default(), found: None, done: false })
+        Ok(Self::new(Content::from_bytes(file, path)?, Options::default()))
     }
 
     /// Whether checksums are verified; on unless set.
@@ -87,7 +94,7 @@ impl TfRecords {
     pub(super) fn skip_items(&mut self, count: u64) {
         for _ in 0..count {
             let skipped = self.length().and_then(|length| match length {
-                Some(length) => Ok(self.skip(length).map(|()| true)?),
+                Some(length) => Ok(self.skip_record(length).map(|()| true)?),
                 None => Ok(false),
             });
             if !matches!(skipped, Ok(true) | Err(Bad { more: true, .. })) {
@@ -98,7 +105,7 @@ impl TfRecords {
     }
 
     /// Skips a record after its header.
-    fn skip(&mut self, length: u64) -> Result<(), DataError> {
+    fn skip_record(&mut self, length: u64) -> Result<(), DataError> {
         self.content.skip(length.saturating_add(FOOTER_BYTES as u64), "a record")
     }
 
@@ -121,10 +128,13 @@ impl TfRecords {
                 .into());
         }
         let (length, crc) = parts(header);
-        if let Err(error) = self.check(&length, crc, start, "a record's length") {
-            return Err(self.search(header, error));
-        }
         let bytes = u64::from_le_bytes(length);
+        match self.check(&length, crc, start, "a record's length") {
+            // The index says where the next record is.
+            checked if self.index.is_some() => return Ok(checked.map(|()| Some(bytes))?),
+            Err(error) => return Err(self.search(header, error)),
+            Ok(()) => {}
+        }
         let limit = self.options.max_record_bytes;
         if self.content.length().is_some_and(|file| bytes > file) {
             let found = format!("a length of {bytes} bytes");
@@ -133,7 +143,7 @@ impl TfRecords {
         if bytes > limit {
             let path = self.content.path().to_path_buf();
             let error = DataError::TooLarge { path, what: "a record", bytes, limit };
-            return Err(Bad { error, more: self.skip(bytes).is_ok() });
+            return Err(Bad { error, more: self.skip_record(bytes).is_ok() });
         }
         Ok(Some(bytes))
     }
@@ -178,6 +188,63 @@ impl TfRecords {
         Ok(TfRecord { bytes, path: self.content.path().clone(), offset })
     }
 
+    /// Reads on by an index, from the record with this number.
+    pub(super) fn by_index(mut self, index: Arc<ShardIndex>, item: usize) -> Self {
+        self.index = Some((index, item));
+        self
+    }
+
+    /// The index beside the file, if there is one, after a check that its records are all that the file has.
+    pub(super) fn load_index(&mut self) -> Result<Option<ShardIndex>, DataError> {
+        let Some(path) = find(self.content.path()) else { return Ok(None) };
+        let length = self.content.seekable_length()?;
+        let (index, end) = index::parse(&path, &read(&path)?)?;
+        match end == length {
+            true => Ok(Some(index)),
+            false => Err(misfit(&path, self.content.path(), format!("one of {end} bytes for {length} bytes"))),
+        }
+    }
+
+    /// The text of an index of the whole file, and how many records it has.
+    pub(super) fn list(mut self) -> Result<(String, u64), DataError> {
+        self.content.seekable_length()?;
+        let (mut text, mut records, mut start) = (String::new(), 0, 0);
+        while let Some(length) = self.length().map_err(|bad| bad.error)? {
+            self.skip_record(length)?;
+            index::add(&mut text, start, self.content.at() - start);
+            (records, start) = (records + 1, self.content.at());
+        }
+        Ok((text, records))
+    }
+
+    /// The record that an index has at a place.
+    fn record_at(&mut self, span: Span) -> Result<TfRecord, Bad> {
+        self.content.seek(span.start)?;
+        let length = self.length()?.unwrap_or_default();
+        let end = self.content.at().saturating_add(length).saturating_add(FOOTER_BYTES as u64);
+        if end != span.end {
+            let found = format!("a length of {length} bytes, up to byte {end}");
+            return Err(misplaced(self.content.path(), span, found).into());
+        }
+        let limit = self.options.max_record_bytes;
+        if length > limit {
+            let path = self.content.path().to_path_buf();
+            return Err(DataError::TooLarge { path, what: "a record", bytes: length, limit }.into());
+        }
+        self.record(length)
+    }
+
+    /// The next record of the index.
+    fn next_of_index(&mut self) -> Option<Result<TfRecord, DataError>> {
+        let (index, item) = self.index.as_mut()?;
+        let span = index.span(*item)?;
+        *item += 1;
+        let record = self.record_at(span).map_err(|bad| bad.error);
+        // After an error in a record, the next one is where the index has it.
+        self.done = matches!(record, Err(DataError::Cancelled | DataError::Io { .. } | DataError::Remote { .. }));
+        Some(record)
+    }
+
     fn check(&self, bytes: &[u8], declared: u32, offset: u64, what: &str) -> Result<(), DataError> {
         if !self.options.verify_crc {
             return Ok(());
@@ -198,6 +265,9 @@ impl Iterator for TfRecords {
     fn next(&mut self) -> Option<Self::Item> {
         if self.done {
             return None;
+        }
+        if self.index.is_some() {
+            return self.next_of_index();
         }
         let item = self.length().and_then(|length| length.map(|length| self.record(length)).transpose());
         self.done = !matches!(item, Ok(Some(_)) | Err(Bad { more: true, .. }));

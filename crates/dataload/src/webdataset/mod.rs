@@ -1,5 +1,6 @@
 //! WebDataset: samples are groups of neighbouring files in tar shards.
 
+mod index;
 mod sample;
 mod samples;
 mod tar;
@@ -14,7 +15,8 @@ pub use writer::{WebDatasetWriter, WebDatasetWriterBuilder};
 
 use crate::loader::fingerprint;
 use crate::read::read_ahead;
-use crate::shards::{expand_shards, require};
+use crate::shards::index::{self as shard_index, ShardIndex};
+use crate::shards::{IndexedShards, expand_shards, require};
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
 /// The default of [`WebDataset::max_sample_bytes`]: 1 GiB.
@@ -29,6 +31,10 @@ const MAX_SAMPLE_BYTES: u64 = 1 << 30;
 /// A bad sample is an `Err` in its place, and the stream continues after it. After a damaged header it continues behind
 /// the next one that can be found; the samples on both sides of the gap are left out, because the damaged file may be
 /// theirs, and the `Err` says so. Where no header is found, or the shard is cut, it says that the rest is lost.
+///
+/// With an index beside it (`train-0.tar.idx` or `train-0.idx`, see [`write_index`](Self::write_index)), a shard is
+/// opened at any sample in constant time, and after a damaged header the samples on both sides of it are read. The
+/// index is checked against the shard; one that does not fit is ignored, with a warning that says why.
 ///
 /// ```no_run
 /// use overdrive_dataload::{IterableDataset, WebDataset};
@@ -60,6 +66,13 @@ struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self { extensions: None, max_sample_bytes: MAX_SAMPLE_BYTES }
+    }
+}
+
+impl Options {
+    /// Whether files with this extension, in lower case, are read.
+    fn wants(&self, extension: &str) -> bool {
+        self.extensions.as_ref().is_none_or(|wanted| wanted.iter().any(|it| **it == *extension))
     }
 }
 
@@ -103,12 +116,60 @@ impl WebDataset {
         self.files.iter().map(|file| &**file)
     }
 
-    fn samples(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<WebSamples, DataError> {
+    /// Writes the index of a shard beside it, as `train-0.tar.idx`, and returns how many samples it has. With it,
+    /// resume and random access ([`ShardListDataset`](crate::ShardListDataset)) take constant time.
+    ///
+    /// The headers of all files are read, of a compressed shard everything. A shard whose items are counted by an index
+    /// may count others than without it where it is damaged: write the index before training.
+    ///
+    /// # Errors
+    /// [`DataError::Layout`] for a shard that is compressed as a whole, by gzip or by zstd in one frame
+    /// (`overdrive-data convert` writes many), and for names with spaces; the error of a damaged shard;
+    /// [`DataError::Io`].
+    ///
+    /// # Source
+    /// `wds2idx` of NVIDIA DALI, which reads and writes the same files; `widsindex` of Python's webdataset.
+    #[doc(alias = "wds2idx")]
+    #[doc(alias = "widsindex")]
+    pub fn write_index(&self, shard: usize) -> Result<u64, DataError> {
+        let (text, samples) = self.open_file(shard, &Cancellation::default())?.list()?;
+        shard_index::write(&self.files[shard], &text)?;
+        Ok(samples)
+    }
+
+    fn open_file(&self, shard: usize, cancelled: &Cancellation) -> Result<WebSamples, DataError> {
         let len = self.files.len();
         let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
-        let mut samples = WebSamples::open(path.clone(), self.options.clone(), cancelled)?;
+        WebSamples::open(path.clone(), self.options.clone(), cancelled)
+    }
+
+    fn samples(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<WebSamples, DataError> {
+        let mut samples = self.open_file(shard, cancelled)?;
+        match samples.load_index() {
+            Ok(Some(index)) => {
+                let item = usize::try_from(position).unwrap_or(usize::MAX);
+                return Ok(samples.by_index(Arc::new(index), item));
+            }
+            Ok(None) => {}
+            Err(error) => {
+                shard_index::ignored(&error);
+                samples = self.open_file(shard, cancelled)?;
+            }
+        }
         samples.skip_items(position);
         Ok(samples)
+    }
+}
+
+impl IndexedShards for WebDataset {
+    fn shard_index(&self, shard: usize) -> Result<ShardIndex, DataError> {
+        let index = self.open_file(shard, &Cancellation::default())?.load_index()?;
+        index.ok_or_else(|| shard_index::missing(&self.files[shard]))
+    }
+
+    fn read_item(&self, shard: usize, index: &Arc<ShardIndex>, item: usize) -> Result<WebSample, DataError> {
+        let mut samples = self.open_file(shard, &Cancellation::default())?.by_index(index.clone(), item);
+        samples.next().unwrap_or(Err(DataError::IndexOutOfRange { index: item, len: index.len() }))
     }
 }
 
@@ -119,7 +180,8 @@ impl IterableDataset for WebDataset {
         self.files.len()
     }
 
-    /// Skips the first `position` samples, without reading them unless the shard is compressed.
+    /// Skips the first `position` samples, without reading them unless the shard is compressed, and in constant time
+    /// where it has an index.
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<WebSample>, DataError> {
         Ok(Box::new(self.samples(shard, position, &Cancellation::default())?))
     }

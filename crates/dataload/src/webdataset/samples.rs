@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::index::{IndexText, check_name, parse, stamp};
 use super::tar::{TarFile, TarReader};
 use super::{Options, WebSample};
 use crate::bad::{Bad, noting};
 use crate::content::Content;
+use crate::shards::index::{ShardIndex, Span, find, misfit, misplaced, read};
 use crate::{Cancellation, DataError};
 
 /// The most files of one sample.
@@ -19,6 +21,8 @@ pub struct WebSamples {
     /// The first file of the next sample, whose content has not been read.
     ahead: Option<Named>,
     left_out: LeftOut,
+    /// The index, if samples are read by it, and the number of the next one among all.
+    index: Option<(Arc<ShardIndex>, usize)>,
     done: bool,
 }
 
@@ -34,10 +38,10 @@ enum LeftOut {
 }
 
 /// A file whose name has a key and an extension.
-struct Named {
-    file: TarFile,
+pub(super) struct Named {
+    pub(super) file: TarFile,
     /// The position of the dot between them.
-    dot: usize,
+    pub(super) dot: usize,
 }
 
 impl WebSamples {
@@ -54,7 +58,8 @@ impl WebSamples {
     }
 
     fn new(content: Content, options: Options) -> Self {
-        Self { tar: TarReader::new(content), options, ahead: None, left_out: LeftOut::Nothing, done: false }
+        let (tar, left_out) = (TarReader::new(content), LeftOut::Nothing);
+        Self { tar, options, ahead: None, left_out, index: None, done: false }
     }
 
     /// Skips the `count` items that an earlier reader of this shard returned. If the last of them was an error that no
@@ -126,6 +131,10 @@ impl WebSamples {
 
     /// Says what is lost beside a damaged file, whose sample is not known.
     fn beside(&mut self, Bad { error, more }: Bad) -> Bad {
+        // The index says where the next sample begins.
+        if self.index.is_some() {
+            return Bad { error, more };
+        }
         if more {
             self.left_out = LeftOut::BehindGap;
         }
@@ -138,7 +147,7 @@ impl WebSamples {
 
     fn add(&mut self, named: &Named, sample: &mut WebSample, bytes: &mut u64, read: bool) -> Result<(), Bad> {
         let extension = named.file.name[named.dot + 1..].to_lowercase();
-        if self.options.extensions.as_ref().is_some_and(|wanted| !wanted.iter().any(|it| **it == *extension)) {
+        if !self.options.wants(&extension) {
             return Ok(());
         }
         if sample.files.iter().any(|(name, _)| *name == extension) {
@@ -159,13 +168,123 @@ impl WebSamples {
     }
 
     fn next_named(&mut self) -> Result<Option<Named>, Bad> {
+        self.named().map_err(|bad| self.beside(bad))
+    }
+
+    fn named(&mut self) -> Result<Option<Named>, Bad> {
+        while let Some(file) = self.tar.next_file()? {
+            if let Some(dot) = dot(&file.name) {
+                return Ok(Some(Named { file, dot }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads on by an index, from the sample with this number.
+    pub(super) fn by_index(mut self, index: Arc<ShardIndex>, item: usize) -> Self {
+        let sample = index.sample(item);
+        self.index = Some((index, sample));
+        self
+    }
+
+    /// The index beside the shard, after a check that it is the shard's: nothing belongs to a sample but what it lists.
+    pub(super) fn load_index(&mut self) -> Result<Option<ShardIndex>, DataError> {
+        let Some(path) = find(self.tar.path()) else { return Ok(None) };
+        let length = self.tar.seekable_length()?;
+        let text = read(&path)?;
+        let parsed = parse(&path, &text, &self.options)?;
+        let misfit = |shard: &Self, found: String| misfit(&path, shard.tar.path(), found);
+        if parsed.end > length {
+            return Err(misfit(self, format!("one of {} bytes or more for {length} bytes", parsed.end)));
+        }
+        // Where the shard is the very file that the index was made of, its extended headers need not be read again.
+        let is_same = stamp(self.tar.path()).is_some_and(|stamp| stamp == parsed.stamp);
+        let gaps = parsed.gaps.into_iter().filter(|_| !is_same).map(|(start, end)| (start, Some(end)));
+        for (start, end) in gaps.chain([(parsed.end, None)]) {
+            self.check_gap(start, end).map_err(|found| misfit(self, found))?;
+        }
+        Ok(Some(parsed.index))
+    }
+
+    /// Checks that nothing up to the content at `end`, or the archive's end mark, belongs to a sample.
+    fn check_gap(&mut self, start: u64, end: Option<u64>) -> Result<(), String> {
+        self.tar.seek(start, end).map_err(|error| error.to_string())?;
         loop {
-            match self.tar.next_file().map_err(|bad| self.beside(bad))? {
-                None => return Ok(None),
-                Some(file) => {
-                    if let Some(dot) = dot(&file.name) {
-                        return Ok(Some(Named { file, dot }));
-                    }
+            match (self.tar.next_file().map_err(|bad| bad.error.to_string())?, end) {
+                (Some(_), Some(end)) if self.tar.at() == end => return Ok(()),
+                (Some(file), _) if dot(&file.name).is_none() => {}
+                (Some(file), _) => return Err(format!("one without {:?} at byte {}", file.name, file.offset)),
+                (None, None) => return Ok(()),
+                (None, Some(end)) => return Err(format!("one with a file at byte {end}")),
+            }
+        }
+    }
+
+    /// The text of an index of the whole shard, and how many samples it has.
+    pub(super) fn list(mut self) -> Result<(String, u64), DataError> {
+        self.tar.seekable_length()?;
+        let (mut text, path) = (IndexText::default(), self.tar.path().clone());
+        while let Some(Named { file, dot }) = self.next_named().map_err(|bad| bad.error)? {
+            check_name(&file.name)?;
+            text.add(&file.name, dot, self.tar.at(), file.bytes);
+        }
+        let samples = text.samples();
+        Ok((text.finish(&path), samples))
+    }
+
+    /// The sample that an index has at a place.
+    fn sample_at(&mut self, span: Span) -> Result<WebSample, Bad> {
+        self.tar.seek(span.start, Some(span.end))?;
+        let (mut sample, mut bytes) = (None::<WebSample>, 0);
+        while self.tar.next_at() < span.end {
+            let named = self.next_named()?.ok_or_else(|| self.misplaced(span, "the archive's end mark"))?;
+            let key = &named.file.name[..named.dot];
+            let shard = self.tar.path();
+            let sample =
+                sample.get_or_insert_with(|| WebSample { key: key.into(), shard: shard.clone(), files: vec![] });
+            if *sample.key != *key {
+                return Err(self.misplaced(span, &format!("the file {:?} of another sample", named.file.name)).into());
+            }
+            self.add(&named, sample, &mut bytes, true)?;
+        }
+        let sample = sample.ok_or_else(|| self.misplaced(span, "nothing"))?;
+        let end = self.tar.next_at();
+        if end != span.end {
+            return Err(self.misplaced(span, &format!("{:?}, which ends at byte {end}", sample.key)).into());
+        }
+        // An error in the next header is the next sample's.
+        match self.tar.next_file() {
+            Ok(Some(file)) if dot(&file.name).is_some_and(|dot| file.name[..dot] == *sample.key) => {
+                Err(self.misplaced(span, &format!("{:?}, which goes on with {:?}", sample.key, file.name)).into())
+            }
+            _ => Ok(sample),
+        }
+    }
+
+    fn misplaced(&self, span: Span, found: &str) -> DataError {
+        misplaced(self.tar.path(), span, found)
+    }
+
+    /// The next sample of the index.
+    fn next_of_index(&mut self) -> Option<Result<WebSample, DataError>> {
+        loop {
+            let (index, next) = self.index.as_mut()?;
+            let (index, number) = (index.clone(), *next);
+            let span = index.span(number)?;
+            *next += 1;
+            // After an error in a sample, the next one is where the index has it.
+            match self.sample_at(span).map_err(|bad| bad.error) {
+                Ok(sample) if !index.has_key(number, &sample.key) => {
+                    return Some(Err(self.misplaced(span, &format!("another one, {:?}", sample.key))));
+                }
+                Ok(sample) if sample.files.is_empty() == index.counts(number) => {
+                    return Some(Err(self.misplaced(span, &format!("other extensions in {:?}", sample.key))));
+                }
+                Ok(sample) if sample.files.is_empty() => {}
+                item => {
+                    use DataError::{Cancelled, Io, Remote};
+                    self.done = matches!(item, Err(Cancelled | Io { .. } | Remote { .. }));
+                    return Some(item);
                 }
             }
         }
@@ -180,6 +299,9 @@ impl Iterator for WebSamples {
             if self.done {
                 return None;
             }
+            if self.index.is_some() {
+                return self.next_of_index();
+            }
             let item = self.sample(true).transpose();
             self.done = !matches!(item, Some(Ok(_) | Err(Bad { more: true, .. })));
             match item {
@@ -193,7 +315,7 @@ impl Iterator for WebSamples {
 
 /// The dot between key and extension: the first one after the last slash. `None` for names that do not belong to a
 /// sample: without a dot, hidden, or whose first component begins and ends with two underscores (`__meta__`).
-fn dot(name: &str) -> Option<usize> {
+pub(super) fn dot(name: &str) -> Option<usize> {
     let first = name.split('/').next().unwrap_or_default();
     if first.len() >= 4 && first.starts_with("__") && first.ends_with("__") {
         return None;

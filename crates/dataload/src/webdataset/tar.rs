@@ -11,7 +11,7 @@ use crate::DataError;
 use crate::bad::{Bad, noting};
 use crate::content::Content;
 
-const BLOCK: u64 = 512;
+pub(super) const BLOCK: u64 = 512;
 /// The longest name in a header; longer ones are in an extended header before it.
 const NAME_BYTES: usize = 100;
 /// The largest extended header, which holds a name or a few attributes.
@@ -26,6 +26,8 @@ pub(super) struct TarReader {
     ended: bool,
     /// The next header, which has been read: it was found behind a bad one.
     found: Option<Box<Header>>,
+    /// Where a sample ends, if an index says so: neither a header nor the end mark is looked for beyond.
+    stop: Option<u64>,
 }
 
 /// A regular file, whose content follows.
@@ -48,17 +50,39 @@ struct Extended {
 
 impl TarReader {
     pub(super) fn new(content: Content) -> Self {
-        Self { content, unread: 0, ended: false, found: None }
+        Self { content, unread: 0, ended: false, found: None, stop: None }
     }
 
     pub(super) fn path(&self) -> &Arc<std::path::Path> {
         self.content.path()
     }
 
+    /// The length of the archive, if it can be read in any order.
+    pub(super) fn seekable_length(&mut self) -> Result<u64, DataError> {
+        self.content.seekable_length()
+    }
+
+    /// Moves to a header, which an index names, and reads no further than to `stop`.
+    pub(super) fn seek(&mut self, at: u64, stop: Option<u64>) -> Result<(), DataError> {
+        (self.unread, self.ended, self.found, self.stop) = (0, false, None, stop);
+        self.content.seek(at)
+    }
+
+    /// The offset of the content of the file that [`next_file`](Self::next_file) returned last, if it has not been
+    /// read.
+    pub(super) fn at(&self) -> u64 {
+        self.content.at()
+    }
+
+    /// The offset of the next header.
+    pub(super) fn next_at(&self) -> u64 {
+        self.content.at().saturating_add(self.unread)
+    }
+
     /// The next regular file; `None` at the archive's end mark. Other bytes than zeros after the mark are an error.
     ///
-    /// After a bad header, the next one is looked for. It belongs to another file, whose name an extended header may have
-    /// set that was lost.
+    /// After a bad header, the next one is looked for. It belongs to another file, whose name an extended header may
+    /// have set that was lost.
     pub(super) fn next_file(&mut self) -> Result<Option<TarFile>, Bad> {
         let mut extended = Extended::default();
         while !self.ended {
@@ -135,7 +159,11 @@ impl TarReader {
             let found = format!("the end of the file after {filled} bytes");
             return Err(self.content.corrupt(offset, "a tar header or the archive's end mark", found).into());
         }
-        if header.as_bytes().iter().all(|&byte| byte == 0) {
+        let is_zero = header.as_bytes().iter().all(|&byte| byte == 0);
+        if is_zero && self.stop.is_some() {
+            return Ok(None);
+        }
+        if is_zero {
             return match self.content.drain_zeros()? {
                 None => Ok(None),
                 Some(at) => {
@@ -162,6 +190,9 @@ impl TarReader {
     fn search(&mut self, offset: u64, error: DataError) -> Bad {
         let mut header = Header::new_old();
         loop {
+            if self.stop.is_some_and(|stop| self.content.at() >= stop) {
+                return error.into();
+            }
             match self.content.fill(header.as_mut_bytes()) {
                 Ok(filled) if filled as u64 == BLOCK => {}
                 Err(DataError::Cancelled) => return DataError::Cancelled.into(),
@@ -225,7 +256,7 @@ impl TarReader {
     /// The size with its padding; an error when the archive is too short for it.
     fn padded(&self, bytes: u64, offset: u64) -> Result<u64, DataError> {
         let room = self.content.length().map_or(u64::MAX, |length| length.saturating_sub(self.content.at()));
-        match bytes.checked_next_multiple_of(BLOCK) {
+        match padded(bytes) {
             Some(padded) if padded <= room => Ok(padded),
             _ => {
                 let expected = format!("room for the {bytes} bytes of a file");
@@ -239,6 +270,11 @@ impl TarReader {
 fn has_no_content(kind: EntryType) -> bool {
     use EntryType::{Block, Char, Directory, Fifo, Link, Symlink};
     matches!(kind, Link | Symlink | Char | Block | Directory | Fifo)
+}
+
+/// The size of a file with its padding.
+pub(super) fn padded(bytes: u64) -> Option<u64> {
+    bytes.checked_next_multiple_of(BLOCK)
 }
 
 /// The checksum that a header should have: the sum of its bytes, with the field of the checksum as spaces.

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 
 use ::tar::{Builder, Header};
 
+use super::index::{IndexText, check_name};
+use super::tar::padded;
 use crate::DataError;
 use crate::output::Output;
+use crate::shards::index as shard_index;
 
 /// Collects the options of a [`WebDatasetWriter`]; made by [`WebDatasetWriter::builder`].
 #[derive(Clone, Debug)]
@@ -16,6 +19,7 @@ pub struct WebDatasetWriterBuilder {
     max_count: u64,
     max_size: u64,
     start_shard: u64,
+    index: bool,
 }
 
 impl WebDatasetWriterBuilder {
@@ -40,10 +44,18 @@ impl WebDatasetWriterBuilder {
         self
     }
 
+    /// Whether each shard gets an index beside it, see [`WebDataset::write_index`](super::WebDataset::write_index); off
+    /// unless set. Keys and extensions must not have spaces then.
+    pub fn index(mut self, index: bool) -> Self {
+        self.index = index;
+        self
+    }
+
     /// Makes the writer; the first file is created with the first sample.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a pattern without one number like `%06d`, or a limit of 0.
+    /// [`DataError::InvalidOption`] for a pattern without one number like `%06d`, or a limit of 0;
+    /// [`DataError::Layout`] for an index of shards that are compressed by gzip, which cannot be read in the middle.
     pub fn build(self) -> Result<WebDatasetWriter, DataError> {
         for (option, limit) in [("max_count", self.max_count), ("max_size", self.max_size)] {
             if limit == 0 {
@@ -51,9 +63,12 @@ impl WebDatasetWriterBuilder {
             }
         }
         let name = ShardName::parse(&self.pattern)?;
-        let number = self.start_shard;
-        let (options, keys) = (self, HashSet::new());
-        Ok(WebDatasetWriter { options, name, number, shard: None, samples: 0, bytes: 0, keys, files: Vec::new() })
+        if self.index {
+            shard_index::require_seekable(self.pattern.as_ref())?;
+        }
+        let (number, index, keys) = (self.start_shard, IndexText::default(), HashSet::new());
+        let (options, files) = (self, Vec::new());
+        Ok(WebDatasetWriter { options, name, number, shard: None, samples: 0, bytes: 0, keys, index, files })
     }
 }
 
@@ -77,13 +92,16 @@ pub struct WebDatasetWriter {
     bytes: u64,
     /// The keys in the open shard: a reader would merge neighbouring samples with equal keys.
     keys: HashSet<String>,
+    /// The index of the open shard.
+    index: IndexText,
     files: Vec<PathBuf>,
 }
 
 impl WebDatasetWriter {
     /// Options for shards named by `pattern`, in which `%06d` or `%d` stands for the shard's number.
     pub fn builder(pattern: impl Into<String>) -> WebDatasetWriterBuilder {
-        WebDatasetWriterBuilder { pattern: pattern.into(), max_count: 100_000, max_size: 3_000_000_000, start_shard: 0 }
+        let (max_count, max_size) = (100_000, 3_000_000_000);
+        WebDatasetWriterBuilder { pattern: pattern.into(), max_count, max_size, start_shard: 0, index: false }
     }
 
     /// Adds a sample with these files, as (extension, content).
@@ -100,6 +118,9 @@ impl WebDatasetWriter {
     {
         check_key(key)?;
         check_extensions(key, files)?;
+        if self.options.index {
+            files.iter().try_for_each(|(extension, _)| check_name(&format!("{key}.{}", extension.as_ref())))?;
+        }
         let bytes = files.iter().map(|(_, content)| content.as_ref().len() as u64).sum::<u64>();
         let full = self.samples >= self.options.max_count || self.bytes.saturating_add(bytes) > self.options.max_size;
         if full && self.samples > 0 {
@@ -118,10 +139,16 @@ impl WebDatasetWriter {
             header.set_size(content.len() as u64);
             header.set_mode(0o444);
             header.set_mtime(0);
-            let written = shard.append_data(&mut header, format!("{key}.{}", extension.as_ref()), content);
+            let name = format!("{key}.{}", extension.as_ref());
+            let written = shard.append_data(&mut header, &name, content);
             if let Err(error) = written {
                 let path = shard.get_ref().path().to_owned();
                 return Err(DataError::Io { path, error });
+            }
+            if self.options.index {
+                let bytes = content.len() as u64;
+                let start = shard.get_ref().written() - padded(bytes).unwrap_or(bytes);
+                self.index.add(&name, key.len(), start, bytes);
             }
         }
         self.samples += 1;
@@ -144,7 +171,12 @@ impl WebDatasetWriter {
         let Some(shard) = self.shard.take() else { return Ok(()) };
         let path = shard.get_ref().path().to_owned();
         let output = shard.into_inner().map_err(DataError::io(&path))?;
-        self.files.push(output.finish()?);
+        let path = output.finish()?;
+        let index = std::mem::take(&mut self.index);
+        if self.options.index {
+            shard_index::write(&path, &index.finish(&path))?;
+        }
+        self.files.push(path);
         self.number += 1;
         (self.samples, self.bytes) = (0, 0);
         self.keys.clear();

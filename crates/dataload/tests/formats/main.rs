@@ -18,6 +18,7 @@ mod arrays;
     feature = "csv",
     feature = "jsonl",
     feature = "lmdb",
+    feature = "mds",
     feature = "parquet",
     feature = "safetensors",
     feature = "tfrecord",
@@ -26,12 +27,19 @@ mod arrays;
 ))]
 mod corpus;
 mod images;
+#[cfg(all(feature = "tfrecord", feature = "webdataset"))]
+mod index_damage;
+#[cfg(all(feature = "tfrecord", feature = "webdataset"))]
+mod indexes;
 #[cfg(feature = "lmdb")]
 mod lmdb;
 #[cfg(feature = "lmdb")]
 mod lmdb_writer;
+#[cfg(all(feature = "mds", feature = "zstd"))]
+mod mds;
 #[cfg(all(
     feature = "lmdb",
+    feature = "mds",
     feature = "parquet",
     feature = "safetensors",
     feature = "tfrecord",

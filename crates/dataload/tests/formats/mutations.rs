@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use overdrive_dataload::{
-    Dataset, LmdbDataset, ParquetDataset, Philox, SafeTensorsFile, TfRecords, WebSamples, decode_npy,
+    DataError, Dataset, IterableDataset, LmdbDataset, MdsDataset, ParquetDataset, Philox, SafeTensorsFile,
+    ShardListDataset, TfRecordDataset, TfRecordWriter, TfRecords, WebDataset, WebSamples, decode_npy,
 };
 
 use crate::fixture;
@@ -169,4 +170,102 @@ fn damaged_tables() {
         };
         columns.iter().filter(|name| read(name).is_ok()).count()
     });
+}
+
+/// Whatever an index says: each sample once and in its place, or an error.
+fn assert_whole<S: PartialEq>(items: &[Result<S, DataError>], good: &[S]) -> usize {
+    let found: Vec<&S> = items.iter().flatten().collect();
+    let places: Vec<_> = found.iter().map(|item| good.iter().position(|sample| sample == *item)).collect();
+    assert!(places.iter().all(Option::is_some) && places.is_sorted_by(|a, b| a < b), "{places:?}");
+    assert!(found.len() == good.len() || items.iter().any(Result::is_err), "{places:?} without an error");
+    found.len()
+}
+
+#[test]
+fn damaged_indexes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (shard, index) = (dir.path().join("web-001.tar"), dir.path().join("web-001.idx"));
+    fs::copy(fixture("web-001.tar"), &shard).unwrap();
+    let dataset = WebDataset::from_files([&shard]).unwrap();
+    let good: Vec<_> = dataset.stream([0]).map(Result::unwrap).collect();
+    hammer(&["index/web-001.idx"], |bytes, round| {
+        fs::write(&index, bytes).unwrap();
+        let selected = match round % 2 {
+            0 => dataset.clone(),
+            _ => dataset.clone().select(["bin", "cls", "seg.json", "txt"]),
+        };
+        let listed = ShardListDataset::new(selected.clone()).map_or(0, |list| list.len());
+        assert!(listed <= good.len());
+        assert_whole(&selected.stream([0]).collect::<Vec<_>>(), &good) + listed
+    });
+    let (shard, index) = (dir.path().join("examples.tfrecord"), dir.path().join("examples.idx"));
+    fs::copy(fixture("examples.tfrecord"), &shard).unwrap();
+    let dataset = TfRecordDataset::from_files([&shard]).unwrap();
+    let good: Vec<_> = dataset.stream([0]).map(Result::unwrap).collect();
+    hammer(&["index/examples.tfrecord.idx"], |bytes, _| {
+        fs::write(&index, bytes).unwrap();
+        let listed = ShardListDataset::new(dataset.clone()).map_or(0, |list| list.len());
+        assert!(listed <= good.len());
+        assert_whole(&dataset.stream([0]).collect::<Vec<_>>(), &good) + listed
+    });
+}
+
+/// Damage to frames and to their table, with a good index beside them.
+#[test]
+fn damaged_frames() {
+    let dir = tempfile::tempdir().unwrap();
+    let records: Vec<Vec<u8>> = (0..40).map(|i| vec![i; 40_000 + usize::from(i)]).collect();
+    let mut writer = TfRecordWriter::with_index(dir.path().join("a.tfrecord.zst")).unwrap();
+    records.iter().for_each(|record| writer.write(record).unwrap());
+    let shard = writer.finish().unwrap();
+    let (dataset, good) = (TfRecordDataset::from_files([&shard]).unwrap(), fs::read(&shard).unwrap());
+    let mut random = Random::new(99);
+    let (mut given, mut lost) = (0, 0);
+    for round in 0..ROUNDS / 5 {
+        // All of it, or the table at the end.
+        let start = if round % 2 == 0 { 0 } else { good.len() - 60 };
+        let bytes = [&good[..start], &mutate(&good[start..], &mut random)].concat();
+        if bytes.is_empty() {
+            // A file without records, as TensorFlow writes it.
+            continue;
+        }
+        fs::write(&shard, bytes).unwrap();
+        let items: Vec<_> = dataset.stream([0]).map(|record| record.map(|record| record.into_bytes())).collect();
+        given += assert_whole(&items, &records);
+        lost += items.iter().filter(|item| item.is_err()).count();
+    }
+    assert!(given > 0 && lost > 0);
+}
+
+#[test]
+fn damaged_folders_of_mosaic() {
+    for name in ["plain", "zstd"] {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = fixture("mds").join(name);
+        let files: Vec<_> = fs::read_dir(&folder).unwrap().map(|it| it.unwrap().file_name()).collect();
+        for file in &files {
+            for file in &files {
+                fs::copy(folder.join(file), dir.path().join(file)).unwrap();
+            }
+            let path = format!("mds/{name}/{}", file.to_str().unwrap());
+            hammer(&[&path], |bytes, round| {
+                fs::write(dir.path().join(file), &bytes).unwrap();
+                // The index states the length.
+                if *file != *"index.json" && round % 8 > 0 {
+                    let text = fs::read_to_string(folder.join("index.json")).unwrap();
+                    let stated = |bytes: u64| format!("\"bytes\": {bytes},");
+                    let length = fs::metadata(folder.join(file)).unwrap().len();
+                    let text = text.replace(&stated(length), &stated(bytes.len() as u64));
+                    fs::write(dir.path().join("index.json"), text).unwrap();
+                }
+                let Ok(dataset) = MdsDataset::open(dir.path()) else { return 0 };
+                let samples: Vec<_> = dataset.stream(0..dataset.shards()).take(100).flatten().collect();
+                let columns = |sample: &overdrive_dataload::MdsSample| {
+                    sample.columns().filter(|column| sample.get(column).is_ok()).count()
+                };
+                let listed = ShardListDataset::new(dataset).map_or(0, |list| list.len());
+                samples.iter().map(columns).sum::<usize>() + listed
+            });
+        }
+    }
 }

@@ -1,10 +1,18 @@
 //! Reads a file from front to back, decompressing it where needed, with an offset for every error.
 
+#[cfg(feature = "zstd")]
+mod seekable;
+
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
+#[cfg(all(
+    feature = "zstd",
+    any(feature = "lmdb", feature = "mds", feature = "tfrecord", feature = "webdataset")
+))]
+pub(crate) use seekable::{FOOTER_MAGIC, TABLE_MAGIC};
 
 use crate::read::{Input, NotFetched};
 use crate::{Cancellation, DataError};
@@ -17,11 +25,9 @@ const HEADER_BYTES: usize = 1 << 12;
 const DIRECT_BYTES: u64 = 1 << 15;
 /// The most memory reserved for a declared length that cannot be checked against the file's size.
 const TRUSTED_BYTES: u64 = 1 << 20;
-const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
+/// With the method, which is deflate: a length in the place of the first two bytes is 0x8b1f.
+const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 8];
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-/// zstd's default: a decoder holds at most 128 MiB of history, whatever the frame asks for.
-#[cfg(feature = "zstd")]
-const ZSTD_WINDOW_LOG: u32 = 27;
 
 trait Bytes: Read + Seek + Send {}
 
@@ -35,7 +41,7 @@ struct ReadLimiter {
 
 impl ReadLimiter {
     fn new(input: impl Read + Seek + Send + 'static) -> Self {
-        Self { input: Box::new(input), most: BUFFER_BYTES }
+        Self { input: Box::new(input), most: HEADER_BYTES }
     }
 }
 
@@ -67,14 +73,38 @@ enum Source {
     /// An uncompressed file and its length in bytes.
     Plain { reader: BufReader<ReadLimiter>, bytes: u64 },
     /// Decompressed as it is read; its length is known only at the end.
-    Packed { reader: Box<dyn BufRead + Send>, format: &'static str },
+    Packed { reader: Box<dyn Unpack>, format: &'static str },
 }
+
+/// Decompresses.
+trait Unpack: BufRead + Send {
+    /// The length of the content, where the file says where its parts are. It is not to be trusted: it may be wrong.
+    fn content_length(&mut self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
+    /// Moves to an offset of the content or to one before it, which is returned; `None` where the file can only be read
+    /// from front to back.
+    fn seek(&mut self, _to: u64) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+}
+
+impl<R: BufRead + Send> Unpack for BufReader<MultiGzDecoder<R>> {}
 
 impl Content {
     /// Opens a regular file; gzip and zstd are recognised by their first bytes, not by the name.
     pub(crate) fn open(path: Arc<Path>) -> Result<Self, DataError> {
         let (input, bytes) = Input::open(&path)?;
         Self::new(input, bytes, path)
+    }
+
+    /// Opens a regular file that is not compressed, whatever its first bytes.
+    #[cfg(feature = "mds")]
+    pub(crate) fn open_plain(path: Arc<Path>) -> Result<Self, DataError> {
+        let (input, bytes) = Input::open(&path)?;
+        let reader = BufReader::with_capacity(BUFFER_BYTES, ReadLimiter::new(input));
+        Ok(Self { path, source: Source::Plain { reader, bytes }, at: 0, cancelled: Cancellation::default() })
     }
 
     /// The content of `bytes`; `path` only names them in errors.
@@ -245,16 +275,46 @@ impl Content {
         }
     }
 
-    /// Moves to an offset; an error for a compressed file.
-    pub(crate) fn seek(&mut self, at: u64) -> Result<(), DataError> {
+    /// Moves to an offset; an error for a file that is compressed as a whole.
+    pub(crate) fn seek(&mut self, to: u64) -> Result<(), DataError> {
         match &mut self.source {
-            Source::Plain { reader, .. } => reader.seek(SeekFrom::Start(at)).map_err(DataError::io(&self.path))?,
-            Source::Packed { format, .. } => {
-                return Err(DataError::layout(&self.path, "a file that is not compressed", *format));
+            Source::Plain { reader, .. } => {
+                if to.abs_diff(self.at) >= HEADER_BYTES as u64 {
+                    reader.get_mut().most = HEADER_BYTES;
+                }
+                // Within the buffer this only moves its position; a file's length fits into an i64.
+                let by = i64::try_from(i128::from(to) - i128::from(self.at)).map_err(io::Error::other);
+                by.and_then(|by| reader.seek_relative(by)).map_err(DataError::io(&self.path))?;
+                self.at = to;
+                Ok(())
             }
-        };
-        self.at = at;
-        Ok(())
+            Source::Packed { reader, format } => match reader.seek(to) {
+                Ok(Some(at)) => {
+                    self.at = at;
+                    self.skip(to - at, "the content before a sample")
+                }
+                Ok(None) => Err(DataError::layout(&self.path, "a file that is not compressed as a whole", *format)),
+                Err(error) => Err(self.damaged(error)),
+            },
+        }
+    }
+
+    /// The length of the content where it can be read in any order, which for a compressed file may be wrong; an error
+    /// where it can only be read from front to back. Moves to the start.
+    pub(crate) fn seekable_length(&mut self) -> Result<u64, DataError> {
+        let length = match &mut self.source {
+            Source::Plain { bytes, .. } => Ok(*bytes),
+            Source::Packed { reader, format } => match reader.content_length() {
+                Ok(Some(length)) => Ok(length),
+                Ok(None) => {
+                    let expected = "a file that is not compressed, or by zstd in frames with a table of them";
+                    Err(DataError::layout(&self.path, expected, format!("{format} without one")))
+                }
+                Err(error) => Err(self.damaged(error)),
+            },
+        }?;
+        self.seek(0)?;
+        Ok(length)
     }
 
     /// The length of the file; `None` where it is compressed.
@@ -325,62 +385,14 @@ impl Content {
 }
 
 #[cfg(feature = "zstd")]
-fn zstd_decoder(reader: BufReader<ReadLimiter>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
-    let mut decoder = zstd::Decoder::with_buffer(reader).map_err(DataError::io(path))?;
-    decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(DataError::io(path))?;
-    Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder)))
+fn zstd_decoder(reader: BufReader<ReadLimiter>, path: &Path) -> Result<Box<dyn Unpack>, DataError> {
+    Ok(Box::new(seekable::ZstdReader::new(reader).map_err(DataError::io(path))?))
 }
 
 #[cfg(not(feature = "zstd"))]
-fn zstd_decoder(_: BufReader<ReadLimiter>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
+fn zstd_decoder(_: BufReader<ReadLimiter>, path: &Path) -> Result<Box<dyn Unpack>, DataError> {
     Err(DataError::layout(path, "a build with the feature `zstd`", "zstd-compressed data"))
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-    use super::*;
-
-    /// Counts the bytes read.
-    struct Counted(io::Cursor<Vec<u8>>, Arc<AtomicU64>);
-
-    impl Read for Counted {
-        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            let read = self.0.read(buffer)?;
-            self.1.fetch_add(read as u64, Relaxed);
-            Ok(read)
-        }
-    }
-
-    impl Seek for Counted {
-        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-            self.0.seek(to)
-        }
-    }
-
-    #[test]
-    fn skipping_contents_reads_little_more_than_headers() {
-        const HEADER: u64 = 512;
-        const FILE: u64 = 100_000;
-        let bytes: Vec<u8> = (0..50 * (HEADER + FILE)).map(|position| (position * 31) as u8).collect();
-        let read = Arc::new(AtomicU64::new(0));
-        let (length, path) = (bytes.len() as u64, Path::new("some").into());
-        let mut content = Content::new(Counted(io::Cursor::new(bytes), read.clone()), length, path).unwrap();
-        for file in 0..50 {
-            let start = content.at();
-            assert_eq!(content.bytes(HEADER, "a header").unwrap()[7], ((start + 7) * 31) as u8);
-            match file {
-                // Contents that are read after skips are right byte for byte.
-                49 => {
-                    let start = content.at();
-                    let file = content.bytes(FILE, "a file").unwrap();
-                    assert!((start..).zip(&file).all(|(position, &byte)| byte == (position * 31) as u8));
-                }
-                _ => content.skip(FILE, "a file").unwrap(),
-            }
-        }
-        let most = BUFFER_BYTES as u64 + 49 * HEADER_BYTES as u64 + FILE;
-        assert!(read.load(Relaxed) <= most, "{} bytes", read.load(Relaxed));
-    }
-}
+mod tests;

@@ -1,5 +1,8 @@
 //! Writes a file that appears complete or not at all.
 
+#[cfg(feature = "zstd")]
+mod frames;
+
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -13,19 +16,23 @@ const BUFFER_BYTES: usize = 1 << 18;
 
 /// Writes to `<path>.part` and renames it at the end, so that an interrupted run leaves no file that looks complete.
 ///
-/// A name that ends in `.gz` or `.tgz` is compressed with gzip, one in `.zst` with zstd.
+/// A name that ends in `.gz` or `.tgz` is compressed with gzip, one in `.zst` with zstd, in frames that can be read
+/// without each other.
 pub(crate) struct Output {
     path: PathBuf,
     part: PathBuf,
     /// `None` after `finish`.
     encoder: Option<Encoder>,
+    /// The bytes of content so far.
+    #[cfg_attr(not(any(feature = "tfrecord", feature = "webdataset")), expect(dead_code))]
+    written: u64,
 }
 
 enum Encoder {
     Plain(BufWriter<File>),
     Gzip(GzEncoder<BufWriter<File>>),
     #[cfg(feature = "zstd")]
-    Zstd(zstd::Encoder<'static, BufWriter<File>>),
+    Zstd(frames::FrameWriter<BufWriter<File>>),
 }
 
 impl Output {
@@ -42,20 +49,21 @@ impl Output {
         let encoder = match ending.as_str() {
             "gz" | "tgz" => Encoder::Gzip(GzEncoder::new(file, Compression::default())),
             #[cfg(feature = "zstd")]
-            "zst" => {
-                // A checksum per frame, so that damage is noticed when the file is read.
-                let mut encoder = zstd::Encoder::new(file, 0).map_err(DataError::io(&part))?;
-                encoder.include_checksum(true).map_err(DataError::io(&part))?;
-                Encoder::Zstd(encoder)
-            }
+            "zst" => Encoder::Zstd(frames::FrameWriter::new(file).map_err(DataError::io(&part))?),
             _ => Encoder::Plain(file),
         };
-        Ok(Self { path: path.to_owned(), part, encoder: Some(encoder) })
+        Ok(Self { path: path.to_owned(), part, encoder: Some(encoder), written: 0 })
     }
 
     /// The final path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// How many bytes were written, before compression.
+    #[cfg(any(feature = "tfrecord", feature = "webdataset"))]
+    pub(crate) fn written(&self) -> u64 {
+        self.written
     }
 
     /// Flushes, syncs the file to disk, and renames it to its final path.
@@ -85,13 +93,15 @@ impl Encoder {
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &mut self.encoder {
+        let count = match &mut self.encoder {
             Some(Encoder::Plain(file)) => file.write(bytes),
             Some(Encoder::Gzip(encoder)) => encoder.write(bytes),
             #[cfg(feature = "zstd")]
             Some(Encoder::Zstd(encoder)) => encoder.write(bytes),
             None => Err(io::ErrorKind::BrokenPipe.into()),
-        }
+        }?;
+        self.written += count as u64;
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,0 +1,178 @@
+//! The index beside a shard: a text file that says where its samples begin.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::DataError;
+use crate::output::Output;
+use crate::read::{is_url, read_file};
+
+/// The most bytes of an index: those of ten million samples.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// Where the samples of a shard are, by its index.
+#[derive(Debug, Default)]
+pub struct ShardIndex {
+    /// For each sample the end of the one before it; then the end of the last one.
+    bounds: Vec<u64>,
+    /// The checksums of their keys, where they have some.
+    keys: Vec<u32>,
+    /// The numbers of the samples that count, where not all of them do.
+    kept: Option<Vec<u32>>,
+}
+
+/// Where a sample is: between the ends of the one before it and of its own, in bytes of the (decompressed) content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+impl ShardIndex {
+    /// An index to [`push`](Self::push) to, of which all samples count, or those that are `kept`.
+    pub(crate) fn new(all: bool) -> Self {
+        Self { bounds: vec![0], keys: Vec::new(), kept: (!all).then(Vec::new) }
+    }
+
+    /// An index of samples that follow each other, with these starts and at last the end.
+    #[cfg(feature = "mds")]
+    pub(crate) fn from_bounds(bounds: Vec<u64>) -> Self {
+        Self { bounds, keys: Vec::new(), kept: None }
+    }
+
+    /// Adds a sample that ends at `end`.
+    pub(crate) fn push(&mut self, end: u64, key: Option<&str>, counts: bool) {
+        self.keys.extend(key.map(|key| crc32c::crc32c(key.as_bytes())));
+        if let Some(kept) = self.kept.as_mut().filter(|_| counts) {
+            // An index is too small for 2^32 samples.
+            kept.push(self.bounds.len() as u32 - 1);
+        }
+        self.bounds.push(end);
+    }
+
+    /// How many samples count.
+    pub(crate) fn len(&self) -> usize {
+        self.kept.as_ref().map_or(self.bounds.len().saturating_sub(1), Vec::len)
+    }
+
+    /// The number among all samples of one among those that count; that behind the last one where there are fewer.
+    pub(crate) fn sample(&self, item: usize) -> usize {
+        let sample = self.kept.as_ref().map_or(Some(item), |kept| kept.get(item).map(|&sample| sample as usize));
+        sample.unwrap_or(self.bounds.len())
+    }
+
+    /// Where a sample is, by its number among all.
+    pub(crate) fn span(&self, sample: usize) -> Option<Span> {
+        let bounds = self.bounds.get(sample..)?.first_chunk::<2>()?;
+        Some(Span { start: bounds[0], end: bounds[1] })
+    }
+
+    /// Whether a sample counts, by its number among all.
+    pub(crate) fn counts(&self, sample: usize) -> bool {
+        self.kept.as_ref().is_none_or(|kept| kept.binary_search(&(sample as u32)).is_ok())
+    }
+
+    /// Whether a sample has this key, by its number among all.
+    pub(crate) fn has_key(&self, sample: usize, key: &str) -> bool {
+        self.keys.get(sample).is_none_or(|&checksum| checksum == crc32c::crc32c(key.as_bytes()))
+    }
+}
+
+/// The file that [`write`] writes: `train-0.tar.idx` for `train-0.tar`.
+pub(crate) fn path_of(shard: &Path) -> PathBuf {
+    let mut path = shard.as_os_str().to_owned();
+    path.push(".idx");
+    PathBuf::from(path)
+}
+
+/// The index beside a shard, under the name of [`path_of`] or without the shard's endings, as DALI's `wds2idx` names
+/// it.
+pub(crate) fn find(shard: &Path) -> Option<PathBuf> {
+    if is_url(shard) {
+        return None;
+    }
+    let packed = shard.extension().is_some_and(|ending| ending == "zst");
+    let stem = if packed { shard.with_extension("") } else { shard.to_owned() };
+    [path_of(shard), stem.with_extension("idx")].into_iter().find(|path| path != shard && path.is_file())
+}
+
+/// The text of an index.
+pub(crate) fn read(path: &Path) -> Result<String, DataError> {
+    let found = |error: std::string::FromUtf8Error| error.utf8_error().to_string();
+    String::from_utf8(read_file(path, MAX_BYTES)?).map_err(|error| DataError::layout(path, "text", found(error)))
+}
+
+/// Writes the index of a shard; an earlier one stays until it is complete.
+pub(crate) fn write(shard: &Path, text: &str) -> Result<(), DataError> {
+    let mut output = Output::create(&path_of(shard))?;
+    output.write_all(text.as_bytes()).map_err(DataError::io(output.path()))?;
+    output.finish()?;
+    Ok(())
+}
+
+/// An error in a line of an index, counted from 1.
+pub(crate) fn bad_line(path: &Path, line: usize, problem: impl Into<String>) -> DataError {
+    DataError::Line { path: path.to_owned(), line: line as u64, problem: problem.into() }
+}
+
+/// An index of another shard, or of an earlier state of this one.
+pub(crate) fn misfit(index: &Path, shard: &Path, found: impl ToString) -> DataError {
+    let expected = format!("the index of {}", shard.display());
+    let found = format!("{}: make it again with `overdrive-data index`, or remove it", found.to_string());
+    DataError::layout(index, expected, found)
+}
+
+/// Refuses the name of a shard that will be compressed as a whole.
+pub(crate) fn require_seekable(shard: &Path) -> Result<(), DataError> {
+    let ending = shard.extension().unwrap_or_default().to_ascii_lowercase();
+    match ending == "gz" || ending == "tgz" {
+        true => Err(DataError::layout(shard, "no compression or .zst, for an index to be of use", "gzip")),
+        false => Ok(()),
+    }
+}
+
+/// The error where there is no index.
+pub(crate) fn missing(shard: &Path) -> DataError {
+    let expected = format!("its index {}, which `overdrive-data index` writes", path_of(shard).display());
+    DataError::layout(shard, expected, "none")
+}
+
+/// Says why an index is not used.
+pub(crate) fn ignored(error: &DataError) {
+    tracing::warn!("the shard is read from its start: {error}");
+}
+
+/// An error for a sample that is not where the index has it.
+pub(crate) fn misplaced(shard: &Path, span: Span, found: impl Into<String>) -> DataError {
+    let expected = format!("a sample that ends at byte {}, as the index beside the shard says", span.end);
+    DataError::corrupt(shard, span.start, expected, found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_is_found_by_either_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        assert_eq!(find(&path("a.b.tar")), None);
+        std::fs::write(path("a.b.idx"), "").unwrap();
+        assert_eq!(find(&path("a.b.tar")), Some(path("a.b.idx")));
+        assert_eq!(find(&path("a.b.tar.zst")), Some(path("a.b.idx")));
+        std::fs::write(path("a.b.tar.idx"), "").unwrap();
+        assert_eq!(find(&path("a.b.tar")), Some(path("a.b.tar.idx")));
+        assert_eq!(find(Path::new("s3://bucket/a.tar")), None);
+    }
+
+    #[test]
+    fn samples_that_do_not_count_leave_a_gap() {
+        let mut index = ShardIndex::new(false);
+        let samples = [(10, "a", true), (30, "b", false), (35, "c", true)];
+        samples.into_iter().for_each(|(end, key, counts)| index.push(end, Some(key), counts));
+        let spans = [0, 1, 2].map(|item| index.span(index.sample(item)));
+        assert_eq!(spans, [Some(Span { start: 0, end: 10 }), Some(Span { start: 30, end: 35 }), None]);
+        assert_eq!((index.len(), index.counts(1), index.counts(2)), (2, false, true));
+        assert!(index.has_key(1, "b") && !index.has_key(2, "b"));
+    }
+}
