@@ -21,7 +21,7 @@ const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 /// zstd's default: a decoder holds at most 128 MiB of history, whatever the frame asks for.
 #[cfg(feature = "zstd")]
-const ZSTD_WINDOW_LOG: u32 = 27;
+pub(crate) const ZSTD_WINDOW_LOG: u32 = 27;
 
 trait Bytes: Read + Seek + Send {}
 
