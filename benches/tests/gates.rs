@@ -132,12 +132,8 @@ fn every_optimizer_has_a_gate() -> Result<()> {
     let words = words.split(|it: char| !it.is_ascii_alphanumeric());
     let builders: BTreeSet<String> =
         words.filter_map(|word| word.strip_suffix("Builder")).map(str::to_ascii_lowercase).collect();
-    let held: BTreeSet<String> = recipes()
-        .iter()
-        .map(|recipe| recipe.optimizer)
-        .chain(OUR_OPTIMIZERS)
-        .map(str::to_ascii_lowercase)
-        .collect();
+    let held: BTreeSet<String> =
+        recipes().iter().map(|recipe| recipe.optimizer).chain(OUR_OPTIMIZERS).map(str::to_ascii_lowercase).collect();
     // A builder of any optimizer, and one of averages, which step no weights.
     let others = ["group", "averagedmodel"];
     let missing: Vec<&String> = builders.difference(&held).filter(|it| !others.contains(&it.as_str())).collect();

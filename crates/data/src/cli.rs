@@ -50,6 +50,8 @@ pub struct IndexOptions {
 ///   tfrecord    records of tf.train.Example, one feature per field, the key in `__key__`, `cls` as a number
 ///   lmdb        DST `.lmdb` makes a folder with data.mdb in it, `.mdb` a file; a single field is the value
 ///               itself, several are a tf.train.Example; entries like `__len__` are skipped
+///   arrow       a column for each field of the first samples, `__key__` for the key, `cls` as a number; SRC may also
+///               be a folder that Hugging Face's `save_to_disk` made
 ///
 /// The target appears only when it is complete. An error or Ctrl-C leaves nothing of it behind, but for the folders
 /// that it was to be in.

@@ -5,12 +5,7 @@ use std::borrow::Cow;
 use anyhow::{Result, bail};
 use overdrive_dataload::{Example, Feature};
 
-use crate::sample::Fields;
-
-/// The feature that holds the key.
-const KEY: &str = "__key__";
-/// The label's field: stored as a number where possible, as training programs expect it.
-const LABEL: &str = "cls";
+use crate::sample::{Fields, KEY, LABEL, number};
 
 /// Encodes an example with these fields, and with the key as one more feature if it is given.
 pub fn encode(key: Option<&str>, fields: &[(String, Vec<u8>)]) -> Vec<u8> {
@@ -20,9 +15,7 @@ pub fn encode(key: Option<&str>, fields: &[(String, Vec<u8>)]) -> Vec<u8> {
         example = example.with(KEY, bytes(key.as_bytes()));
     }
     for (name, content) in fields {
-        let number = std::str::from_utf8(content).ok().filter(|_| name == LABEL);
-        // Only where the number turns back into the same text: `007` and `+7` stay text.
-        let number = number.and_then(|text| text.parse::<i64>().ok().filter(|number| number.to_string() == text));
+        let number = Some(content).filter(|_| name == LABEL).and_then(|content| number(content));
         example = example.with(&**name, number.map_or_else(|| bytes(content), |number| Feature::Int64(vec![number])));
     }
     example.encode()
@@ -51,6 +44,7 @@ pub fn fields(example: &Example<'_>) -> Result<(Option<String>, Fields)> {
     Ok((key, fields))
 }
 
-fn text(values: &[impl ToString]) -> Vec<u8> {
+/// Numbers, separated by spaces.
+pub fn text(values: &[impl ToString]) -> Vec<u8> {
     values.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ").into_bytes()
 }

@@ -18,10 +18,12 @@ pub enum Format {
     TfRecord,
     /// An LMDB database
     Lmdb,
+    /// Arrow IPC files, or a dataset that Hugging Face's datasets has saved
+    Arrow,
 }
 
 /// File name endings and their formats; longer endings come before their suffixes.
-const ENDINGS: [(&str, Format); 14] = [
+const ENDINGS: [(&str, Format); 16] = [
     (".tar.gz", Format::WebDataset),
     (".tar.zst", Format::WebDataset),
     (".tgz", Format::WebDataset),
@@ -35,6 +37,8 @@ const ENDINGS: [(&str, Format); 14] = [
     (".tfrec", Format::TfRecord),
     (".lmdb", Format::Lmdb),
     (".mdb", Format::Lmdb),
+    (".arrow", Format::Arrow),
+    (".feather", Format::Arrow),
     ("/", Format::Folder),
 ];
 
@@ -42,7 +46,12 @@ impl Format {
     /// The format of a source.
     pub fn of_source(path: &Path) -> Result<Self> {
         if path.is_dir() {
-            return Ok(if path.join("data.mdb").is_file() { Self::Lmdb } else { Self::Folder });
+            let has = |name: &str| path.join(name).is_file();
+            return Ok(match () {
+                () if has("data.mdb") => Self::Lmdb,
+                () if has("state.json") || has("dataset_dict.json") => Self::Arrow,
+                () => Self::Folder,
+            });
         }
         by_ending(path).ok_or_else(|| unknown(path, "--from"))
     }
@@ -63,7 +72,7 @@ fn by_ending(path: &Path) -> Option<Format> {
 }
 
 fn unknown(path: &Path, option: &str) -> anyhow::Error {
-    anyhow!("{}: unknown format; state it with {option} (folder, webdataset, tfrecord, lmdb)", path.display())
+    anyhow!("{}: unknown format; state it with {option} (folder, webdataset, tfrecord, lmdb, arrow)", path.display())
 }
 
 /// Splits a name into its stem and a known ending, which may be empty.
@@ -86,6 +95,7 @@ mod tests {
         assert_eq!(target("train-%06d.TAR.GZ"), Some(Format::WebDataset));
         assert_eq!(target("a.b/train.tfrecord.gz"), Some(Format::TfRecord));
         assert_eq!(target("train.lmdb"), Some(Format::Lmdb));
+        assert_eq!(target("train.arrow"), Some(Format::Arrow));
         assert_eq!(target("out"), Some(Format::Folder));
         assert_eq!(target("out.d/"), Some(Format::Folder));
         assert_eq!(target("train.zip"), None);

@@ -1,5 +1,10 @@
 //! The form of a sample between all formats.
 
+/// The name of the key where it is stored beside the fields.
+pub const KEY: &str = "__key__";
+/// The field with the class's number: stored as a number where possible, as training programs expect it.
+pub const LABEL: &str = "cls";
+
 /// The field names (extensions) of images.
 pub const IMAGES: [&str; 9] = ["jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff"];
 
@@ -18,6 +23,12 @@ impl Sample {
     pub fn bytes(&self) -> usize {
         self.fields.iter().map(|(_, content)| content.len()).sum()
     }
+}
+
+/// The number that a label is. Only one that turns back into the same text: `007` and `+7` stay text.
+pub fn number(content: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(content).ok()?;
+    text.parse::<i64>().ok().filter(|number| number.to_string() == text)
 }
 
 /// A field name for content that has none, from its first bytes.

@@ -8,8 +8,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use overdrive_dataload::{
-    Color, Dataset, Example, Feature, Image, IterableDataset, LmdbDataset, LmdbWriter, TfRecordDataset, TfRecordWriter,
-    WebDataset, WebDatasetWriter, decode_image,
+    ArrowDataset, Color, Dataset, Example, Feature, Image, IterableDataset, LmdbDataset, LmdbWriter, TfRecordDataset,
+    TfRecordWriter, WebDataset, WebDatasetWriter, decode_image,
 };
 use tempfile::TempDir;
 
@@ -47,6 +47,11 @@ fn put(root: &Path, name: &str, content: &[u8]) {
     fs::write(path, content).unwrap();
 }
 
+/// A folder that Hugging Face's `DatasetDict.save_to_disk` made.
+fn pictures() -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "..", "dataload", "tests", "fixtures", "arrow", "pictures"].iter().collect()
+}
+
 /// Two classes, a nested folder, and notes with an image's name.
 fn photos() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -81,7 +86,7 @@ fn tree(root: &Path) -> BTreeMap<String, Vec<u8>> {
 fn every_format_keeps_the_content() {
     let (dir, root) = photos();
     let path = |name: &str| dir.path().join(name);
-    let chain = ["a.tar", "b.tfrecord", "c.lmdb", "d.tar.gz", "e.mdb", "f.tfrecord.gz", "g"];
+    let chain = ["a.tar", "b.tfrecord", "c.lmdb", "d.tar.gz", "e.mdb", "f.tfrecord.gz", "h.arrow", "g"];
     let mut from = root.clone();
     for name in chain {
         good(&from, &path(name), if name == "e.mdb" { &["--checksums"] } else { &[] });
@@ -109,7 +114,8 @@ fn every_format_keeps_the_content() {
     // Nothing else is left in the folder.
     let mut names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
     names.sort();
-    let expected = ["a-000000.tar", "b.tfrecord", "c.lmdb", "d-000000.tar.gz", "e.mdb", "f.tfrecord.gz", "g", "photos"];
+    let expected =
+        ["a-000000.tar", "b.tfrecord", "c.lmdb", "d-000000.tar.gz", "e.mdb", "f.tfrecord.gz", "g", "h.arrow", "photos"];
     assert_eq!(names, expected);
 }
 
@@ -354,4 +360,31 @@ fn images_that_differ_by_a_number_are_separate_samples() {
     let names: Vec<String> = tree(&dir.path().join("back")).into_keys().collect();
     assert_eq!(names.iter().filter(|name| name.ends_with(".jpg")).count(), 3, "{names:?}");
     assert!(names.iter().any(|name| name.contains("img_2")), "{names:?}");
+}
+
+#[test]
+fn datasets_of_hugging_face_become_samples_and_samples_columns() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    good(&pictures().join("train"), &path("a.tar"), &[]);
+    let shards = WebDataset::from_files([path("a-000000.tar")]).unwrap();
+    let samples: Vec<_> = shards.stream([0]).map(Result::unwrap).collect();
+    assert_eq!(samples.iter().map(|sample| sample.key()).collect::<Vec<_>>(), ["000000000", "000000001"]);
+    assert_eq!(samples[0].get("jpg"), Some(&*picture("one.jpg")));
+    let text = |name: &str| str::from_utf8(samples[1].get(name).unwrap()).unwrap();
+    assert_eq!(samples[1].get("png"), Some(&*picture("even-8.png")));
+    assert_eq!(["cls", "caption", "embedding"].map(text), ["1", "text 2text 2", "-3.25 6 -10"]);
+    assert!(bad(&pictures(), &path("b.tar"), &[]).contains("[\"train\", \"test\"]"));
+
+    good(&path("a-000000.tar"), &path("c.arrow"), &[]);
+    let table = ArrowDataset::from_files([path("c.arrow")]).unwrap().mask_null("jpg").unwrap();
+    let row = table.select(["__key__", "cls", "caption"]).unwrap().get(1).unwrap();
+    assert_eq!((row.bytes("__key__"), row.int("cls")), (Some(&b"000000001"[..]), Some(1)));
+    assert_eq!(row.bytes("caption"), Some(&b"text 2text 2"[..]));
+    let many = ["x"; 1001].iter().enumerate().map(|(i, x)| (format!("cat/{i:04}.png"), x)).collect::<Vec<_>>();
+    many.iter().for_each(|(name, x)| put(&path("many"), name, x.as_bytes()));
+    put(&path("many"), "cat/1000.json", b"{}");
+    assert!(bad(&path("many"), &path("d.arrow"), &[]).contains("cat/1000: field \"json\" is not one of"));
+    good(&path("many"), &path("d.arrow"), &["--skip-errors"]);
+    assert_eq!(ArrowDataset::from_files([path("d.arrow")]).unwrap().len(), 1000);
 }

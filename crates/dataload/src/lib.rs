@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 mod array;
+#[cfg(feature = "arrow")]
+mod arrow;
 #[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
 mod bad;
 mod batch_sampler;
@@ -9,6 +11,8 @@ mod batch_samples;
 mod cache;
 mod cancellation;
 mod collate;
+#[cfg(any(feature = "arrow", feature = "parquet"))]
+mod columns;
 mod compose;
 // Each of these three formats uses only a part of `content`, so without all of them some of it is dead code.
 #[cfg_attr(not(all(feature = "safetensors", feature = "tfrecord", feature = "webdataset")), expect(dead_code))]
@@ -30,7 +34,7 @@ mod loader;
 #[cfg(feature = "mds")]
 mod mds;
 mod mnist;
-#[cfg(any(feature = "lmdb", feature = "mds", feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(feature = "arrow", feature = "lmdb", feature = "mds", feature = "tfrecord", feature = "webdataset"))]
 mod output;
 pub mod pacing;
 mod pack_tokens;
@@ -49,7 +53,7 @@ mod read;
 mod remote;
 mod rng;
 mod sampler;
-#[cfg(any(feature = "mds", feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(feature = "arrow", feature = "mds", feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
 mod shards;
 mod stack;
 mod stream;
@@ -69,6 +73,8 @@ mod webdataset;
 #[cfg(feature = "safetensors")]
 pub use array::SafeTensorsFile;
 pub use array::{decode_npy, read_npy};
+#[cfg(feature = "arrow")]
+pub use arrow::{ArrowColumns, ArrowDataset, ArrowWriter};
 pub use batch_sampler::{
     BatchPlan, BatchSampler, DistributedBatches, FixedBatches, LengthBucketed, LengthBucketedBuilder, TokenPacking,
     TokenPackingBuilder, pack,
@@ -77,6 +83,8 @@ pub use batch_samples::{BatchSamples, Drawn, Stage};
 pub use cache::{CacheKind, Cached, Disk, DiskCached, OnDevice, Ram, Storable};
 pub use cancellation::Cancellation;
 pub use collate::Collate;
+#[cfg(any(feature = "arrow", feature = "parquet"))]
+pub use columns::{BytesColumn, Column, Field, FieldKind, Ragged, Row, Table, Value};
 pub use compose::{
     Chain, Concat, Filter, InterleaveBuilder, MapStyle, Mixture, StoppingStrategy, StreamMixture, Zip, ZipParts,
     interleave_datasets, map_style,
@@ -107,10 +115,7 @@ pub use overdrive_jpeg::Region;
 pub use pack_tokens::{PackTokens, PackedTokens};
 pub use pad_sequence::PadSequence;
 #[cfg(feature = "parquet")]
-pub use parquet::{
-    BytesColumn, MakeBatch, ParquetBatches, ParquetDataset, ParquetEpoch, ParquetField, ParquetKind, ParquetRow,
-    ParquetTable, ParquetValue, ParquetValues, Ragged,
-};
+pub use parquet::{MakeBatch, ParquetBatches, ParquetDataset, ParquetEpoch};
 pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};
 pub use random_split::{PartLength, random_split, split_lengths};
@@ -121,7 +126,7 @@ pub use sampler::{
     Curriculum, DistributedSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler,
     WeightedRandomSampler,
 };
-#[cfg(any(feature = "mds", feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(feature = "arrow", feature = "mds", feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
 pub use shards::expand_shards;
 #[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
 pub use shards::{IndexedShards, ShardListDataset};

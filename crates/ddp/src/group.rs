@@ -239,8 +239,9 @@ impl ProcessGroup {
         let Ok(rank) = members.binary_search(&self.rank()) else { return Ok(None) };
         let global_ranks = members.iter().map(|&member| self.0.global_ranks[member]).collect();
         let inner = &*self.0;
-        let group = Self::join(&inner.store, inner.backend, &name, rank, global_ranks, inner.local_rank, inner.settings)
-            .map_err(|source| DdpError::between(self.context("new_group"), source))?;
+        let group =
+            Self::join(&inner.store, inner.backend, &name, rank, global_ranks, inner.local_rank, inner.settings)
+                .map_err(|source| DdpError::between(self.context("new_group"), source))?;
         inner.members_of.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&group.0));
         Ok(Some(group))
     }

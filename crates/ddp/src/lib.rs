@@ -44,7 +44,9 @@ mod work;
 pub use collectives::P2pOp;
 pub use ddp::{DdpBuilder, DistributedDataParallel, NoSync, Outputs};
 pub use error::{Context, DdpError};
-pub use group::{Backend, DEFAULT_NCCL_TIMEOUT, DEFAULT_TIMEOUT, ProcessGroup, ProcessGroupBuilder, init_process_group};
+pub use group::{
+    Backend, DEFAULT_NCCL_TIMEOUT, DEFAULT_TIMEOUT, ProcessGroup, ProcessGroupBuilder, init_process_group,
+};
 pub use hooks::{CommHook, GradBucket};
 pub use local_sgd::ModelAverager;
 pub use one_bit_adam::{OneBitAdam, OneBitAdamOptions};

@@ -76,7 +76,7 @@ pub use host_buffer::HostBuffer;
 pub use host_cache::{cache_host_memory, cached_host_memory};
 pub use leaves::Leaves;
 pub use mapped_file::MappedFile;
-pub use memory::{Storage, empty_pinned, storage, tensor_from_vec};
+pub use memory::{Storage, empty_pinned, storage, tensor_from_owner, tensor_from_vec};
 pub use op::{Arg, LazyOp, Op, Value};
 pub use package::{Form, LEAST_SIZE, Package, check_owner, is_lazy, share_memory};
 pub use rows::Rows;

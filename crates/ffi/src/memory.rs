@@ -1,7 +1,7 @@
-//! Tensors in page-locked host memory, and in the memory of a vector.
+//! Tensors in page-locked host memory, and in memory that something else has allocated.
 
 use std::ffi::c_void;
-use std::{ptr, slice};
+use std::ptr::{self, NonNull};
 
 use tch::kind::Element;
 use tch::{Kind, Tensor};
@@ -85,42 +85,102 @@ pub fn tensor_from_vec<T: Element + Send + 'static>(
     kind: Kind,
     shape: &[i64],
 ) -> Result<Tensor, Error> {
-    let elements = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(usize::try_from(size).ok()?));
-    let bytes = elements.and_then(|elements| elements.checked_mul(kind.elt_size_in_bytes()));
-    let given = size_of_val(values.as_slice());
-    if bytes.is_none_or(|bytes| bytes > given) {
-        return Err(Error::refused(format!("a tensor of {shape:?} and {kind:?} does not fit into {given} bytes")));
-    }
-    // A complex number has the alignment of its parts.
-    let alignment = kind.elt_size_in_bytes().min(align_of::<f64>());
-    if bytes != Some(0) && !values.as_ptr().addr().is_multiple_of(alignment) {
-        return Err(Error::refused(format!("the vector should be aligned to {alignment} bytes, as {kind:?} needs")));
-    }
-    if kind == Kind::Bool && T::KIND != Kind::Bool {
-        // SAFETY: elements are plain numbers without padding, and `bytes` of them are there.
-        let bytes = unsafe { slice::from_raw_parts(values.as_ptr().cast::<u8>(), bytes.unwrap_or(0)) };
-        if !are_bools(bytes) {
-            return Err(Error::refused("for Kind::Bool every byte should be 0 or 1"));
-        }
-    }
+    let mut values = values;
+    let elements = NonNull::from(values.as_mut_slice());
+    let data = NonNull::slice_from_raw_parts(elements.cast(), elements.len() * size_of::<T>());
+    // SAFETY: the vector, which nobody else can reach, keeps its memory where it is until it is dropped. Elements are
+    // plain numbers without padding, so that all bytes are initialised.
+    unsafe { tensor_from_memory(data, T::KIND == Kind::Bool, Box::into_raw(Box::new(values)), kind, shape) }
+}
 
-    let mut owner = Box::new(values);
-    let data = owner.as_mut_ptr().cast::<c_void>();
-    let owner = Box::into_raw(owner).cast::<c_void>();
+/// A tensor in the memory of any owner of bytes, without a copy: in a buffer of another library, for example, which is
+/// dropped with the tensor's storage.
+///
+/// The owner lends its bytes for writing as well, because a tensor can be written to. So memory that is shared with
+/// others cannot become a tensor.
+///
+/// ```
+/// use overdrive_ffi::tensor_from_owner;
+/// use tch::Kind;
+///
+/// let tensor = tensor_from_owner(vec![0, 1, 2, 3].into_boxed_slice(), Kind::Uint8, &[2, 2])?;
+/// assert_eq!(tensor.int64_value(&[1, 0]), 2);
+/// # Ok::<(), overdrive_ffi::Error>(())
+/// ```
+///
+/// # Shapes
+/// `shape`, row-major.
+///
+/// # Errors
+/// As [`tensor_from_vec`].
+///
+/// # Source
+/// `torch.frombuffer` of a writable buffer.
+#[doc(alias = "frombuffer")]
+pub fn tensor_from_owner<O: AsMut<[u8]> + Send + 'static>(
+    owner: O,
+    kind: Kind,
+    shape: &[i64],
+) -> Result<Tensor, Error> {
+    let owner = Box::into_raw(Box::new(owner));
+    // SAFETY: the pointer is that of a live box, which nobody else has.
+    let data = NonNull::from(unsafe { &mut *owner }.as_mut());
+    // SAFETY: the owner stays where it is until it is dropped, and nobody else can reach it meanwhile. So the exclusive
+    // borrow above, and with it the bytes that are lent, last as long.
+    unsafe { tensor_from_memory(data, false, owner, kind, shape) }
+}
+
+/// A tensor in memory that belongs to `owner`.
+///
+/// # Safety
+/// `owner` comes out of `Box::into_raw`. Until it is dropped, on whatever thread, `data` is initialised, valid for reads
+/// and writes and reached by nobody else. Where `bools`, every byte is 0 or 1.
+unsafe fn tensor_from_memory<O: Send + 'static>(
+    data: NonNull<[u8]>,
+    bools: bool,
+    owner: *mut O,
+    kind: Kind,
+    shape: &[i64],
+) -> Result<Tensor, Error> {
+    let owner = owner.cast::<c_void>();
+    // SAFETY: the caller says so.
+    if let Err(error) = check_memory(unsafe { data.as_ref() }, bools, kind, shape) {
+        drop_owner::<O>(owner);
+        return Err(error);
+    }
     let mut out = ptr::null_mut();
-    // SAFETY: the memory at `data` lives until `drop_vector` is called with its owner, which happens once, on
-    // success and on failure; it holds as many bytes as the tensor has, is aligned for it and is initialised, since
-    // elements have no padding. The shape lives through the call; on success `out` is a tensor that we own.
+    // SAFETY: the memory at `data` lives until `drop_owner` is called with its owner, which happens once, on success and
+    // on failure; it holds as many bytes as the tensor has, is aligned for it and is initialised. The shape lives through
+    // the call; on success `out` is a tensor that we own.
     check(|err| unsafe {
-        let (shape, n_dims) = (shape.as_ptr(), shape.len());
-        raw::od_tensor_from_memory(data, shape, n_dims, to_scalar_type(kind), owner, drop_vector::<T>, &mut out, err)
+        let (data, shape, n_dims) = (data.cast::<c_void>().as_ptr(), shape.as_ptr(), shape.len());
+        raw::od_tensor_from_memory(data, shape, n_dims, to_scalar_type(kind), owner, drop_owner::<O>, &mut out, err)
     })?;
     // SAFETY: as above.
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
-/// A panic must not unwind into C++. Freeing a vector of plain numbers cannot panic, so nothing is caught here.
-extern "C" fn drop_vector<T: Element>(owner: *mut c_void) {
-    // SAFETY: `owner` came out of `Box::into_raw` above as a `Vec<T>`, and is passed here once.
-    drop(unsafe { Box::from_raw(owner.cast::<Vec<T>>()) });
+/// Checks that memory is large enough for a tensor, aligned for it, and holds values of its kind.
+fn check_memory(data: &[u8], bools: bool, kind: Kind, shape: &[i64]) -> Result<(), Error> {
+    let elements = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(usize::try_from(size).ok()?));
+    let bytes = elements.and_then(|elements| elements.checked_mul(kind.elt_size_in_bytes()));
+    let Some(bytes) = bytes.and_then(|bytes| data.get(..bytes)) else {
+        let given = data.len();
+        return Err(Error::refused(format!("a tensor of {shape:?} and {kind:?} does not fit into {given} bytes")));
+    };
+    // A complex number has the alignment of its parts.
+    let alignment = kind.elt_size_in_bytes().min(align_of::<f64>());
+    if !bytes.is_empty() && !bytes.as_ptr().addr().is_multiple_of(alignment) {
+        return Err(Error::refused(format!("the memory should be aligned to {alignment} bytes, as {kind:?} needs")));
+    }
+    if kind == Kind::Bool && !bools && !are_bools(bytes) {
+        return Err(Error::refused("for Kind::Bool every byte should be 0 or 1"));
+    }
+    Ok(())
+}
+
+/// A panic must not unwind into C++: it ends the process, as one in a destructor does.
+extern "C" fn drop_owner<O>(owner: *mut c_void) {
+    // SAFETY: `owner` came out of `Box::into_raw` above as an `O`, and is passed here once.
+    drop(unsafe { Box::from_raw(owner.cast::<O>()) });
 }

@@ -2,8 +2,7 @@
 
 use overdrive_ffi::autocast::{self, Region, State};
 use overdrive_ffi::{
-    Arg, ErrorKind, GradHook, Op, TensorList, Value, adamw8bit, context, cuda, empty_pinned, tensor_from_vec,
-    test_throw,
+    Arg, ErrorKind, GradHook, Op, TensorList, Value, adamw8bit, context, cuda, empty_pinned, test_throw,
 };
 use std::error::Error as _;
 use std::sync::Arc;
@@ -197,29 +196,6 @@ fn without_a_gpu_cuda_calls_are_errors() {
     assert!(cuda::memory_stats(usize::MAX).is_err());
     assert!(cuda::reset_peak_memory_stats(0).is_err());
     assert_eq!(cuda::ForbidSync::new().is_ok(), cuda::is_compiled());
-}
-
-#[test]
-fn a_vector_becomes_a_tensor_in_place() {
-    let values = vec![1.5f32, -2.0, 3.25, 4.0, 0.0];
-    let data = values.as_ptr();
-    let tensor = tensor_from_vec(values, Kind::Float, &[2, 2]).unwrap();
-    assert_eq!((tensor.size(), tensor.data_ptr().cast_const().cast()), (vec![2, 2], data));
-    // A view keeps the memory alive.
-    let row = tensor.get(1);
-    drop(tensor);
-    assert_eq!(Vec::<f32>::try_from(row).unwrap(), [3.25, 4.0]);
-
-    let words = vec![i64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8]), 9];
-    let bytes = tensor_from_vec(words, Kind::Uint8, &[8]).unwrap();
-    assert_eq!(Vec::<u8>::try_from(bytes).unwrap(), [1, 2, 3, 4, 5, 6, 7, 8]);
-    assert_eq!(tensor_from_vec(Vec::<f32>::new(), Kind::Double, &[3, 0]).unwrap().size(), [3, 0]);
-    for (kind, shape) in
-        [(Kind::Float, &[3][..]), (Kind::Double, &[2]), (Kind::Uint8, &[-1]), (Kind::Int8, &[i64::MAX, 4])]
-    {
-        let error = tensor_from_vec(vec![0.0f32; 2], kind, shape).unwrap_err();
-        assert!(error.message().contains("does not fit into 8 bytes"), "{error}");
-    }
 }
 
 #[cfg(feature = "libjpeg-turbo")]

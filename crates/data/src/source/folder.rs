@@ -6,10 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use super::Source;
-use crate::sample::{IMAGES, Sample};
-
-/// The field with the class's number.
-pub const LABEL: &str = "cls";
+use crate::sample::{IMAGES, LABEL, Sample};
 
 /// A sample whose files have not been read yet.
 struct Listed {

@@ -1,5 +1,6 @@
 //! Reads a source, sample by sample.
 
+mod arrow;
 mod folder;
 mod lmdb;
 mod tfrecord;
@@ -28,6 +29,7 @@ pub fn open(path: &Path, format: Format) -> Result<Source> {
         Format::WebDataset => webdataset::open(path),
         Format::TfRecord => tfrecord::open(path),
         Format::Lmdb => lmdb::open(path),
+        Format::Arrow => arrow::open(path),
     }
 }
 

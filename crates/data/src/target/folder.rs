@@ -10,10 +10,7 @@ use tempfile::TempDir;
 
 use super::{Refused, Target};
 use crate::names::{file_name, without_dots};
-use crate::sample::Sample;
-
-/// The field that the class's alphabetical number replaces.
-const LABEL: &str = "cls";
+use crate::sample::{LABEL, Sample};
 
 /// Writes `root/class/name.jpg`: the class is the first part of the key, or else the field `cls`.
 pub struct Folder {

@@ -1,5 +1,6 @@
 //! Writes a target in a temporary place until it is complete.
 
+mod arrow;
 mod folder;
 mod lmdb;
 mod tfrecord;
@@ -59,6 +60,7 @@ pub fn create(options: &ConvertOptions, format: Format) -> Result<Box<dyn Target
         Format::WebDataset => Ok(Box::new(webdataset::Shards::create(options, parent, name)?)),
         Format::TfRecord => Ok(Box::new(tfrecord::Shards::create(options, parent, name)?)),
         Format::Lmdb => Ok(Box::new(lmdb::Database::create(options)?)),
+        Format::Arrow => Ok(Box::new(arrow::Table::create(options))),
     }
 }
 

@@ -15,9 +15,10 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use overdrive_dataload::{
-    Color, CsvDataset, DataError, Dataset, EncodedImage, ImagePipeline, IndexedTokens, Interpolation, IterableDataset,
-    JsonLines, MdsDataset, ParquetDataset, RandomResizedCrop, Resize, SafeTensorsFile, ShardListDataset, TfRecord,
-    TfRecordDataset, TfRecords, WebDataset, WebSamples, decode_image, decode_npy, expand_shards, read_idx,
+    ArrowDataset, Color, CsvDataset, DataError, Dataset, EncodedImage, ImagePipeline, IndexedTokens, Interpolation,
+    IterableDataset, JsonLines, MdsDataset, ParquetDataset, RandomResizedCrop, Resize, SafeTensorsFile,
+    ShardListDataset, TfRecord, TfRecordDataset, TfRecords, WebDataset, WebSamples, decode_image, decode_npy,
+    expand_shards, read_idx,
 };
 use tempfile::TempDir;
 
@@ -25,7 +26,8 @@ use tempfile::TempDir;
 pub type Entry = fn(&[u8]) -> usize;
 
 /// All entries, with the names of their targets and folders in the corpus.
-pub const ENTRIES: [(&str, Entry); 17] = [
+pub const ENTRIES: [(&str, Entry); 18] = [
+    ("arrow", arrow),
     ("caches", own_files::caches),
     ("csv", csv),
     ("idx", idx),
@@ -69,6 +71,22 @@ fn file(name: &str, content: &[u8]) -> PathBuf {
 /// How many samples can be read.
 fn good_samples(dataset: &impl Dataset) -> usize {
     (0..dataset.len()).filter(|&index| dataset.get(index).is_ok()).count()
+}
+
+/// Reads column by column: the first rows, and all rows with nulls filled and masked.
+fn arrow(bytes: &[u8]) -> usize {
+    const ROWS: usize = 100;
+    let dataset = ArrowDataset::from_bytes(bytes.to_vec(), Path::new("fuzz.arrow"));
+    let Ok(dataset) = dataset.map(|dataset| dataset.max_column_bytes(1 << 24)) else { return 0 };
+    let names: Vec<String> = dataset.fields().map(|field| field.name().to_owned()).collect();
+    let read = |name: &String| {
+        let column = dataset.clone().select([name])?;
+        let rows = (0..column.len().min(ROWS)).filter(|&row| column.get(row).is_ok()).count();
+        let masked = column.clone().mask_null(name)?.read();
+        let filled = column.clone().fill_null(name, 1.0).or_else(|_| column.fill_null_bytes(name, b"none"))?.read();
+        Ok::<_, DataError>(rows + usize::from(masked.is_ok()) + usize::from(filled.is_ok()))
+    };
+    names.iter().map(|name| read(name).unwrap_or(0)).sum()
 }
 
 /// Reads the rows of a table with names of the columns, and of one without.

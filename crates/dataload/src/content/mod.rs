@@ -14,6 +14,9 @@ use flate2::bufread::MultiGzDecoder;
 ))]
 pub(crate) use seekable::{FOOTER_MAGIC, TABLE_MAGIC};
 
+#[cfg(all(feature = "arrow", feature = "zstd"))]
+pub(crate) use seekable::ZSTD_WINDOW_LOG;
+
 use crate::read::{Input, NotFetched};
 use crate::{Cancellation, DataError};
 

@@ -22,7 +22,7 @@ const RESERVED: u8 = 0b0111_1100;
 /// The largest frame that is read as a whole; writers make them far smaller.
 const MAX_FRAME_BYTES: u32 = 1 << 26;
 /// zstd's default: a decoder holds at most 128 MiB of history, whatever the frame asks for.
-const WINDOW_LOG: u32 = 27;
+pub(crate) const ZSTD_WINDOW_LOG: u32 = 27;
 
 type Decoder = zstd::Decoder<'static, BufReader<ReadLimiter>>;
 
@@ -51,7 +51,7 @@ pub(super) struct FrameReader {
 impl ZstdReader {
     pub(super) fn new(reader: BufReader<ReadLimiter>) -> io::Result<Self> {
         let mut decoder = zstd::Decoder::with_buffer(reader)?;
-        decoder.window_log_max(WINDOW_LOG)?;
+        decoder.window_log_max(ZSTD_WINDOW_LOG)?;
         Ok(Self::Stream(BufReader::with_capacity(BUFFER_BYTES, decoder)))
     }
 

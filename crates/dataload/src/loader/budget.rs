@@ -162,7 +162,7 @@ pub(crate) fn usual_footprint<B: 'static>() -> Option<fn(&B) -> Footprint> {
         of::<Vec<Tensor>>(),
         of::<BTreeMap<String, Tensor>>(),
         #[cfg(feature = "parquet")]
-        of::<crate::ParquetTable>(),
+        of::<crate::Table>(),
     ];
     usual.into_iter().find_map(|footprint| footprint.downcast().ok()).map(|footprint| *footprint)
 }

@@ -164,7 +164,7 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
     /// If set, it also bounds the raw samples of one batch of a stream, of which each worker has one: more are an error.
     ///
     /// The bytes of a tensor, of a pair, a triple, a vector or a map by name of tensors, and of a
-    /// [`ParquetTable`](crate::ParquetTable) are known. Batches of other types are counted only with
+    /// [`Table`](crate::Table) are known. Batches of other types are counted only with
     /// [`prefetch`](Self::prefetch), [`to_device`](Self::to_device) or [`pin_memory`](Self::pin_memory).
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.options.memory_budget = Some(bytes);

@@ -4,12 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
-use super::array::Array;
-use super::column::ParquetTable;
 use super::dataset::ParquetDataset;
 use super::epoch::ParquetEpoch;
-use super::recent::Recent;
-use super::words::Spare;
+use crate::columns::{Array, Recent, Spare, Table};
 use crate::permutation::shuffle;
 use crate::rank::Rank;
 use crate::{Cancellation, DataError, Philox, RandomSampler, Sampler};
@@ -187,18 +184,13 @@ impl ParquetBatches {
     ///
     /// # Errors
     /// [`DataError::IndexOutOfRange`] for a number that is not below [`len`](Self::len); as [`ParquetDataset::read`].
-    pub fn batch(&self, epoch: u64, number: usize) -> Result<ParquetTable, DataError> {
+    pub fn batch(&self, epoch: u64, number: usize) -> Result<Table, DataError> {
         self.make(epoch, number, &Cancellation::default()).map(|(batch, _)| batch)
     }
 
     /// The same, which gives up when `cancelled`, and then reads ahead: it decodes the window after the batch's in the
     /// background.
-    pub(super) fn batch_ahead(
-        &self,
-        epoch: u64,
-        number: usize,
-        cancelled: &Cancellation,
-    ) -> Result<ParquetTable, DataError> {
+    pub(super) fn batch_ahead(&self, epoch: u64, number: usize, cancelled: &Cancellation) -> Result<Table, DataError> {
         let (batch, plan) = self.make(epoch, number, cancelled)?;
         let end = self.places(number).end;
         let next = plan.windows.partition_point(|(_, rows)| rows.start < end);
@@ -219,7 +211,7 @@ impl ParquetBatches {
         Ok(batch)
     }
 
-    fn make(&self, epoch: u64, number: usize, cancelled: &Cancellation) -> Result<(ParquetTable, Plan), DataError> {
+    fn make(&self, epoch: u64, number: usize, cancelled: &Cancellation) -> Result<(Table, Plan), DataError> {
         let len = self.len();
         if number >= len {
             return Err(DataError::IndexOutOfRange { index: number, len });

@@ -5,10 +5,11 @@ use ::parquet::data_type::{ByteArray, DataType};
 use bytemuck::Pod;
 
 use super::element::{Consumer, dispatch};
-use super::field::{Element, Leaf};
+use super::field::Leaf;
 use super::guard::guarded;
 use super::lists::{BadLevels, Lists};
 use super::pages::{ChunkPlace, Pages};
+use crate::columns::{Element, Grown};
 use crate::{Cancellation, DataError};
 
 /// Rows decoded at a time: few enough for their values to stay in the L1 cache.
@@ -29,13 +30,6 @@ pub(super) struct Chunk<'a> {
     /// The most bytes that the values may take, where their number is not known beforehand.
     pub(super) max_bytes: u64,
     pub(super) cancelled: &'a Cancellation,
-}
-
-/// Values whose number is only known after reading, and the offsets of the lists and strings that they form.
-#[derive(Default)]
-pub(super) struct Grown {
-    pub(super) offsets: Vec<Vec<i64>>,
-    pub(super) values: Vec<u8>,
 }
 
 /// The values and levels decoded in one step.

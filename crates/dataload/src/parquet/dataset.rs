@@ -6,16 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ::parquet::file::metadata::ParquetMetaData;
 
-use super::array::Array;
 use super::batches::ParquetBatches;
 use super::buffers::Buffers;
-use super::column::ParquetTable;
-use super::element::encode;
-use super::field::{Element, Leaf, ParquetField, leaves};
+use super::field::{Leaf, leaves};
 use super::footer::read_footer;
-use super::recent::Recent;
 use super::source::{OpenSource, Source};
-use super::words::Spare;
+use crate::columns::{Array, Element, Field, Recent, Spare, Table, encode};
 use crate::shards::{expand_shards, require};
 use crate::{Cancellation, DataError};
 
@@ -271,7 +267,7 @@ impl ParquetDataset {
     }
 
     /// The selected columns, in order; all columns of the files unless [`select`](Self::select) was called.
-    pub fn fields(&self) -> impl ExactSizeIterator<Item = &ParquetField> {
+    pub fn fields(&self) -> impl ExactSizeIterator<Item = &Field> {
         self.columns.iter().map(|selected| &self.leaf(selected).field)
     }
 
@@ -314,7 +310,7 @@ impl ParquetDataset {
     ///
     /// # Source
     /// `pyarrow.parquet.read_table`.
-    pub fn read(&self) -> Result<ParquetTable, DataError> {
+    pub fn read(&self) -> Result<Table, DataError> {
         self.read_row_groups(&(0..self.groups.len()).collect::<Vec<_>>())
     }
 
@@ -328,7 +324,7 @@ impl ParquetDataset {
     ///
     /// # Source
     /// `pyarrow.parquet.ParquetFile.read_row_groups`.
-    pub fn read_row_groups(&self, groups: &[usize]) -> Result<ParquetTable, DataError> {
+    pub fn read_row_groups(&self, groups: &[usize]) -> Result<Table, DataError> {
         let arrays = self.decode(groups, self.options.threads, &Spare::default(), &Cancellation::default())?;
         let rows = groups.iter().map(|&group| self.groups[group].rows).sum();
         self.table(arrays, rows)
@@ -342,8 +338,8 @@ impl ParquetDataset {
         ParquetBatches::new(self.clone(), batch_size)
     }
 
-    pub(super) fn table(&self, arrays: Vec<Array>, rows: usize) -> Result<ParquetTable, DataError> {
-        ParquetTable::new(self.columns.iter().map(|selected| selected.name.clone()), arrays, rows)
+    pub(super) fn table(&self, arrays: Vec<Array>, rows: usize) -> Result<Table, DataError> {
+        Table::new(self.columns.iter().map(|selected| selected.name.clone()), arrays, rows)
     }
 
     /// The leaf of a column in the first file; those of the other files are equal.

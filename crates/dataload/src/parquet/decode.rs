@@ -5,14 +5,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use super::array::Array;
-use super::chunk::{Chunk, Grown};
+use super::chunk::Chunk;
 use super::codec::Codec;
 use super::dataset::{Group, ParquetDataset, Selected};
-use super::field::{Element, ParquetKind};
 use super::footer::chunk_range;
 use super::pages::{ChunkPlace, Pages};
-use super::words::{Spare, Words};
+use crate::columns::{Array, Element, FieldKind, Grown, Spare, Words};
 use crate::{Cancellation, DataError};
 
 /// A column chunk to decode, and where its values go.
@@ -32,7 +30,7 @@ enum Target<'a> {
 }
 
 /// A column that is being decoded.
-enum Column {
+enum Begun {
     Flat(Words),
     Grown(Vec<Grown>),
 }
@@ -63,20 +61,20 @@ impl ParquetDataset {
                 for &group in groups {
                     self.check_bytes(group, element)?;
                 }
-                Column::Flat(spare.take(rows.saturating_mul(element.bytes()))?)
+                Begun::Flat(spare.take(rows.saturating_mul(element.bytes()))?)
             } else {
-                Column::Grown(groups.iter().map(|_| Grown::default()).collect())
+                Begun::Grown(groups.iter().map(|_| Grown::default()).collect())
             });
         }
         self.run(self.tasks(groups, &elements, &mut columns), threads, cancelled)?;
 
-        let finish = |((column, selected), &element): ((Column, &Selected), &Element)| match column {
-            Column::Flat(values) => Ok(Array { element, rows, per_row: 1, offsets: Vec::new(), values }),
-            Column::Grown(pieces) if pieces.is_empty() => {
+        let finish = |((column, selected), &element): ((Begun, &Selected), &Element)| match column {
+            Begun::Flat(values) => Ok(Array { element, rows, per_row: None, offsets: Vec::new(), values }),
+            Begun::Grown(pieces) if pieces.is_empty() => {
                 let levels = self.leaf(selected).field.lists() + usize::from(element == Element::Bytes);
                 self.with_list_size(selected, groups, Array::empty(element, levels))
             }
-            Column::Grown(pieces) => self.with_list_size(selected, groups, Array::from_pieces(element, pieces, spare)?),
+            Begun::Grown(pieces) => self.with_list_size(selected, groups, Array::from_pieces(element, pieces, spare)?),
         };
         columns.into_iter().zip(&*self.columns).zip(&elements).map(finish).collect()
     }
@@ -85,7 +83,7 @@ impl ParquetDataset {
         let leaf = self.leaf(selected);
         leaf.element.ok_or_else(|| {
             let found = match leaf.field.kind() {
-                ParquetKind::Unsupported(found) => found.clone(),
+                FieldKind::Unsupported(found) => found.clone(),
                 kind => format!("{kind:?}"),
             };
             let expected = format!("a supported type in column {:?}, or a `select` without that column", selected.name);
@@ -123,12 +121,12 @@ impl ParquetDataset {
         }
     }
 
-    fn tasks<'a>(&'a self, groups: &[usize], elements: &[Element], columns: &'a mut [Column]) -> Vec<Task<'a>> {
+    fn tasks<'a>(&'a self, groups: &[usize], elements: &[Element], columns: &'a mut [Begun]) -> Vec<Task<'a>> {
         let mut tasks = Vec::with_capacity(groups.len() * columns.len());
         for ((selected, &element), column) in self.columns.iter().zip(elements).zip(columns) {
             let (mut flat, mut grown) = match column {
-                Column::Flat(values) => (values.bytes_mut(), [].iter_mut()),
-                Column::Grown(pieces) => (&mut [][..], pieces.iter_mut()),
+                Begun::Flat(values) => (values.bytes_mut(), [].iter_mut()),
+                Begun::Grown(pieces) => (&mut [][..], pieces.iter_mut()),
             };
             for &group in groups {
                 let target = match grown.next() {
@@ -245,7 +243,7 @@ impl ParquetDataset {
             let expected = format!("lists of {size} values in column {:?}", selected.name);
             DataError::layout(path, expected, format!("one of {length} in row {row} of row group {index}"))
         })?;
-        Ok(Array { per_row: size, offsets: Vec::new(), ..array })
+        Ok(Array { per_row: Some(size), offsets: Vec::new(), ..array })
     }
 }
 
@@ -264,13 +262,13 @@ mod tests {
         cancelled.cancel();
         assert!(matches!(dataset.decode(&[0, 1], 2, &spare, &cancelled), Err(DataError::Cancelled)));
         // Every kind of column checks it again and again while it is decoded.
-        let mut columns: Vec<Column> = dataset
+        let mut columns: Vec<Begun> = dataset
             .columns
             .iter()
             .zip(&elements)
             .map(|(column, &element)| match dataset.is_flat(column, element) {
-                true => Column::Flat(Words::new(25 * element.bytes()).unwrap()),
-                false => Column::Grown(vec![Grown::default()]),
+                true => Begun::Flat(Words::new(25 * element.bytes()).unwrap()),
+                false => Begun::Grown(vec![Grown::default()]),
             })
             .collect();
         let tasks = dataset.tasks(&[0], &elements, &mut columns);

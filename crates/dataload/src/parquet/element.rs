@@ -3,9 +3,8 @@
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use ::parquet::data_type::{DataType, FixedLenByteArray};
 use bytemuck::Pod;
-use half::f16;
 
-use super::field::Element;
+use crate::columns::Element;
 
 /// Processes the values of a column once their types are known.
 pub(super) trait Consumer {
@@ -91,48 +90,9 @@ fn fixed(values: &[FixedLenByteArray], out: &mut [u8]) -> Option<usize> {
     None
 }
 
-/// The bytes of `number` as one value of `element`; `None` when the element type cannot hold it.
-pub(super) fn encode(element: Element, number: f64) -> Option<Vec<u8>> {
-    let whole = number as i64;
-    let integer = (whole as f64 == number).then_some(whole);
-    macro_rules! integer {
-        ($kind:ty) => {
-            <$kind>::try_from(integer?).ok()?.to_ne_bytes().to_vec()
-        };
-    }
-    Some(match element {
-        Element::Bool => vec![u8::try_from(integer?).ok().filter(|&truth| truth < 2)?],
-        Element::Int8 => integer!(i8),
-        Element::Int16 => integer!(i16),
-        Element::Int32 => integer!(i32),
-        Element::Int64 => integer!(i64),
-        Element::Uint8 => integer!(u8),
-        Element::Uint16 => i32::from(u16::try_from(integer?).ok()?).to_ne_bytes().to_vec(),
-        Element::Uint32 => i64::from(u32::try_from(integer?).ok()?).to_ne_bytes().to_vec(),
-        Element::Half => f16::from_f64(number).to_ne_bytes().to_vec(),
-        Element::Float => (number as f32).to_ne_bytes().to_vec(),
-        Element::Double => number.to_ne_bytes().to_vec(),
-        Element::Fixed(_) | Element::Bytes => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_become_values_of_their_type_or_none() {
-        assert_eq!(encode(Element::Int8, -3.0), Some(vec![253]));
-        assert_eq!(encode(Element::Uint16, 65535.0), Some(65535i32.to_ne_bytes().to_vec()));
-        assert_eq!(encode(Element::Half, 1.5), Some(0x3e00u16.to_ne_bytes().to_vec()));
-        assert_eq!(encode(Element::Float, f64::NAN).map(|bytes| bytes.len()), Some(4));
-        for (element, number) in
-            [(Element::Int8, 128.0), (Element::Int64, 0.5), (Element::Bool, 2.0), (Element::Int32, f64::NAN)]
-        {
-            assert_eq!(encode(element, number), None, "{element:?} {number}");
-        }
-        assert_eq!(encode(Element::Bytes, 0.0), None);
-    }
 
     #[test]
     fn values_out_of_range_are_found() {

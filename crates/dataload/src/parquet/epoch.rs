@@ -6,10 +6,9 @@ use std::vec;
 
 use overdrive_core::{Activity, activity};
 
-use super::array::Array;
 use super::batches::{ParquetBatches, Plan, join};
-use super::column::ParquetTable;
 use super::in_order::InOrder;
+use crate::columns::{Array, Table};
 use crate::{Cancellation, DataError};
 
 /// The batches of one epoch, in order; made by [`ParquetBatches::epoch`].
@@ -37,7 +36,7 @@ enum Windows {
 
 /// What one window contributes to a batch: all of its rows, or a part to be joined with the neighbouring windows'.
 enum Piece {
-    Whole(ParquetTable),
+    Whole(Table),
     Part(Vec<Array>),
 }
 
@@ -66,7 +65,7 @@ impl ParquetEpoch {
         Ok(Windows::Coming(InOrder::start(first..first + left, threads, threads + 1, make)?))
     }
 
-    fn next_batch(&mut self) -> Result<Option<ParquetTable>, DataError> {
+    fn next_batch(&mut self) -> Result<Option<Table>, DataError> {
         if self.number >= self.batches.len() {
             return Ok(None);
         }
@@ -131,7 +130,7 @@ impl ParquetBatches {
 }
 
 impl Iterator for ParquetEpoch {
-    type Item = Result<ParquetTable, DataError>;
+    type Item = Result<Table, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         // All epochs of these batches share `spare`, so its address identifies the loader.

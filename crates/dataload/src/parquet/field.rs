@@ -2,105 +2,16 @@
 
 use std::sync::Arc;
 
+use crate::columns::{Element, Field, FieldKind};
 use ::parquet::basic::{ConvertedType, LogicalType, Repetition, Type as Physical};
 use ::parquet::schema::types::{ColumnDescPtr, SchemaDescriptor, Type};
-use tch::Kind;
-
-/// A column of numbers, strings or lists of them; see [`ParquetDataset::fields`](crate::ParquetDataset::fields).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParquetField {
-    name: Arc<str>,
-    kind: ParquetKind,
-    lists: usize,
-    nullable: bool,
-}
-
-/// The type that the values of a Parquet column are read as.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ParquetKind {
-    /// Numbers or bools.
-    Number(Kind),
-    /// Strings or binary values, of any length each.
-    Bytes,
-    /// Binary values of this many bytes each, read as uint8.
-    FixedBytes(usize),
-    /// The name of a type that has no [`Kind`]: `uint64`, decimals, `INT96`. A column of it cannot be read; the others
-    /// can.
-    Unsupported(String),
-}
-
-impl ParquetField {
-    /// The column's name. Columns of a structure are named `structure.column`, as are those of a list of structures;
-    /// those of a map are `map.key` and `map.value`.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The type of its values.
-    pub fn kind(&self) -> &ParquetKind {
-        &self.kind
-    }
-
-    /// The number of list levels: 0 for a plain column, 1 for lists, 2 for lists of lists.
-    pub fn lists(&self) -> usize {
-        self.lists
-    }
-
-    /// Whether a value, or a list or structure around it, may be missing.
-    pub fn nullable(&self) -> bool {
-        self.nullable
-    }
-}
-
-/// How a value is stored, and thereby the kind that it is read as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Element {
-    Bool,
-    Int8,
-    Int16,
-    Int32,
-    Int64,
-    Uint8,
-    Uint16,
-    Uint32,
-    Half,
-    Float,
-    Double,
-    Fixed(usize),
-    Bytes,
-}
-
-impl Element {
-    pub(super) fn kind(self) -> Kind {
-        match self {
-            Self::Bool => Kind::Bool,
-            Self::Int8 => Kind::Int8,
-            Self::Int16 => Kind::Int16,
-            Self::Int32 | Self::Uint16 => Kind::Int,
-            Self::Int64 | Self::Uint32 => Kind::Int64,
-            Self::Half => Kind::Half,
-            Self::Float => Kind::Float,
-            Self::Double => Kind::Double,
-            Self::Uint8 | Self::Fixed(_) | Self::Bytes => Kind::Uint8,
-        }
-    }
-
-    /// Bytes of one value in memory; 1 for values without a fixed length, which are stored byte by byte.
-    pub(super) fn bytes(self) -> usize {
-        match self {
-            Self::Fixed(bytes) => bytes,
-            other => other.kind().elt_size_in_bytes(),
-        }
-    }
-}
 
 /// One leaf of the schema.
 #[derive(Clone)]
 pub(super) struct Leaf {
     /// The leaf's number in the file.
     pub(super) index: usize,
-    pub(super) field: ParquetField,
+    pub(super) field: Field,
     /// The full path, with the nodes that the format inserts, as in `list.list.element`.
     pub(super) path: String,
     /// `None` where the values have no kind.
@@ -143,14 +54,14 @@ fn leaf(schema: &SchemaDescriptor, index: usize, descriptor: &ColumnDescPtr) -> 
     let is_consistent = (level, list_levels.len()) == (descriptor.max_def_level(), descriptor.max_rep_level() as usize);
     let element = if is_consistent { element_of(descriptor) } else { Err("one of two columns of one name".to_owned()) };
     let kind = match &element {
-        Ok(Element::Bytes) => ParquetKind::Bytes,
-        Ok(Element::Fixed(bytes)) => ParquetKind::FixedBytes(*bytes),
-        Ok(element) => ParquetKind::Number(element.kind()),
-        Err(found) => ParquetKind::Unsupported(found.clone()),
+        Ok(Element::Bytes) => FieldKind::Bytes,
+        Ok(Element::Fixed(bytes)) => FieldKind::FixedBytes(*bytes),
+        Ok(element) => FieldKind::Number(element.kind()),
+        Err(found) => FieldKind::Unsupported(found.clone()),
     };
     // Each list adds one definition level, for being empty.
     let nullable = usize::from(descriptor.max_def_level().unsigned_abs()) > list_levels.len();
-    let field = ParquetField { name: name.join(".").into(), kind, lists: list_levels.len(), nullable };
+    let field = Field { name: name.join(".").into(), kind, lists: list_levels.len(), nullable };
     Leaf {
         index,
         field,

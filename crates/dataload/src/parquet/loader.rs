@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::batches::ParquetBatches;
-use super::column::ParquetTable;
+use crate::columns::Table;
 use crate::tensor_dataset::RowNumbers;
 use crate::{BatchSamples, Cancellation, Collate, DataError, DataLoader, DataLoaderBuilder, FromDataset};
 
@@ -57,7 +57,7 @@ impl MakeBatch {
         }
     }
 
-    fn make(&self, epoch: u64, number: i64, cancelled: &Cancellation) -> Result<ParquetTable, DataError> {
+    fn make(&self, epoch: u64, number: i64, cancelled: &Cancellation) -> Result<Table, DataError> {
         self.batches().batch_ahead(epoch, number as usize, cancelled)
     }
 }
@@ -67,17 +67,17 @@ fn more_than_one(numbers: usize) -> DataError {
 }
 
 impl Collate<i64> for MakeBatch {
-    type Batch = ParquetTable;
+    type Batch = Table;
 
     /// The batch of epoch 0.
-    fn collate(&self, numbers: Vec<i64>) -> Result<ParquetTable, DataError> {
+    fn collate(&self, numbers: Vec<i64>) -> Result<Table, DataError> {
         match numbers[..] {
             [number] => self.make(0, number, &Cancellation::default()),
             _ => Err(more_than_one(numbers.len())),
         }
     }
 
-    fn collate_from(&self, samples: &mut BatchSamples<'_, i64>) -> Result<ParquetTable, DataError> {
+    fn collate_from(&self, samples: &mut BatchSamples<'_, i64>) -> Result<Table, DataError> {
         if samples.len() > 1 {
             return Err(more_than_one(samples.len()));
         }

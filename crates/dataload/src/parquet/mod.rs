@@ -1,17 +1,15 @@
 //! Parquet: columns of numbers, strings and lists, in row groups.
 //!
 //! ```text
-//! source ── footer ── pages ── chunk ── array ── column ── ParquetTable
+//! source ── footer ── pages ── chunk ── array ── column ── Table
 //! (pread)   (checked) (checked, (parquet  (plain    (tensors)
 //!                     unpacked) decodes)  memory)
 //! ```
 
-mod array;
 mod batches;
 mod buffers;
 mod chunk;
 mod codec;
-mod column;
 mod dataset;
 mod decode;
 mod delta;
@@ -26,16 +24,11 @@ mod lists;
 mod loader;
 mod page_header;
 mod pages;
-mod recent;
 mod row;
 mod source;
 mod thrift;
-mod words;
 
 pub use batches::ParquetBatches;
-pub use column::{BytesColumn, ParquetTable, ParquetValues, Ragged};
 pub use dataset::ParquetDataset;
 pub use epoch::ParquetEpoch;
-pub use field::{ParquetField, ParquetKind};
 pub use loader::MakeBatch;
-pub use row::{ParquetRow, ParquetValue};

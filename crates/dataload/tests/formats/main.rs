@@ -14,7 +14,12 @@
 
 #[cfg(feature = "safetensors")]
 mod arrays;
+#[cfg(all(feature = "arrow", feature = "parquet"))]
+mod arrow;
+#[cfg(all(feature = "arrow", feature = "parquet"))]
+mod arrow_batches;
 #[cfg(all(
+    feature = "arrow",
     feature = "csv",
     feature = "jsonl",
     feature = "lmdb",
@@ -55,8 +60,12 @@ mod parquet;
 mod parquet_batches;
 #[cfg(feature = "parquet")]
 mod parquet_damage;
+#[cfg(feature = "parquet")]
 mod parquet_map;
+#[cfg(feature = "parquet")]
 mod parquet_shuffle;
+#[cfg(feature = "parquet")]
+mod table;
 #[cfg(all(feature = "csv", feature = "jsonl"))]
 mod text;
 #[cfg(feature = "tfrecord")]

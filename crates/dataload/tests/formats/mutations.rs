@@ -5,6 +5,8 @@
 use std::fs;
 use std::path::Path;
 
+#[cfg(feature = "arrow")]
+use overdrive_dataload::{ArrowDataset, DataError};
 use overdrive_dataload::{
     DataError, Dataset, IterableDataset, LmdbDataset, MdsDataset, ParquetDataset, Philox, SafeTensorsFile,
     ShardListDataset, TfRecordDataset, TfRecordWriter, TfRecords, WebDataset, WebSamples, decode_npy,
@@ -152,6 +154,26 @@ fn damaged_databases() {
         let builder = if round % 4 < 2 { builder } else { builder.database("train") };
         let Ok(dataset) = builder.open() else { return 0 };
         (0..dataset.len()).filter(|&index| dataset.get(index).is_ok()).count()
+    });
+}
+
+/// Reads a fourth of the columns each time: whole, filled, masked, and their first rows.
+#[cfg(feature = "arrow")]
+#[test]
+fn damaged_record_batches() {
+    let names = ["numbers", "numbers-stream", "nulls", "nested-stream", "nested-lz4", "nested-zstd", "refused"];
+    let names = names.map(|name| format!("arrow/{name}.arrow"));
+    hammer(&names.each_ref().map(String::as_str), |bytes, round| {
+        let Ok(dataset) = ArrowDataset::from_bytes(bytes, Path::new("damaged.arrow")) else { return 0 };
+        let columns: Vec<String> = dataset.fields().map(|field| field.name().to_owned()).collect();
+        let read = |name: &String| {
+            let column = dataset.clone().select([name])?;
+            let masked = column.clone().mask_null(name)?;
+            let rows = (0..masked.len().min(3)).filter(|&row| masked.get(row).is_ok()).count();
+            let filled = column.clone().fill_null(name, 0.0).or_else(|_| column.fill_null_bytes(name, b""));
+            Ok::<_, DataError>(rows + usize::from(filled?.read().is_ok()) + usize::from(masked.read().is_ok()))
+        };
+        columns.iter().skip(round as usize % 4).step_by(4).map(|name| read(name).unwrap_or(0)).sum()
     });
 }
 

@@ -74,11 +74,24 @@ fn records_are_named_by_file_and_byte() {
 #[test]
 fn rows_are_named_by_file_row_group_and_number() {
     // Row 33 of all, with row groups of eight: the sixth row of the second row group of the second file.
-    let bad = super::parquet::number(33) as i64;
+    let bad = super::table::number(33) as i64;
     let rows = super::parquet::open("part-{0..2}").select(["int64"]).unwrap().map(move |row| match row.int("int64") {
         Some(number) if number == bad => Err(DataError::other("no good")),
         number => number.ok_or(DataError::EmptyBatch),
     });
     let key = format!("{}, row group 1, row 5", fixture("parquet/part-1.parquet").display());
     assert_eq!(bad_one(std::sync::Arc::new(rows), 60), (format!("shard 4, item 5 ({key}): no good"), Some(key)));
+}
+
+#[cfg(all(feature = "arrow", feature = "parquet"))]
+#[test]
+fn rows_are_named_by_file_record_batch_and_number() {
+    let path = fixture("arrow/numbers.arrow");
+    let bad = super::table::number(30) as i64;
+    let rows = overdrive_dataload::ArrowDataset::from_files([&path]).unwrap().map(move |row| match row.int("int64") {
+        Some(number) if number == bad => Err(DataError::other("no good")),
+        number => number.ok_or(DataError::EmptyBatch),
+    });
+    let key = format!("{}, record batch 1, row 5", path.display());
+    assert_eq!(bad_one(std::sync::Arc::new(rows), 60), (format!("shard 1, item 5 ({key}): no good"), Some(key)));
 }

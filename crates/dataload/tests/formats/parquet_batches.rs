@@ -1,14 +1,15 @@
 //! Shuffled batches: every row once, in the same order on any number of threads and from any first batch.
 
-use overdrive_dataload::{DataError, OnError, ParquetBatches, ParquetDataset, ParquetTable, TensorBatch};
+use overdrive_dataload::{DataError, OnError, ParquetBatches, ParquetDataset, Table, TensorBatch};
 
 use crate::fixture;
-use crate::parquet::{floats, ints, number, open, text};
+use crate::parquet::open;
+use crate::table::{floats, ints, number, text};
 
 const ROWS: usize = 60;
 
 /// The rows of a batch; all its columns must belong to the same row.
-fn rows(table: &ParquetTable) -> Vec<i64> {
+fn rows(table: &Table) -> Vec<i64> {
     let numbers: Vec<i64> = floats(table.tensor("int64").unwrap()).iter().map(|&number| number as i64).collect();
     let (texts, lists) = (table.bytes("text").unwrap(), table.ragged("ints").unwrap());
     let (values, offsets) = (floats(&lists.clone().into_tensors().unwrap().0), lists.offsets(0).unwrap());
@@ -65,7 +66,7 @@ fn the_order_is_a_function_of_seed_and_epoch() {
         assert_eq!(other, expected);
     }
     // The rows of a window are mixed: its first batch has rows of more than one of its three row groups.
-    let place = |number: i64| (0..ROWS).find(|&i| super::parquet::number(i) as i64 == number).unwrap();
+    let place = |number: i64| (0..ROWS).find(|&i| super::table::number(i) as i64 == number).unwrap();
     let groups: Vec<usize> = first[0].iter().map(|&number| place(number) / 20 * 3 + place(number) % 20 / 8).collect();
     assert!(groups.iter().any(|group| *group != groups[0]), "{groups:?}");
 }
@@ -109,9 +110,9 @@ fn the_tensors_of_a_batch_can_be_moved() {
     moved.visit_tensors(&mut |_| tensors += 1);
     assert_eq!((tensors, moved.ragged("ints").unwrap().rows()), (1, 7));
     // What stays on the host is not copied.
-    let address = |table: &ParquetTable| table.ragged("ints").unwrap().offsets(0).unwrap().as_ptr();
+    let address = |table: &Table| table.ragged("ints").unwrap().offsets(0).unwrap().as_ptr();
     assert_eq!(address(&moved), address(&batch));
-    let text = |table: &ParquetTable| table.bytes("text").unwrap().get(5).unwrap().as_ptr();
+    let text = |table: &Table| table.bytes("text").unwrap().get(5).unwrap().as_ptr();
     assert_eq!(text(&moved), text(&batch));
 }
 
@@ -162,7 +163,7 @@ fn a_loader_skips_or_replaces_the_batch_of_a_bad_row_and_names_the_row() -> Resu
         };
         for (policy, batches) in [(OnError::Skip, ROWS / 5), (OnError::Replace, 2 * ROWS / 5)] {
             let loader = build(policy)?;
-            let found: Vec<ParquetTable> = loader.iter().collect::<Result<_, _>>()?;
+            let found: Vec<Table> = loader.iter().collect::<Result<_, _>>()?;
             assert_eq!(found.len(), batches);
             let good = in_order();
             assert!(found.iter().all(|table| good.contains(&(floats(table.tensor("int64").unwrap())[0] as i64))));

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use overdrive_dataload::{DataError, ParquetDataset, ParquetTable, ParquetValues};
+use overdrive_dataload::{Column, DataError, ParquetDataset, Table};
 
-use crate::parquet::{floats, open};
+use crate::parquet::open;
+use crate::table::floats;
 use crate::{fixture, names_file};
 
 fn bytes_of(name: &str) -> Vec<u8> {
@@ -16,16 +17,16 @@ fn parse(bytes: Vec<u8>) -> Result<ParquetDataset, DataError> {
     ParquetDataset::from_bytes(bytes, Path::new("some.parquet")).map(|dataset| dataset.threads(1))
 }
 
-fn read(bytes: Vec<u8>) -> Result<ParquetTable, DataError> {
+fn read(bytes: Vec<u8>) -> Result<Table, DataError> {
     parse(bytes)?.read()
 }
 
 /// A table as text, for comparison.
-fn content(table: ParquetTable) -> String {
+fn content(table: Table) -> String {
     let columns = table.into_iter().map(|(name, values)| match values {
-        ParquetValues::Tensor(tensor) => format!("{name} {:?}", floats(&tensor)),
-        ParquetValues::Bytes(bytes) => format!("{name} {:?}", bytes.iter().collect::<Vec<_>>()),
-        ParquetValues::Ragged(ragged) => {
+        Column::Tensor(tensor) => format!("{name} {:?}", floats(&tensor)),
+        Column::Bytes(bytes) => format!("{name} {:?}", bytes.iter().collect::<Vec<_>>()),
+        Column::Ragged(ragged) => {
             let (values, offsets) = ragged.into_tensors().unwrap();
             format!("{name} {:?} {:?}", floats(&values), offsets.iter().map(floats).collect::<Vec<_>>())
         }

@@ -1,8 +1,9 @@
 //! `map` on rows, with both traits that have a `map` in scope.
 
-use overdrive_dataload::{DataError, DataLoader, Dataset, IterableDataset, ParquetRow};
+use overdrive_dataload::{DataError, DataLoader, Dataset, IterableDataset, Row};
 
-use crate::parquet::{number, open};
+use crate::parquet::open;
+use crate::table::number;
 
 const ROWS: usize = 60;
 
@@ -10,7 +11,7 @@ fn in_order() -> Vec<i64> {
     (0..ROWS).map(|i| 2 * number(i) as i64).collect()
 }
 
-fn first(row: ParquetRow) -> Result<i64, DataError> {
+fn first(row: Row) -> Result<i64, DataError> {
     row.int("int64").ok_or_else(|| DataError::other("no number"))
 }
 

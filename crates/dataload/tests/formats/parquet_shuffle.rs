@@ -2,10 +2,11 @@
 //! read.
 
 use overdrive_core::Stateful;
-use overdrive_dataload::{DataError, ParquetBatches, ParquetDataset, ParquetTable};
+use overdrive_dataload::{DataError, ParquetBatches, ParquetDataset, Table};
 
 use crate::fixture;
-use crate::parquet::{floats, number, open};
+use crate::parquet::open;
+use crate::table::{floats, number};
 
 const ROWS: usize = 60;
 const GROUPS: u64 = 9;
@@ -13,7 +14,7 @@ const GROUPS: u64 = 9;
 /// The rows of each batch.
 type Batches = Vec<Vec<i64>>;
 
-fn rows(table: &ParquetTable) -> Vec<i64> {
+fn rows(table: &Table) -> Vec<i64> {
     floats(table.tensor("int64").unwrap()).iter().map(|&number| number as i64).collect()
 }
 

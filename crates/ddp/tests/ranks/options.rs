@@ -34,11 +34,13 @@ fn bucket_lists(group: &ProcessGroup) -> Result<()> {
     let params: Vec<Tensor> = (0..4).map(|i| vs.root().ones(&i.to_string(), &[1 << 18])).collect();
     let ddp = DistributedDataParallel::builder(group).bucket_cap_mb_list([1.0, 3.0]).build(&vs)?;
     for _ in 0..3 {
-        let loss = ddp.forward(|| params.iter().map(|param| param.sum(Kind::Float)).fold(Tensor::from(0f32), |a, b| a + b))?;
+        let loss =
+            ddp.forward(|| params.iter().map(|param| param.sum(Kind::Float)).fold(Tensor::from(0f32), |a, b| a + b))?;
         ddp.backward(&loss)?;
     }
     let log = ddp.logging_data()?;
-    let sizes = log.iter().find(|(name, _)| name == "rebuilt_bucket_sizes").map(|(_, sizes)| sizes).context("no sizes")?;
+    let sizes =
+        log.iter().find(|(name, _)| name == "rebuilt_bucket_sizes").map(|(_, sizes)| sizes).context("no sizes")?;
     ensure!(sizes.replace(' ', "") == "1048576,3145728", "{sizes}");
     for wrong in [0.0, -1.0, f64::NAN] {
         let refused = DistributedDataParallel::builder(group).bucket_cap_mb_list([25.0, wrong]).build(&vs);

@@ -39,8 +39,9 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
 /// The mean over ranks of the dense gradients, in one pass and in a window of two.
 fn equals_the_mean(group: &ProcessGroup, kind: Kind) -> Result<()> {
     let (table, linear) = model(kind);
-    let ddp =
-        DistributedDataParallel::builder(group).sparse_gradients(["table"]).build_from(named(&table, &linear), vec![])?;
+    let ddp = DistributedDataParallel::builder(group)
+        .sparse_gradients(["table"])
+        .build_from(named(&table, &linear), vec![])?;
     for step in 0..4 {
         let passes = 1 + step % 2;
         let (mut table, mut linear) = (table.shallow_clone(), linear.shallow_clone());
@@ -53,11 +54,17 @@ fn equals_the_mean(group: &ProcessGroup, kind: Kind) -> Result<()> {
         }
         let (own, weights) = model(kind);
         let parts = (0..group.size()).flat_map(|rank| (0..passes).map(move |pass| used(step + pass, rank)));
-        let sum = parts.map(|rows| loss(&own, &weights, &rows)).fold(Tensor::zeros([], (kind, Device::Cpu)), |a, b| a + b);
+        let sum =
+            parts.map(|rows| loss(&own, &weights, &rows)).fold(Tensor::zeros([], (kind, Device::Cpu)), |a, b| a + b);
         (sum / group.size() as f64).backward();
         ensure!(table.grad().is_sparse() && !linear.grad().is_sparse());
-        for (found, expected) in [(table.grad().to_dense(None, false), own.grad().to_dense(None, false)), (linear.grad(), weights.grad())] {
-            ensure!(found.allclose(&expected, 1e-5, 1e-6, false), "{kind:?}, step {step}: {found} instead of {expected}");
+        for (found, expected) in
+            [(table.grad().to_dense(None, false), own.grad().to_dense(None, false)), (linear.grad(), weights.grad())]
+        {
+            ensure!(
+                found.allclose(&expected, 1e-5, 1e-6, false),
+                "{kind:?}, step {step}: {found} instead of {expected}"
+            );
         }
     }
     Ok(())

@@ -168,7 +168,9 @@ impl ProcessGroup {
         }
         if let Some((rank, _)) = ends.iter().find(|(rank, _)| *rank >= self.size() || *rank == self.rank) {
             let size = self.size();
-            return Err(Error::refused(format!("the other end is rank {rank}, but should be another rank below {size}")));
+            return Err(Error::refused(format!(
+                "the other end is rank {rank}, but should be another rank below {size}"
+            )));
         }
         let peers = ends.iter().map(|(rank, _)| int(*rank)).collect::<Result<Vec<_>, _>>()?;
         let receives: Vec<i32> = ends.iter().map(|(_, receives)| i32::from(*receives)).collect();

@@ -30,7 +30,10 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             ensure!(received.double_value(&[4]) == before as f64, "{backend:?}: {received}");
             let _ = received.zero_();
         }
-        ensure!(group.batch_isend_irecv(&mut []).is_err() && group.batch_isend_irecv(&mut [P2pOp::Send(&sent, rank)]).is_err());
+        ensure!(
+            group.batch_isend_irecv(&mut []).is_err()
+                && group.batch_isend_irecv(&mut [P2pOp::Send(&sent, rank)]).is_err()
+        );
         group.close()?;
     }
     Ok(())

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::port::free_port;
 use super::PATIENCE;
+use super::port::free_port;
 use super::processes::{Ended, Meeting, Running, start};
 use rank::{released, told_at};
 

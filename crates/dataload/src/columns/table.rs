@@ -5,16 +5,15 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 
 use super::array::Array;
-use super::element::encode;
-use super::field::Element;
+use super::element::{Element, encode};
 use super::words::Words;
 use crate::tensor::tensor_from_bytes;
 use crate::{DataError, TensorBatch};
 
-/// The values of a Parquet column.
+/// The values of a column.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum ParquetValues {
+pub enum Column {
     /// Numbers: one per row, `[N]`, or equally many per row, `[N, M]`.
     Tensor(Tensor),
     /// Lists of different lengths.
@@ -25,13 +24,13 @@ pub enum ParquetValues {
 
 /// Columns of the same rows, by name.
 #[derive(Debug)]
-pub struct ParquetTable {
+pub struct Table {
     rows: usize,
-    columns: Vec<(Arc<str>, ParquetValues)>,
+    columns: Vec<(Arc<str>, Column)>,
 }
 
-impl ParquetTable {
-    pub(super) fn new(
+impl Table {
+    pub(crate) fn new(
         names: impl Iterator<Item = Arc<str>>,
         arrays: Vec<Array>,
         rows: usize,
@@ -40,18 +39,23 @@ impl ParquetTable {
         Ok(Self { rows, columns: columns.collect::<Result<_, DataError>>()? })
     }
 
+    #[cfg(feature = "arrow")]
+    pub(crate) fn from_columns(columns: Vec<(Arc<str>, Column)>, rows: usize) -> Self {
+        Self { rows, columns }
+    }
+
     /// How many rows there are.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// The columns with their names, in the selected order.
-    pub fn columns(&self) -> impl ExactSizeIterator<Item = (&str, &ParquetValues)> {
+    pub fn columns(&self) -> impl ExactSizeIterator<Item = (&str, &Column)> {
         self.columns.iter().map(|(name, values)| (&**name, values))
     }
 
     /// The column of this name, if there is one.
-    pub fn get(&self, name: &str) -> Option<&ParquetValues> {
+    pub fn get(&self, name: &str) -> Option<&Column> {
         self.columns().find(|(column, _)| *column == name).map(|(_, values)| values)
     }
 
@@ -61,7 +65,7 @@ impl ParquetTable {
     /// [`DataError::InvalidOption`] when there is no column of this name, or it holds lists or strings.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, DataError> {
         match self.get(name) {
-            Some(ParquetValues::Tensor(tensor)) => Ok(tensor),
+            Some(Column::Tensor(tensor)) => Ok(tensor),
             found => Err(other_values("a column of numbers", name, found)),
         }
     }
@@ -72,7 +76,7 @@ impl ParquetTable {
     /// [`DataError::InvalidOption`] when there is no column of this name, or it holds no lists.
     pub fn ragged(&self, name: &str) -> Result<&Ragged, DataError> {
         match self.get(name) {
-            Some(ParquetValues::Ragged(ragged)) => Ok(ragged),
+            Some(Column::Ragged(ragged)) => Ok(ragged),
             found => Err(other_values("a column of lists", name, found)),
         }
     }
@@ -83,14 +87,14 @@ impl ParquetTable {
     /// [`DataError::InvalidOption`] when there is no column of this name, or it holds numbers or lists.
     pub fn bytes(&self, name: &str) -> Result<&BytesColumn, DataError> {
         match self.get(name) {
-            Some(ParquetValues::Bytes(bytes)) => Ok(bytes),
+            Some(Column::Bytes(bytes)) => Ok(bytes),
             found => Err(other_values("a column of strings or binary values", name, found)),
         }
     }
 }
 
-impl IntoIterator for ParquetTable {
-    type Item = (Arc<str>, ParquetValues);
+impl IntoIterator for Table {
+    type Item = (Arc<str>, Column);
     type IntoIter = std::vec::IntoIter<Self::Item>;
 
     /// The columns, owned.
@@ -100,13 +104,13 @@ impl IntoIterator for ParquetTable {
 }
 
 /// Covers the columns of numbers; strings and ragged lists stay on the host.
-impl TensorBatch for ParquetTable {
+impl TensorBatch for Table {
     fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
         let columns = self.columns.iter().map(|(name, values)| {
             let values = match values {
-                ParquetValues::Tensor(tensor) => ParquetValues::Tensor(change(tensor)?),
-                ParquetValues::Ragged(ragged) => ParquetValues::Ragged(ragged.clone()),
-                ParquetValues::Bytes(bytes) => ParquetValues::Bytes(bytes.clone()),
+                Column::Tensor(tensor) => Column::Tensor(change(tensor)?),
+                Column::Ragged(ragged) => Column::Ragged(ragged.clone()),
+                Column::Bytes(bytes) => Column::Bytes(bytes.clone()),
             };
             Ok((name.clone(), values))
         });
@@ -115,42 +119,41 @@ impl TensorBatch for ParquetTable {
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
         for (_, values) in &self.columns {
-            if let ParquetValues::Tensor(tensor) = values {
+            if let Column::Tensor(tensor) = values {
                 visit(tensor);
             }
         }
     }
 }
 
-fn other_values(expected: &str, name: &str, found: Option<&ParquetValues>) -> DataError {
+fn other_values(expected: &str, name: &str, found: Option<&Column>) -> DataError {
     let found = match found {
-        Some(ParquetValues::Tensor(_)) => "numbers",
-        Some(ParquetValues::Ragged(_)) => "lists",
-        Some(ParquetValues::Bytes(_)) => "strings or binary values",
+        Some(Column::Tensor(_)) => "numbers",
+        Some(Column::Ragged(_)) => "lists",
+        Some(Column::Bytes(_)) => "strings or binary values",
         None => "no column of that name",
     };
     DataError::option("column", expected, format!("{name:?}, {found}"))
 }
 
 impl Array {
-    pub(super) fn into_values(self) -> Result<ParquetValues, DataError> {
+    pub(crate) fn into_values(self) -> Result<Column, DataError> {
         let (rows, kind) = (self.rows as i64, self.element.kind());
         Ok(match (self.offsets.len(), self.element) {
-            (0, Element::Fixed(bytes)) => ParquetValues::Tensor(self.values.into_tensor(kind, &[rows, bytes as i64])?),
-            (0, _) if self.per_row != 1 => {
-                let shape = [rows, self.per_row as i64];
-                ParquetValues::Tensor(self.values.into_tensor(kind, &shape)?)
+            (0, Element::Fixed(bytes)) => Column::Tensor(self.values.into_tensor(kind, &[rows, bytes as i64])?),
+            (0, _) => {
+                let shape: Vec<i64> = [rows].into_iter().chain(self.per_row.map(|length| length as i64)).collect();
+                Column::Tensor(self.values.into_tensor(kind, &shape)?)
             }
-            (0, _) => ParquetValues::Tensor(self.values.into_tensor(kind, &[rows])?),
-            (1, Element::Bytes) => ParquetValues::Bytes(BytesColumn(Arc::new(self))),
-            _ => ParquetValues::Ragged(Ragged(Arc::new(self))),
+            (1, Element::Bytes) => Column::Bytes(BytesColumn(Arc::new(self))),
+            _ => Column::Ragged(Ragged(Arc::new(self))),
         })
     }
 }
 
 /// Strings or binary values, one per row. Clones share their memory.
 #[derive(Clone, Debug)]
-pub struct BytesColumn(Arc<Array>);
+pub struct BytesColumn(pub(crate) Arc<Array>);
 
 impl BytesColumn {
     /// How many rows there are.
@@ -179,7 +182,7 @@ impl BytesColumn {
 ///
 /// Lists of strings are lists of lists of bytes. Clones share their memory.
 #[derive(Clone, Debug)]
-pub struct Ragged(Arc<Array>);
+pub struct Ragged(pub(crate) Arc<Array>);
 
 impl Ragged {
     /// How many rows there are.

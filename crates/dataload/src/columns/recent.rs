@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::DataError;
 
 /// A cached value, or one in the making: locked meanwhile, so that other threads wait for it.
-pub(super) struct Slot<V>(Arc<Mutex<Option<Arc<V>>>>);
+pub(crate) struct Slot<V>(Arc<Mutex<Option<Arc<V>>>>);
 
 impl<V> Clone for Slot<V> {
     fn clone(&self) -> Self {
@@ -15,7 +15,7 @@ impl<V> Clone for Slot<V> {
 
 impl<V> Slot<V> {
     /// The value, from `make` if there is none yet. A failure is not cached.
-    pub(super) fn get(&self, make: impl FnOnce() -> Result<V, DataError>) -> Result<Arc<V>, DataError> {
+    pub(crate) fn get(&self, make: impl FnOnce() -> Result<V, DataError>) -> Result<Arc<V>, DataError> {
         let mut value = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(value) = &*value {
             return Ok(value.clone());
@@ -27,23 +27,23 @@ impl<V> Slot<V> {
 }
 
 /// The values that were used last, the latest at the end.
-pub(super) struct Recent<K, V> {
+pub(crate) struct Recent<K, V> {
     keep: usize,
     slots: Mutex<Vec<(K, Slot<V>)>>,
 }
 
 impl<K: PartialEq, V> Recent<K, V> {
-    pub(super) fn new(keep: usize) -> Self {
+    pub(crate) fn new(keep: usize) -> Self {
         Self { keep, slots: Mutex::default() }
     }
 
     /// The value of `key`, from `make` if it is not cached, as [`Slot::get`].
-    pub(super) fn get(&self, key: K, make: impl FnOnce() -> Result<V, DataError>) -> Result<Arc<V>, DataError> {
+    pub(crate) fn get(&self, key: K, make: impl FnOnce() -> Result<V, DataError>) -> Result<Arc<V>, DataError> {
         self.slot(key).0.get(make)
     }
 
     /// A slot for the value of `key`, to be filled by a thread that may run late; `None` where there is one already.
-    pub(super) fn reserve(&self, key: K) -> Option<Slot<V>> {
+    pub(crate) fn reserve(&self, key: K) -> Option<Slot<V>> {
         let (slot, is_new) = self.slot(key);
         is_new.then_some(slot)
     }

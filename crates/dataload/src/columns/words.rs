@@ -9,7 +9,7 @@ use crate::DataError;
 
 /// Bytes that are aligned for all number types.
 #[derive(Clone, Default)]
-pub(super) struct Words {
+pub(crate) struct Words {
     words: Vec<i64>,
     bytes: usize,
 }
@@ -18,7 +18,7 @@ const WORD_BYTES: usize = size_of::<i64>();
 
 impl Words {
     /// `bytes` zero bytes; the operating system provides the memory when it is first written to.
-    pub(super) fn new(bytes: usize) -> Result<Self, DataError> {
+    pub(crate) fn new(bytes: usize) -> Result<Self, DataError> {
         let length = bytes.div_ceil(WORD_BYTES);
         // An error here, where the allocation below would abort the process.
         let probe = Vec::<i64>::new().try_reserve_exact(length);
@@ -27,15 +27,15 @@ impl Words {
         Ok(Self { words: vec![0; length], bytes })
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.bytes]
     }
 
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
     }
 
-    pub(super) fn into_tensor(self, kind: Kind, shape: &[i64]) -> Result<Tensor, DataError> {
+    pub(crate) fn into_tensor(self, kind: Kind, shape: &[i64]) -> Result<Tensor, DataError> {
         Ok(overdrive_ffi::tensor_from_vec(self.words, kind, shape)?)
     }
 }
@@ -48,11 +48,11 @@ impl fmt::Debug for Words {
 
 /// Memory that is reused: allocating fresh memory costs as much as decoding into it.
 #[derive(Debug, Default)]
-pub(super) struct Spare(Mutex<Vec<Vec<i64>>>);
+pub(crate) struct Spare(Mutex<Vec<Vec<i64>>>);
 
 impl Spare {
     /// `bytes` bytes of unspecified content.
-    pub(super) fn take(&self, bytes: usize) -> Result<Words, DataError> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<Words, DataError> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = kept.iter().enumerate().filter(|(_, words)| words.len() * WORD_BYTES >= bytes);
         match fits.min_by_key(|(_, words)| words.len()).map(|(position, _)| position) {
@@ -62,7 +62,7 @@ impl Spare {
     }
 
     /// Keeps the memory for reuse, at most `most` pieces.
-    pub(super) fn give(&self, words: Words, most: usize) {
+    pub(crate) fn give(&self, words: Words, most: usize) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push(words.words);
         if kept.len() > most {

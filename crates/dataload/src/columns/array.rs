@@ -2,52 +2,64 @@
 
 use std::ops::Range;
 
-use super::chunk::Grown;
-use super::field::Element;
+use super::element::Element;
 use super::words::{Spare, Words};
 use crate::DataError;
 
 /// The values of a column, and the offsets of its lists and strings.
 #[derive(Clone, Debug)]
-pub(super) struct Array {
-    pub(super) element: Element,
-    pub(super) rows: usize,
-    /// How many values each row has where there are no offsets.
-    pub(super) per_row: usize,
+pub(crate) struct Array {
+    pub(crate) element: Element,
+    pub(crate) rows: usize,
+    /// How many values each row has where rows are lists of one length, without offsets.
+    pub(crate) per_row: Option<usize>,
     /// The offsets of each level of lists, outermost first: where each list begins among its elements, and the end of
     /// the last one. Strings are lists of bytes.
-    pub(super) offsets: Vec<Vec<i64>>,
-    pub(super) values: Words,
+    pub(crate) offsets: Vec<Vec<i64>>,
+    pub(crate) values: Words,
+}
+
+/// Values whose number is only known after reading, and the offsets of the lists and strings that they form.
+#[derive(Default)]
+pub(crate) struct Grown {
+    pub(crate) offsets: Vec<Vec<i64>>,
+    pub(crate) values: Vec<u8>,
 }
 
 impl Array {
     /// Joins the pieces decoded from each row group, in order.
-    pub(super) fn from_pieces(element: Element, pieces: Vec<Grown>, spare: &Spare) -> Result<Self, DataError> {
-        let mut values = spare.take(pieces.iter().map(|piece| piece.values.len()).sum())?;
+    pub(crate) fn from_pieces(element: Element, pieces: Vec<Grown>, spare: &Spare) -> Result<Self, DataError> {
+        let parts: Vec<_> = pieces.iter().map(|piece| (piece.offsets.as_slice(), piece.values.as_slice())).collect();
+        Self::from_parts(element, &parts, spare)
+    }
+
+    /// The same for pieces of offsets and values.
+    fn from_parts(element: Element, parts: &[(&[Vec<i64>], &[u8])], spare: &Spare) -> Result<Self, DataError> {
+        let mut values = spare.take(parts.iter().map(|(_, values)| values.len()).sum())?;
         let mut rest = values.bytes_mut();
-        let levels = pieces.first().map_or(0, |piece| piece.offsets.len());
+        let levels = parts.first().map_or(0, |(offsets, _)| offsets.len());
         let mut offsets = vec![vec![0]; levels];
-        for piece in pieces {
-            let (here, tail) = rest.split_at_mut(piece.values.len());
-            here.copy_from_slice(&piece.values);
+        for (piece, values) in parts {
+            let (here, tail) = rest.split_at_mut(values.len());
+            here.copy_from_slice(values);
             rest = tail;
-            for (offsets, piece) in offsets.iter_mut().zip(&piece.offsets) {
+            for (offsets, piece) in offsets.iter_mut().zip(*piece) {
                 let before = offsets[offsets.len() - 1];
                 offsets.extend(piece.iter().skip(1).map(|offset| before + offset));
             }
         }
         let rows = offsets.first().map_or(0, |offsets| offsets.len() - 1);
-        Ok(Self { element, rows, per_row: 1, offsets, values })
+        Ok(Self { element, rows, per_row: None, offsets, values })
     }
 
     /// An array without rows.
-    pub(super) fn empty(element: Element, levels: usize) -> Self {
-        Self { element, rows: 0, per_row: 1, offsets: vec![vec![0]; levels], values: Words::default() }
+    pub(crate) fn empty(element: Element, levels: usize) -> Self {
+        Self { element, rows: 0, per_row: None, offsets: vec![vec![0]; levels], values: Words::default() }
     }
 
     /// The common length of all lists, for a column of one level of lists; otherwise the first list of another length,
     /// as (row, length).
-    pub(super) fn uniform(&self) -> Result<i64, (usize, i64)> {
+    pub(crate) fn uniform(&self) -> Result<i64, (usize, i64)> {
         let [offsets] = self.offsets.as_slice() else { return Err((0, 0)) };
         let mut lengths = offsets.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
         let Some((_, first)) = lengths.next() else { return Ok(0) };
@@ -55,9 +67,9 @@ impl Array {
     }
 
     /// The rows at `rows`, which are below [`rows`](Self::rows).
-    pub(super) fn gather(&self, rows: &[u32]) -> Result<Self, DataError> {
+    pub(crate) fn gather(&self, rows: &[u32]) -> Result<Self, DataError> {
         let (element, per_row) = (self.element, self.per_row);
-        let stride = per_row * element.bytes();
+        let stride = per_row.unwrap_or(1) * element.bytes();
         if self.offsets.is_empty() {
             let mut values = Words::new(rows.len() * stride)?;
             gather_fixed(self.values.bytes(), stride, rows, values.bytes_mut());
@@ -88,12 +100,16 @@ impl Array {
     }
 
     /// Appends another array of the same column.
-    pub(super) fn join(self, next: Self) -> Result<Self, DataError> {
-        let (element, per_row) = (self.element, self.per_row);
-        let rows = self.rows + next.rows;
-        let grown = |array: Self| Grown { values: array.values.bytes().to_vec(), offsets: array.offsets };
-        let joined = Self::from_pieces(element, vec![grown(self), grown(next)], &Spare::default())?;
-        Ok(Self { rows, per_row, ..joined })
+    pub(crate) fn join(self, next: Self) -> Result<Self, DataError> {
+        Self::concat(&[self, next])
+    }
+
+    /// Joins arrays of the same column, of which there is at least one.
+    pub(crate) fn concat(arrays: &[Self]) -> Result<Self, DataError> {
+        let first = arrays.first().ok_or(DataError::EmptyBatch)?;
+        let parts: Vec<_> = arrays.iter().map(|array| (array.offsets.as_slice(), array.values.bytes())).collect();
+        let joined = Self::from_parts(first.element, &parts, &Spare::default())?;
+        Ok(Self { rows: arrays.iter().map(|array| array.rows).sum(), per_row: first.per_row, ..joined })
     }
 }
 

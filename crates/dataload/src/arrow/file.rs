@@ -1,0 +1,315 @@
+//! One file of record batches: its schema, its dictionaries, and where its batches are.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_ipc::convert::try_fb_to_schema;
+use arrow_ipc::{Endianness, MessageHeader, Schema as FileSchema, root_as_footer};
+use arrow_schema::Schema;
+use overdrive_ffi::MappedFile;
+
+use super::columns::OnNull;
+use super::layout::{Leaf, StepKind, leaves};
+use super::message::{Arrays, Block, Messages, first_line};
+use super::node::{Bytes, Node, Piece};
+use super::read::Reader;
+use super::unpack::Unpacked;
+use crate::DataError;
+use crate::columns::Array;
+use crate::read::open_regular;
+
+const MAGIC: &[u8] = b"ARROW1";
+/// The footer's length and the magic bytes.
+const TAIL_BYTES: usize = 10;
+
+/// Where a file's bytes are.
+pub(super) enum Content {
+    Mapped(MappedFile),
+    Memory(Vec<u8>),
+}
+
+impl Content {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Mapped(map) => map.len(),
+            Self::Memory(bytes) => bytes.len(),
+        }
+    }
+}
+
+impl Bytes for Content {
+    fn copy(&self, at: usize, out: &mut [u8]) -> bool {
+        match self {
+            Self::Mapped(map) => map.copy(at, out),
+            Self::Memory(bytes) => bytes.copy(at, out),
+        }
+    }
+}
+
+/// An IPC file or stream.
+pub(super) struct ArrowFile {
+    pub(super) path: Arc<Path>,
+    content: Content,
+    pub(super) schema: Schema,
+    pub(super) leaves: Vec<Leaf>,
+    /// The number of each array's dictionary, where it has one.
+    ids: Vec<Option<i64>>,
+    dictionaries: BTreeMap<i64, Array>,
+    /// Each record batch, and its number of rows.
+    pub(super) batches: Vec<(Block, usize)>,
+}
+
+impl ArrowFile {
+    pub(super) fn open(path: Arc<Path>, limit: u64) -> Result<Self, DataError> {
+        let (file, _) = open_regular(&path)?;
+        let map = MappedFile::new(&file).map_err(DataError::io(&path))?;
+        Self::new(path, Content::Mapped(map), limit)
+    }
+
+    pub(super) fn new(path: Arc<Path>, content: Content, limit: u64) -> Result<Self, DataError> {
+        let (schema, leaves) = (Schema::empty(), Vec::new());
+        let (ids, dictionaries, batches) = (Vec::new(), BTreeMap::new(), Vec::new());
+        let mut file = Self { path, content, schema, leaves, ids, dictionaries, batches };
+        let mut start = [0; MAGIC.len()];
+        if file.content.copy(0, &mut start) && start == *MAGIC {
+            file.read_footer(limit)?;
+        } else {
+            file.read_stream(limit)?;
+        }
+        Ok(file)
+    }
+
+    fn messages(&self) -> Messages<'_> {
+        Messages { content: &self.content, path: &self.path }
+    }
+
+    fn read_footer(&mut self, limit: u64) -> Result<(), DataError> {
+        let messages = self.messages();
+        let end = self.content.len();
+        let at = end.saturating_sub(TAIL_BYTES);
+        let tail = messages.bytes(&(at..end), "the end of the file")?;
+        let (length, magic) = tail.bytes().split_at(tail.bytes().len().saturating_sub(MAGIC.len()));
+        if magic != MAGIC || at < MAGIC.len() {
+            let expected = format!("{}, as every complete file ends", MAGIC.escape_ascii());
+            return Err(messages.corrupt(at, expected, magic.escape_ascii().to_string()));
+        }
+        let length = i32::from_le_bytes(length.try_into().unwrap_or_default());
+        let start = usize::try_from(length).ok().and_then(|length| at.checked_sub(length));
+        let Some(start) = start else {
+            return Err(messages.corrupt(at, "a footer within the file", format!("one of {length} bytes")));
+        };
+        let words = messages.bytes(&(start..at), "the footer")?;
+        let footer = root_as_footer(words.bytes());
+        let footer = footer.map_err(|error| messages.corrupt(start, "a footer", first_line(&error.to_string())))?;
+        let schema = footer.schema().ok_or_else(|| messages.corrupt(start, "a footer with a schema", "none"))?;
+        let dictionaries = footer.dictionaries().into_iter().flatten().map(|block| messages.listed(block));
+        let dictionaries = dictionaries.collect::<Result<Vec<_>, _>>()?;
+        let batches = footer.recordBatches().into_iter().flatten().map(|block| messages.listed(block));
+        let batches = batches.collect::<Result<Vec<_>, _>>()?;
+        self.set_schema(schema, start)?;
+        for block in dictionaries {
+            self.add_dictionary(&block, limit)?;
+        }
+        batches.into_iter().try_for_each(|block| self.add_batch(block))
+    }
+
+    fn read_stream(&mut self, limit: u64) -> Result<(), DataError> {
+        let mut at = 0;
+        while let Some(block) = self.messages().at(at)? {
+            if at == 0 {
+                self.read_schema(&block)?;
+            } else {
+                match self.messages().kind(&block)?.0 {
+                    MessageHeader::RecordBatch => self.add_batch(block.clone())?,
+                    MessageHeader::DictionaryBatch => self.add_dictionary(&block, limit)?,
+                    other => {
+                        let found = other.variant_name().unwrap_or("another message");
+                        return Err(self.messages().corrupt(at, "a record batch or a dictionary", found));
+                    }
+                }
+            }
+            at = block.body.end;
+        }
+        match at {
+            0 => Err(self.messages().corrupt(0, "an Arrow IPC file or stream", "no message")),
+            _ => Ok(()),
+        }
+    }
+
+    fn read_schema(&mut self, block: &Block) -> Result<(), DataError> {
+        let words = self.messages().bytes(&block.header, "a message's header")?;
+        // `Messages::at` has checked it.
+        let message = arrow_ipc::root_as_message(words.bytes()).ok();
+        match message.and_then(|message| message.header_as_schema()) {
+            Some(schema) => self.set_schema(schema, block.header.start),
+            None => Err(self.messages().corrupt(0, "a schema at the start of the stream", "another message")),
+        }
+    }
+
+    fn set_schema(&mut self, schema: FileSchema<'_>, at: usize) -> Result<(), DataError> {
+        if (schema.endianness() == Endianness::Little) != cfg!(target_endian = "little") {
+            let found = format!("{:?}-endian values", schema.endianness());
+            return Err(DataError::layout(&self.path, "values in this machine's byte order", found));
+        }
+        let read = try_fb_to_schema(schema);
+        self.schema = read.map_err(|error| self.messages().corrupt(at, "a schema", first_line(&error.to_string())))?;
+        self.leaves = leaves(&self.schema);
+        self.ids.clear();
+        schema.fields().into_iter().flatten().for_each(|field| add_ids(field, &mut self.ids));
+        Ok(())
+    }
+
+    fn add_batch(&mut self, block: Block) -> Result<(), DataError> {
+        let arrays = self.messages().arrays(&block)?;
+        self.check_rows(&arrays, &block)?;
+        self.batches.push((block, arrays.rows));
+        Ok(())
+    }
+
+    /// Checks that there can be as many rows as a header says, before anyone asks for that many.
+    fn check_rows(&self, arrays: &Arrays, block: &Block) -> Result<(), DataError> {
+        // No compression makes more of a byte.
+        let (ratio, more) = if arrays.codec.is_some() { (1 << 16, 1 << 16) } else { (1, 0) };
+        for leaf in &self.leaves {
+            let mut elements = Some(arrays.rows);
+            let len = leaf.steps.first().and_then(|step| arrays.nodes.get(step.node)).map(|node| node.0);
+            for (step, (_, buffers)) in leaf.steps.iter().zip(arrays.of_leaf(leaf)) {
+                if let StepKind::FixedList(length) = step.kind {
+                    elements = elements.and_then(|elements| elements.checked_mul(length));
+                }
+                if let Some(bits) = step.kind.least_bits() {
+                    let room = arrays.buffers.get(buffers.start.saturating_add(1)).map_or(0, Range::len);
+                    let most = room.saturating_mul(ratio).saturating_add(more);
+                    elements = elements.filter(|elements| elements.saturating_mul(bits).div_ceil(8) <= most);
+                    break;
+                }
+            }
+            if len != elements.map(|_| arrays.rows) {
+                let expected = format!("{} values in column {:?}, one for each row", arrays.rows, leaf.field.name());
+                return Err(self.messages().corrupt(block.header.start, expected, "fewer or more"));
+            }
+        }
+        match arrays.rows > 0 && self.leaves.is_empty() {
+            true => {
+                Err(self.messages().corrupt(block.header.start, "columns", format!("{} rows without", arrays.rows)))
+            }
+            false => Ok(()),
+        }
+    }
+
+    fn add_dictionary(&mut self, block: &Block, limit: u64) -> Result<(), DataError> {
+        let messages = self.messages();
+        let Some((id, is_delta)) = messages.kind(block)?.1 else {
+            return Err(messages.corrupt(block.header.start, "a dictionary", "another message"));
+        };
+        if is_delta || self.dictionaries.contains_key(&id) {
+            let found = format!("dictionary {id} again");
+            return Err(DataError::layout(&self.path, "each dictionary once, as a whole", found));
+        }
+        let mut leaves = self.leaves.iter().filter(|leaf| self.id(leaf) == Some(id));
+        // That of a column whose type is not read is left out.
+        let Some(leaf) = leaves.find_map(Leaf::of_dictionary) else { return Ok(()) };
+        let arrays = messages.arrays(block)?;
+        let unpacked = self.unpack(&arrays, [&leaf].into_iter(), limit)?;
+        let values = self.nodes(&arrays, &unpacked, &leaf).and_then(|nodes| {
+            let reader = Reader { leaf: &leaf, nulls: &OnNull::Error, dictionary: None, limit };
+            let read = reader.read(&nodes, 0..arrays.rows);
+            read.map_err(|bad| {
+                messages.corrupt(block.body.start, format!("the values of dictionary {id}"), format!("{bad:?}"))
+            })
+        });
+        let (values, _) = values?;
+        self.dictionaries.insert(id, values);
+        Ok(())
+    }
+
+    fn id(&self, leaf: &Leaf) -> Option<i64> {
+        self.ids.get(leaf.steps.last()?.node).copied().flatten()
+    }
+
+    /// The dictionary of a column, where it has one.
+    pub(super) fn dictionary(&self, leaf: &Leaf) -> Option<&Array> {
+        self.dictionaries.get(&self.id(leaf)?)
+    }
+
+    /// What the header of a record batch says.
+    pub(super) fn arrays(&self, batch: usize) -> Result<Arrays, DataError> {
+        self.messages().arrays(&self.batches[batch].0)
+    }
+
+    /// The buffers of some columns, decompressed where they are compressed.
+    pub(super) fn unpack<'a>(
+        &self,
+        arrays: &Arrays,
+        leaves: impl Iterator<Item = &'a Leaf>,
+        limit: u64,
+    ) -> Result<Unpacked, DataError> {
+        let mut unpacked = Unpacked::default();
+        if let Some(codec) = arrays.codec {
+            let of_leaf = |leaf| arrays.of_leaf(leaf).map(|(_, buffers)| buffers);
+            for buffers in leaves.flat_map(of_leaf) {
+                for (buffer, range) in arrays.buffers.iter().enumerate().take(buffers.end).skip(buffers.start) {
+                    unpacked.add(buffer, range.clone(), codec, &self.messages(), limit)?;
+                }
+            }
+        }
+        Ok(unpacked)
+    }
+
+    /// The arrays of a column.
+    pub(super) fn nodes<'a>(
+        &'a self,
+        arrays: &'a Arrays,
+        unpacked: &'a Unpacked,
+        leaf: &Leaf,
+    ) -> Result<Vec<Node<'a>>, DataError> {
+        let piece = |buffer: usize| match arrays.codec {
+            Some(_) => unpacked.get(buffer),
+            None => {
+                let range = arrays.buffers.get(buffer)?.clone();
+                Some(Piece { bytes: &self.content, range })
+            }
+        };
+        let nodes = arrays.of_leaf(leaf).map(|(node, buffers)| {
+            let &(len, nulls) = arrays.nodes.get(node)?;
+            let valid = match nulls {
+                0 => None,
+                _ => Some((piece(buffers.start)?, 0)),
+            };
+            // An array without buffers of its own has at most that of the bits.
+            let buffers = buffers.skip(1).map(piece).collect::<Option<Vec<_>>>()?;
+            Some(Node { len, offset: 0, valid, buffers })
+        });
+        nodes.collect::<Option<Vec<_>>>().ok_or_else(|| {
+            let expected = format!("the arrays and buffers of column {:?}", leaf.field.name());
+            let found = format!("{} arrays with {} buffers", arrays.nodes.len(), arrays.buffers.len());
+            self.messages().corrupt(0, expected, found)
+        })
+    }
+}
+
+impl Arrays {
+    /// For each array of a column its number, and those of its buffers, the first one being that of the bits.
+    fn of_leaf(&self, leaf: &Leaf) -> impl Iterator<Item = (usize, Range<usize>)> {
+        leaf.steps.iter().map(|step| {
+            let variable = |views: Range<usize>| {
+                let counts = self.variable.get(views).unwrap_or_default().iter();
+                counts.fold(0usize, |sum, &count| sum.saturating_add(count))
+            };
+            let first = step.buffer.saturating_add(variable(0..step.views));
+            let own = if step.kind.is_views() { variable(step.views..step.views + 1) } else { 0 };
+            (step.node, first..first.saturating_add(step.kind.buffers()).saturating_add(own))
+        })
+    }
+}
+
+/// The numbers of the dictionaries of an array and of those below it.
+fn add_ids(field: arrow_ipc::Field<'_>, ids: &mut Vec<Option<i64>>) {
+    ids.push(field.dictionary().map(|dictionary| dictionary.id()));
+    // The arrays below a dictionary's are in the dictionary.
+    if field.dictionary().is_none() {
+        field.children().into_iter().flatten().for_each(|child| add_ids(child, ids));
+    }
+}

@@ -1,0 +1,116 @@
+//! Arrays whose bytes are read where they are.
+
+use std::ops::Range;
+
+use arrow_buffer::Buffer;
+use arrow_data::ArrayData;
+use overdrive_ffi::MappedFile;
+
+use super::layout::Leaf;
+
+/// Bytes that are copied out.
+pub(super) trait Bytes {
+    /// Fills `out` from `at` on. False, with nothing copied, where there are fewer bytes.
+    fn copy(&self, at: usize, out: &mut [u8]) -> bool;
+}
+
+impl Bytes for MappedFile {
+    fn copy(&self, at: usize, out: &mut [u8]) -> bool {
+        self.read(at, out)
+    }
+}
+
+impl Bytes for [u8] {
+    fn copy(&self, at: usize, out: &mut [u8]) -> bool {
+        let found = self.get(at..).and_then(|rest| rest.get(..out.len()));
+        found.map(|found| out.copy_from_slice(found)).is_some()
+    }
+}
+
+impl Bytes for Vec<u8> {
+    fn copy(&self, at: usize, out: &mut [u8]) -> bool {
+        self.as_slice().copy(at, out)
+    }
+}
+
+impl Bytes for Buffer {
+    fn copy(&self, at: usize, out: &mut [u8]) -> bool {
+        self.as_slice().copy(at, out)
+    }
+}
+
+/// A buffer of an array.
+#[derive(Clone)]
+pub(super) struct Piece<'a> {
+    pub(super) bytes: &'a dyn Bytes,
+    /// Where it lies within `bytes`.
+    pub(super) range: Range<usize>,
+}
+
+impl Piece<'_> {
+    pub(super) fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether it has `len` bytes from `at` on.
+    pub(super) fn has(&self, at: usize, len: usize) -> bool {
+        at.checked_add(len).is_some_and(|end| end <= self.len())
+    }
+
+    /// Fills `out` from `at` on; false where the buffer has fewer bytes.
+    #[must_use]
+    pub(super) fn read(&self, at: usize, out: &mut [u8]) -> bool {
+        self.has(at, out.len()) && self.bytes.copy(self.range.start + at, out)
+    }
+
+    /// `len` bytes from `at` on; `None` where the buffer has fewer.
+    pub(super) fn take(&self, at: usize, len: usize) -> Option<Vec<u8>> {
+        if !self.has(at, len) {
+            return None;
+        }
+        let mut bytes = vec![0; len];
+        self.read(at, &mut bytes).then_some(bytes)
+    }
+}
+
+/// An array.
+pub(super) struct Node<'a> {
+    pub(super) len: usize,
+    /// Where its first element is in its buffers, counted in elements.
+    pub(super) offset: usize,
+    /// A bit for every element, which is set where there is a value, and the first element's bit; `None` where there is
+    /// a value everywhere.
+    pub(super) valid: Option<(Piece<'a>, usize)>,
+    /// Without that of the bits.
+    pub(super) buffers: Vec<Piece<'a>>,
+}
+
+/// The arrays of a column of arrays in memory.
+pub(super) fn nodes<'a>(leaf: &Leaf, columns: &'a [ArrayData]) -> Option<Vec<Node<'a>>> {
+    arrays(leaf, columns).map(|arrays| arrays.into_iter().map(Node::of).collect())
+}
+
+/// The arrays from a column to its values.
+pub(super) fn arrays<'a>(leaf: &Leaf, columns: &'a [ArrayData]) -> Option<Vec<&'a ArrayData>> {
+    let mut children = columns;
+    let mut arrays = Vec::with_capacity(leaf.steps.len());
+    for step in &leaf.steps {
+        let array = children.get(step.child)?;
+        children = array.child_data();
+        arrays.push(array);
+    }
+    Some(arrays)
+}
+
+impl<'a> Node<'a> {
+    pub(super) fn of(array: &'a ArrayData) -> Self {
+        let piece = |buffer: &'a Buffer| Piece { bytes: buffer, range: 0..buffer.len() };
+        let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0);
+        Self {
+            len: array.len(),
+            offset: array.offset(),
+            valid: nulls.map(|nulls| (piece(nulls.buffer()), nulls.offset())),
+            buffers: array.buffers().iter().map(piece).collect(),
+        }
+    }
+}
