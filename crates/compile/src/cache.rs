@@ -4,11 +4,11 @@
 //! were compiled. Whoever can write to the user's own files could run code anyway; damage and foreign files are what this
 //! refuses.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use overdrive_core::LockedFile;
 use overdrive_ffi::check_owner;
@@ -17,14 +17,12 @@ use sha2::{Digest, Sha256};
 use crate::error::CompileError;
 use crate::python;
 use crate::record::Record;
+use crate::room::{self, COMPILING};
 
-/// The bytes that all packages may take together, before the least recently used ones are deleted.
+/// The bytes that all files may take together, before the least recently used ones are deleted.
 const LIMIT: u64 = 4 << 30;
-
-/// The folders of compilations that are under way.
-const COMPILING: &str = "compiling-";
-/// Such a folder is left by a process that was killed if nothing was made in it for so long.
-const ABANDONED: Duration = Duration::from_secs(24 * 3600);
+/// How often it is looked whether another process has compiled a step.
+const POLL: Duration = Duration::from_millis(50);
 
 /// The file that says what a package's code calls.
 pub(crate) const EXPLAINED: &str = "explain.json";
@@ -34,6 +32,8 @@ pub(crate) const EXPLAINED: &str = "explain.json";
 pub(crate) struct Cache {
     folder: PathBuf,
     limit: u64,
+    /// How long a compilation may take, here or in another process.
+    pub(crate) timeout: Duration,
 }
 
 /// What a package is made for: everything that its code depends on.
@@ -55,24 +55,24 @@ impl Cache {
     ///
     /// # Errors
     /// When the folder cannot be made, or others may write to it.
-    pub(crate) fn of_user() -> Result<Self, CompileError> {
+    pub(crate) fn of_user(timeout: Duration) -> Result<Self, CompileError> {
         let given = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let folder = given("OVERDRIVE_COMPILE_CACHE")
             .or_else(|| given("XDG_CACHE_HOME").map(|cache| cache.join("overdrive/compile")))
             .or_else(|| given("HOME").map(|home| home.join(".cache/overdrive/compile")))
             .unwrap_or_else(|| std::env::temp_dir().join("overdrive-compile"));
-        Self::at(folder, LIMIT)
+        Self::at(folder, LIMIT, timeout)
     }
 
     /// A cache in this folder, of at most this many bytes.
     ///
     /// # Errors
     /// As [`of_user`](Self::of_user).
-    pub(crate) fn at(folder: PathBuf, limit: u64) -> Result<Self, CompileError> {
+    pub(crate) fn at(folder: PathBuf, limit: u64, timeout: Duration) -> Result<Self, CompileError> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
         made.map_err(CompileError::cache("cannot make the folder of compiled steps", &folder))?;
         check_owner(&folder)?;
-        Ok(Self { folder, limit })
+        Ok(Self { folder, limit, timeout })
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -111,10 +111,11 @@ impl Cache {
 
     /// The package of this key, made by `make` if there is none. Of several processes one makes it, the others wait.
     /// `make` gets the file of the record and a folder for what it makes: `step.pt2`, and `explain.json` if it likes. The
-    /// record is kept even if it fails. `progress` gets a word for each stage: `wait` if another process compiles.
+    /// record is kept even if it fails. `progress` gets a word for each stage, and a sentence if another process compiles.
     ///
     /// # Errors
-    /// Those of `make`; nothing but the record is left behind then. When there is no room, or the package is refused.
+    /// Those of `make`; nothing but the record is left behind then. When there is no room, the package is refused, or
+    /// another process takes too long.
     pub(crate) fn get_or_make(
         &self,
         key: &str,
@@ -125,18 +126,11 @@ impl Cache {
         if let Some(found) = self.get(key)? {
             return Ok(found);
         }
-        let lock_path = self.folder.join(format!("{key}.lock"));
-        let opened = File::options().create(true).truncate(false).write(true).open(&lock_path);
-        let file = opened.map_err(CompileError::cache("cannot make the file", &lock_path))?;
-        if file.try_lock().is_err() {
-            progress("wait");
-            file.lock().map_err(CompileError::cache("cannot lock", &lock_path))?;
-        }
-        let _lock = LockedFile::new(file);
+        let _lock = self.lock(key, progress)?;
         if let Some(found) = self.get(key)? {
             return Ok(found);
         }
-        self.make_room(key);
+        room::make(&self.folder, self.limit, key);
         let folder = tempfile::Builder::new().prefix(COMPILING).tempdir_in(&self.folder);
         let folder = folder.map_err(CompileError::cache("cannot make a folder in", &self.folder))?;
         let written = folder.path().join("record.json");
@@ -147,7 +141,42 @@ impl Cache {
         own.and_then(|()| fs::rename(&written, &kept)).map_err(CompileError::cache("cannot keep the record", &kept))?;
         make(&kept, folder.path(), progress)?;
         self.keep(key, folder.path())?;
+        room::make(&self.folder, self.limit, key);
         Ok(self.path(key))
+    }
+
+    /// The lock of a key. Its file has the process that holds it.
+    fn lock(&self, key: &str, progress: &mut dyn FnMut(&str)) -> Result<LockedFile, CompileError> {
+        let path = self.folder.join(format!("{key}.lock"));
+        let began = Instant::now();
+        let mut is_said = false;
+        loop {
+            let opened = File::options().create(true).truncate(false).write(true).open(&path);
+            let mut file = opened.map_err(CompileError::cache("cannot make the file", &path))?;
+            match file.try_lock() {
+                // Whoever makes room may have deleted it meanwhile.
+                Ok(()) if !is_at(&file, &path) => continue,
+                Ok(()) => {
+                    // On a full disk, messages do not name it.
+                    let _ = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+                    return Ok(LockedFile::new(file));
+                }
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => return Err(CompileError::cache("cannot lock", path)(error)),
+            }
+            let who = match fs::read_to_string(&path) {
+                Ok(pid) if !pid.is_empty() => format!("process {pid}"),
+                _ => "another process".to_owned(),
+            };
+            if began.elapsed() >= self.timeout {
+                return Err(CompileError::TimedOut { who, limit: self.timeout });
+            }
+            if !is_said {
+                progress(&format!("{who} compiles this step: waiting for it"));
+                is_said = true;
+            }
+            std::thread::sleep(POLL);
+        }
     }
 
     /// Moves a finished package into its place. The checksum comes first: a package without one is refused.
@@ -166,35 +195,12 @@ impl Cache {
         fs::rename(&beside, path.with_extension("sha256")).map_err(cannot(&path))?;
         fs::rename(&package, &path).map_err(cannot(&path))
     }
+}
 
-    /// Deletes the packages that were used least recently, and what killed compilations have left, until there is room.
-    fn make_room(&self, key: &str) {
-        let Ok(entries) = fs::read_dir(&self.folder) else { return };
-        let mut packages = Vec::new();
-        for entry in entries.flatten() {
-            let (path, Ok(about)) = (entry.path(), entry.metadata()) else { continue };
-            let is_old = || about.modified().is_ok_and(|at| at.elapsed().is_ok_and(|age| age > ABANDONED));
-            if entry.file_name().to_string_lossy().starts_with(COMPILING) && is_old() {
-                let _ = fs::remove_dir_all(&path);
-            }
-            if path.extension().is_some_and(|extension| extension == "pt2") {
-                packages.push((about.modified().ok(), about.len(), path));
-            }
-        }
-        packages.sort();
-        let mut bytes: u64 = packages.iter().map(|(_, bytes, _)| bytes).sum();
-        for (_, size, path) in packages {
-            if bytes <= self.limit {
-                break;
-            }
-            if path != self.path(key) && fs::remove_file(&path).is_ok() {
-                for extension in ["sha256", "json", EXPLAINED] {
-                    let _ = fs::remove_file(path.with_extension(extension));
-                }
-                bytes -= size;
-            }
-        }
-    }
+/// Whether a file is still the one at this path.
+fn is_at(file: &File, path: &Path) -> bool {
+    let inode = |about: fs::Metadata| (about.dev(), about.ino());
+    file.metadata().map(inode).ok() == fs::metadata(path).map(inode).ok()
 }
 
 fn digest(file: &mut File) -> std::io::Result<String> {
@@ -218,7 +224,7 @@ mod tests {
     /// A cache in a new folder, with a package of this text.
     fn with_package(text: &str) -> (tempfile::TempDir, Cache, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::at(folder.path().join("cache"), LIMIT).unwrap();
+        let cache = Cache::at(folder.path().join("cache"), LIMIT, Duration::MAX).unwrap();
         let path = cache.get_or_make("key", &record(), &mut |_| (), |_, made, _| package(made, text)).unwrap();
         (folder, cache, path)
     }
@@ -268,7 +274,7 @@ mod tests {
     #[test]
     fn a_failed_compilation_leaves_its_record_and_is_tried_again() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::at(folder.path().to_owned(), LIMIT).unwrap();
+        let cache = Cache::at(folder.path().to_owned(), LIMIT, Duration::MAX).unwrap();
         let failed = cache.get_or_make("key", &record(), &mut |_| (), |_, made, _| {
             package(made, "half")?;
             Err(CompileError::NoCompiler { compiler: "c++".to_owned() })
@@ -281,24 +287,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_compilation_left_is_deleted_a_day_later() {
-        let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::at(folder.path().to_owned(), LIMIT).unwrap();
-        let [old, new] = ["compiling-old", "compiling-new"].map(|name| folder.path().join(name));
-        for left in [&old, &new] {
-            fs::create_dir(left).unwrap();
-            write(&left.join("step.pt2"), "half").unwrap();
-        }
-        let day_ago = std::time::SystemTime::now() - ABANDONED - Duration::from_secs(1);
-        File::open(&old).unwrap().set_modified(day_ago).unwrap();
-        cache.get_or_make("key", &record(), &mut |_| (), |_, made, _| package(made, "code")).unwrap();
-        assert!(!old.exists() && new.exists());
-    }
-
-    #[test]
     fn of_several_that_need_a_package_one_makes_it() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::at(folder.path().to_owned(), LIMIT).unwrap();
+        let cache = Cache::at(folder.path().to_owned(), LIMIT, Duration::MAX).unwrap();
         let made = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -315,21 +306,11 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_packages_make_room() {
+    fn who_holds_the_lock_is_named_and_not_waited_for_without_end() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::at(folder.path().to_owned(), 20).unwrap();
-        let make = |key: &str| {
-            drop(cache.get_or_make(key, &record(), &mut |_| (), |_, made, _| package(made, "10 letters")).unwrap())
-        };
-        for (key, at) in [("a", 1), ("b", 2), ("c", 3)] {
-            make(key);
-            let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(at);
-            File::options().write(true).open(cache.path(key)).unwrap().set_modified(time).unwrap();
-        }
-        // "a" is used again, and "b" is then the oldest.
-        let _ = cache.get("a").unwrap();
-        make("d");
-        assert!(cache.get("b").unwrap().is_none());
-        assert!(["a", "c", "d"].iter().all(|key| cache.get(key).unwrap().is_some()));
+        let cache = Cache::at(folder.path().to_owned(), LIMIT, Duration::from_millis(1)).unwrap();
+        let _held = cache.lock("key", &mut |_| ()).unwrap();
+        let error = cache.get_or_make("key", &record(), &mut |_| (), never).expect_err("a limit").to_string();
+        assert!(error.contains(&format!("process {} has not compiled", std::process::id())), "{error}");
     }
 }

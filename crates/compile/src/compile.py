@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import zipfile
 from collections import Counter
@@ -50,40 +51,44 @@ def unless(unfit, dtype, *numbers):
 
 def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1, beta2, weight_decay, eps,
          amsgrad=False, maximize=False, *, decoupled, unfit):
-    """What `_fused_adam_` and `_fused_adamw_` compute, in operators that Inductor fuses."""
+    """What `_fused_adam_` and `_fused_adamw_` compute, in operators that Inductor fuses. As in those, numbers of 16 bits
+    are computed with in float32, and rounded once."""
     lr, = unless(unfit, torch.float64, (lr, 0.0))
+    own = torch.promote_types(params[0].dtype, torch.float32)
     # In tensors of their own: Inductor would compute the powers of 0-dim tensors again for each few elements.
-    sizes = torch.stack([(lr / (1 - beta1 ** step.double())).to(params[0].dtype) for step in steps])
-    scales = torch.stack([(1 - beta2 ** step.double()).sqrt().reciprocal().to(params[0].dtype) for step in steps])
+    sizes = torch.stack([(lr / (1 - beta1 ** step.double())).to(own) for step in steps])
+    scales = torch.stack([(1 - beta2 ** step.double()).sqrt().reciprocal().to(own) for step in steps])
     pairs = [(1 - lr * weight_decay, 1.0), (1 - beta1, 0.0), (beta2, 1.0), (1 - beta2, 0.0)]
-    shrunk, first, kept, second = unless(unfit, params[0].dtype, *pairs)
-    for i, (param, grad) in enumerate(zip(params, grads)):
-        if maximize:
-            grad = -grad
+    shrunk, first, kept, second = unless(unfit, own, *pairs)
+    for i in range(len(params)):
+        param, grad, average, square = (list[i].to(own) for list in (params, grads, exp_avgs, exp_avg_sqs))
+        grad = -grad if maximize else grad
         if decoupled:
-            param.mul_(shrunk)
+            param = param * shrunk
         else:
             grad = grad + param * weight_decay
-        exp_avgs[i].add_((grad - exp_avgs[i]) * first)
-        exp_avg_sqs[i].mul_(kept).add_(grad * grad * second)
-        square = exp_avg_sqs[i]
+        average = average + (grad - average) * first
+        square = square * kept + grad * grad * second
+        exp_avgs[i].copy_(average)
+        exp_avg_sqs[i].copy_(square)
         if amsgrad:
-            max_exp_avg_sqs[i].copy_(torch.maximum(max_exp_avg_sqs[i], square))
-            square = max_exp_avg_sqs[i]
-        param.sub_(sizes[i] * exp_avgs[i] / (square.sqrt() * scales[i] + eps))
+            square = torch.maximum(max_exp_avg_sqs[i].to(own), square)
+            max_exp_avg_sqs[i].copy_(square)
+        params[i].copy_(param - sizes[i] * average / (square.sqrt() * scales[i] + eps))
 
 
 def sgd(params, grads, momenta, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, *, unfit):
-    """What `_fused_sgd_` computes."""
-    lr, kept, share = unless(unfit, params[0].dtype, (lr, 0.0), (momentum, 1.0), (1 - dampening, 0.0))
-    for i, (param, grad) in enumerate(zip(params, grads)):
-        if maximize:
-            grad = -grad
-        grad = grad + param * weight_decay
+    """What `_fused_sgd_` computes; numbers of 16 bits as `adam` does."""
+    own = torch.promote_types(params[0].dtype, torch.float32)
+    lr, kept, share = unless(unfit, own, (lr, 0.0), (momentum, 1.0), (1 - dampening, 0.0))
+    for i in range(len(params)):
+        param, grad = params[i].to(own), grads[i].to(own)
+        grad = (-grad if maximize else grad) + param * weight_decay
         if momenta:
-            momenta[i].copy_(grad if is_first_step else momenta[i] * kept + grad * share)
-            grad = grad + momenta[i] * momentum if nesterov else momenta[i]
-        param.sub_(grad * lr)
+            moved = grad if is_first_step else momenta[i].to(own) * kept + grad * share
+            momenta[i].copy_(moved)
+            grad = grad + moved * momentum if nesterov else moved
+        params[i].copy_(param - grad * lr)
 
 
 def lerp(averages, weights, fraction, *, unfit):
@@ -265,16 +270,9 @@ class Step(torch.nn.Module):
                 # Gradients, or weights that averages follow: infinite ones would be NaN times 0.
                 args[1] = [torch.where(unfit, 0.0, tensor) for tensor in args[1]]
             return formula(*args, unfit=unfit)
-        results = op(*positional(op, args), **by_name(op, args))
+        named = {declared.name: arg for arg, declared in zip(args, op._schema.arguments) if declared.kwarg_only}
+        results = op(*[arg for arg, declared in zip(args, op._schema.arguments) if not declared.kwarg_only], **named)
         bind(node["out"], [results] if len(op._schema.returns) == 1 else results, tensors)
-
-
-def positional(op, args):
-    return [arg for arg, declared in zip(args, op._schema.arguments) if not declared.kwarg_only]
-
-
-def by_name(op, args):
-    return {declared.name: arg for arg, declared in zip(args, op._schema.arguments) if declared.kwarg_only}
 
 
 def bind(number, result, tensors):
@@ -376,6 +374,8 @@ def main():
     vectors = VectorSets(cache)
     # The generator of eager runs draws the same numbers.
     config.fallback_random = True
+    # Inductor has this program compute their checksums.
+    config.aot_inductor.precompile_headers &= shutil.which("openssl") is not None
     # Elsewhere in the folder for temporary files, which all users share.
     codecache._HEADER_DIR = os.path.join(cache, "headers")
     codecache._HEADER_LOCK_DIR = os.path.join(cache, "headers", "locks")

@@ -1,6 +1,7 @@
 //! The errors of compiled steps.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use overdrive_core::{OptimizerError, TorchError};
 
@@ -31,6 +32,19 @@ pub enum CompileError {
         /// The line that called the operator, where the program knows its lines.
         caller: Option<String>,
     },
+    /// The optimizer's update cannot be compiled.
+    #[error(
+        "this optimizer does not tell when its options are replaced, or its steps are not all the same \
+         (`Optimizer::revision` is `None`), so its update cannot be compiled: compile the loss by itself \
+         (`compile::loss`), or take AdamW, Adam or SGD of overdrive-optim"
+    )]
+    OtherOptimizer,
+    /// The reason of an earlier error: a step that was refused once stays so.
+    #[error("{why}")]
+    RefusedBefore {
+        /// What that error said.
+        why: String,
+    },
     /// There is no Python to compile with.
     #[error(
         "no Python with torch {torch} was found ({tried}): set OVERDRIVE_PYTHON to one; or copy {} to a machine that has \
@@ -50,6 +64,28 @@ pub enum CompileError {
     NoCompiler {
         /// What was tried.
         compiler: String,
+    },
+    /// The path of the cache is one that the C++ compiler would get in pieces.
+    #[error(
+        "the folder of compiled steps, {}, has {found:?} in its path, and Inductor hands its paths to the C++ compiler in \
+         one line of words: name another folder in OVERDRIVE_COMPILE_CACHE",
+        path.display()
+    )]
+    UnfitPath {
+        /// The folder.
+        path: PathBuf,
+        /// The character.
+        found: char,
+    },
+    /// Compiling took longer than [`Options::timeout`](crate::Options::timeout).
+    #[error(
+        "{who} has not compiled the step in {limit:?}: allow more time (`Options::timeout`), or end it if it is stuck"
+    )]
+    TimedOut {
+        /// The process that compiles.
+        who: String,
+        /// How long was waited for it.
+        limit: Duration,
     },
     /// Python could not compile the step.
     #[error("{python} could not compile the step ({status}); the end of what it said:\n{output}")]

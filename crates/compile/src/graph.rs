@@ -41,11 +41,14 @@ impl Code {
         options: &Options,
     ) -> Result<Self, CompileError> {
         let record = Record::new(request(trace, varying, scalars, options.threads()));
-        let path = packages::package(&Cache::of_user()?, &record, &mut options.progress())?;
+        let path = packages::package(&Cache::of_user(options.timeout)?, &record, &mut options.progress())?;
         let scalar = Form { shape: vec![], stride: vec![], kind: Kind::Double, device: Device::Cpu };
         let forms = trace.inputs().map(|(_, form)| form).chain(scalars.iter().map(|_| scalar.clone())).collect();
         let places = varying.map_or(&[][..], |varying| &varying.places);
-        Ok(Self(Arc::new(Mutex::new(Package::load(&path, forms, places)?))))
+        let unfit =
+            |error| CompileError::Refused { reason: format!("libtorch cannot load it: {error}"), path: path.clone() };
+        let package = Package::load(&path, forms, places).map_err(unfit)?;
+        Ok(Self(Arc::new(Mutex::new(package))))
     }
 
     /// The least size of the batch, if it is for several.

@@ -35,6 +35,7 @@ mod packages;
 mod plans;
 mod python;
 mod record;
+mod room;
 mod seed;
 mod step;
 mod trace;

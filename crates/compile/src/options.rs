@@ -1,12 +1,16 @@
 //! Options of compiled steps.
 
+use std::time::Duration;
+
 /// Options of a compiled step.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whether a step that cannot be compiled is an error. By default it runs uncompiled, and says so once.
+    /// Whether a step that cannot be compiled, or only in part, is an error. By default it runs uncompiled, and says so
+    /// once. The error comes before a step changes anything: the step that finds the reason is still made, and the next
+    /// ones fail.
     pub strict: bool,
     /// How many batches of different shapes, dtypes or modes of the model are compiled, each for itself; the others run
-    /// uncompiled. Default 4.
+    /// uncompiled, or are errors if `strict`. Default 4.
     pub shapes: usize,
     /// Whether a second size of the batch (its tensors' first dimension) is compiled for all sizes from 2. The first
     /// step of each further size runs uncompiled. Default true. (`dynamic` of `torch.compile`)
@@ -14,13 +18,17 @@ pub struct Options {
     /// Whether compiled and uncompiled steps are timed in turns, and the faster ones taken, which is said. Takes 10 steps
     /// of each, all of them real ones. Default false.
     pub auto: bool,
+    /// How long one compilation may take, and how long another process that compiles the same step is waited for; then
+    /// the step counts as one that cannot be compiled. Default one hour.
+    pub timeout: Duration,
     /// Whether it says on standard error what it does. Default true.
     pub verbose: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { strict: false, shapes: 4, dynamic: true, auto: false, verbose: true }
+        let timeout = Duration::from_secs(3600);
+        Self { strict: false, shapes: 4, dynamic: true, auto: false, timeout, verbose: true }
     }
 }
 
@@ -41,7 +49,6 @@ impl Options {
         move |stage| {
             options.say(match stage {
                 "trace" => "compiling a step: this takes a minute, and is kept for the next run",
-                "wait" => "another process compiles this step: waiting for it",
                 "compile" => "compiling its kernels",
                 other => other,
             });

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -16,7 +17,7 @@ use crate::record::{Record, machine};
 pub(crate) fn package(cache: &Cache, record: &Record, progress: &mut dyn FnMut(&str)) -> Result<PathBuf, CompileError> {
     cache.get_or_make(&cache::key(record), record, progress, |written, made, progress| {
         let python = python::find(cache.folder())?;
-        python::compile(&python, written, made, cache.folder(), progress)
+        python::compile(&python, written, made, cache, progress)
     })
 }
 
@@ -40,7 +41,7 @@ pub enum Prepared {
 pub fn prepare(folder: &Path, mut said: impl FnMut(&str, Result<Prepared, CompileError>)) -> Result<(), CompileError> {
     // First, because a cache makes its folder, and a misspelt one should stay absent.
     let records = records(folder)?;
-    let cache = Cache::at(folder.to_owned(), u64::MAX)?;
+    let cache = Cache::at(folder.to_owned(), u64::MAX, Duration::MAX)?;
     for (name, path) in records {
         said(&name, prepare_one(&cache, &name, &path));
     }

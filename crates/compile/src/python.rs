@@ -5,7 +5,9 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::cache::Cache;
 use crate::error::CompileError;
@@ -37,7 +39,7 @@ pub(crate) fn find(cache: &Path) -> Result<PathBuf, CompileError> {
 /// # Errors
 /// [`CompileError::NoPython`] and [`CompileError::NoCompiler`].
 pub fn check_compiler() -> Result<(), CompileError> {
-    find(Cache::of_user()?.folder())?;
+    find(Cache::of_user(Duration::MAX)?.folder())?;
     compiler().map(drop)
 }
 
@@ -70,7 +72,7 @@ fn as_one_word(compiler: &str, folder: &Path) -> Result<PathBuf, CompileError> {
 }
 
 fn candidates() -> Vec<PathBuf> {
-    if let Some(given) = std::env::var_os("OVERDRIVE_PYTHON") {
+    if let Some(given) = std::env::var_os("OVERDRIVE_PYTHON").filter(|given| !given.is_empty()) {
         return vec![given.into()];
     }
     let mut found: Vec<PathBuf> =
@@ -118,22 +120,34 @@ fn quiet(python: &Path) -> Command {
     command
 }
 
-/// Compiles the record at `record` into `folder`, which gets the package `step.pt2` and `explain.json`; `cache` keeps what
-/// Python finds out about this machine. `progress` gets a word for each stage.
+/// An error if the compiler would get the paths of this folder in pieces: Inductor hands them over in one line, that it
+/// splits as a shell does.
+fn check_path(folder: &Path) -> Result<(), CompileError> {
+    let path = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let splits = |letter: &char| letter.is_whitespace() || ['\'', '"', '\\'].contains(letter);
+    match path.to_string_lossy().chars().find(splits) {
+        Some(found) => Err(CompileError::UnfitPath { path, found }),
+        None => Ok(()),
+    }
+}
+
+/// Compiles the record at `record` into `folder`, which gets the package `step.pt2` and `explain.json`; the cache keeps
+/// what Python finds out about this machine. `progress` gets a word for each stage.
 ///
 /// # Errors
-/// When Python cannot be started or fails; the end of its standard error is in the message.
+/// When Python cannot be started, takes too long or fails; the end of its standard error is in the message.
 pub(crate) fn compile(
     python: &Path,
     record: &Path,
     folder: &Path,
-    cache: &Path,
+    cache: &Cache,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), CompileError> {
+    check_path(cache.folder())?;
     let failed = |status: String, output: String| CompileError::Failed { python: python.to_owned(), status, output };
     let compiler = as_one_word(&compiler()?, folder)?;
     let mut command = quiet(python);
-    command.args(["-W", "ignore", "-c", PROGRAM]).args([record, folder, cache]).env("CXX", compiler);
+    command.args(["-W", "ignore", "-c", PROGRAM]).args([record, folder, cache.folder()]).env("CXX", compiler);
     // Its own cache is of no use here, and lies in a folder that all users share.
     command.env("TORCHINDUCTOR_CACHE_DIR", folder.join("inductor")).env("TMPDIR", folder);
     let spawned = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -144,13 +158,30 @@ pub(crate) fn compile(
         let _ = stderr.map(|mut stderr| stderr.read_to_end(&mut text));
         String::from_utf8_lossy(&text).into_owned()
     });
+    let (said, lines) = mpsc::channel();
+    let stdout = child.stdout.take();
+    thread::spawn(move || {
+        let lines = stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines()).map_while(Result::ok);
+        // Until nobody listens.
+        let _ = lines.map(|line| said.send(line)).find(Result::is_err);
+    });
+    let began = Instant::now();
     let mut done = false;
-    for line in child.stdout.take().into_iter().flat_map(|stdout| BufReader::new(stdout).lines()).map_while(Result::ok)
-    {
-        match line.split_once(' ') {
-            Some(("stage", stage)) => progress(stage),
-            _ if line == "done" => done = true,
-            _ => {}
+    loop {
+        match lines.recv_timeout(cache.timeout.saturating_sub(began.elapsed())) {
+            Ok(line) => match line.split_once(' ') {
+                Some(("stage", stage)) => progress(stage),
+                _ => done |= line == "done",
+            },
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                // One that is stopped ends as well.
+                let _ = child.kill().and_then(|()| child.wait());
+                return Err(CompileError::TimedOut {
+                    who: format!("{} (ended now)", python.display()),
+                    limit: cache.timeout,
+                });
+            }
         }
     }
     let status = child.wait().map_err(|error| failed(error.to_string(), String::new()))?;

@@ -51,3 +51,11 @@ int32_t od_tensor_values(const at::Tensor* tensor) noexcept {
 int32_t od_tensors_share_memory(const at::Tensor* one, const at::Tensor* other) noexcept {
   return overdrive::share_memory(*one, *other);
 }
+
+const void* od_tensor_memory(const at::Tensor* tensor) noexcept {
+  return overdrive::has_storage(*tensor) ? overdrive::storage_of(*tensor).data() : nullptr;
+}
+
+void od_tensor_bump_version(const at::Tensor* tensor) noexcept {
+  if (tensor->defined() && !tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
+}

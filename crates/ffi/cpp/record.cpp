@@ -62,9 +62,10 @@ struct View {
 // Holding on to an address without its memory, so that no later object can have the same.
 struct Storage {
   StorageRef held;
-  std::string made_by;  // the operator that allocated it for the host to fill; empty once an operator has written to it
+  std::string made_by{};  // the operator that allocated it for the host to fill; empty once an operator has written to it
   bool written = false;
-  std::vector<View> views;
+  bool noticed = false;  // by an operator whose schema says so: autograd counts it (`Tensor._version`)
+  std::vector<View> views{};
 };
 
 // Operators' words hold no control characters.
@@ -130,7 +131,7 @@ struct od_recorder {
     auto* memory = &overdrive::storage_of(tensor);
     auto found = storages.find(memory);
     if (found != storages.end()) return found->second;
-    return storages.emplace(memory, Storage{StorageRef(tensor.storage().getWeakStorageImpl()), "", false, {}}).first->second;
+    return storages.emplace(memory, Storage{StorageRef(tensor.storage().getWeakStorageImpl())}).first->second;
   }
 
   void refuse(const std::string& why) { on_refusal(owned.get(), why.c_str()); }
@@ -225,6 +226,7 @@ struct od_recorder {
         if (written) {
           storage.made_by.clear();
           storage.written = true;
+          storage.noticed |= overdrive::is_written(argument);
         }
       });
     }
@@ -375,7 +377,7 @@ od_status od_record_writes_to(od_recorder* recorder, const at::Tensor* tensor, i
   return overdrive::guarded(err, [&] {
     TORCH_CHECK(tensor->defined(), "an undefined tensor is not written to");
     std::lock_guard<std::mutex> lock(recorder->mutex);
-    *out = recorder->writes_to(*tensor);
+    *out = recorder->writes_to(*tensor) ? OD_WRITTEN | (recorder->storage_of(*tensor).noticed ? OD_NOTICED : 0) : 0;
   });
 }
 

@@ -20,7 +20,8 @@ void od_record_free(od_recorder* recorder) noexcept;
 od_status od_record_number(od_recorder* recorder, const at::Tensor* tensor, int64_t* out, od_error* err) noexcept;
 // Gives a tensor from outside a number of its own, also if another one has the same memory.
 od_status od_record_add_input(od_recorder* recorder, const at::Tensor* tensor, od_error* err) noexcept;
-// Whether the step has written to the memory of a tensor.
+// Whether the step has written to the memory of a tensor, and whether autograd has noticed: bits of `*out`.
+enum { OD_WRITTEN = 1, OD_NOTICED = 2 };
 od_status od_record_writes_to(od_recorder* recorder, const at::Tensor* tensor, int32_t* out, od_error* err) noexcept;
 // The tensors that come from outside, in the order of their numbers.
 od_status od_record_externals(od_recorder* recorder, od_tensor_list** out, od_error* err) noexcept;
@@ -39,6 +40,10 @@ enum { OD_IN_MEMORY = 0, OD_UNDEFINED = 1, OD_WITHOUT_STRIDES = 2, OD_LAZY = 3 }
 int32_t od_tensor_values(const at::Tensor* tensor) noexcept;
 // Whether two tensors are parts of one memory; those without memory share none.
 int32_t od_tensors_share_memory(const at::Tensor* one, const at::Tensor* other) noexcept;
+// Where the memory begins that a tensor is a part of; null if it has none.
+const void* od_tensor_memory(const at::Tensor* tensor) noexcept;
+// Counts a change in place, as operators do.
+void od_tensor_bump_version(const at::Tensor* tensor) noexcept;
 }
 
 namespace overdrive {

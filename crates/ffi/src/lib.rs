@@ -78,7 +78,7 @@ pub use leaves::Leaves;
 pub use mapped_file::MappedFile;
 pub use memory::{Storage, empty_pinned, storage, tensor_from_owner, tensor_from_vec};
 pub use op::{Arg, LazyOp, Op, Value};
-pub use package::{Form, LEAST_SIZE, Package, check_owner, is_lazy, share_memory};
+pub use package::{Form, LEAST_SIZE, Package, bump_version, check_owner, is_lazy, memory_address, share_memory};
 pub use rows::Rows;
 pub use side_stream::{SideStream, Transfer};
 pub use sync_tensor::SyncTensor;

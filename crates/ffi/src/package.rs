@@ -71,6 +71,18 @@ pub fn share_memory(one: &Tensor, other: &Tensor) -> bool {
     unsafe { raw::od_tensors_share_memory(one.as_ptr(), other.as_ptr()) != 0 }
 }
 
+/// Where the memory begins that a tensor is a part of; 0 if it has none.
+pub fn memory_address(tensor: &Tensor) -> usize {
+    // SAFETY: the tensor is live, and the address is not read.
+    unsafe { raw::od_tensor_memory(tensor.as_ptr()) as usize }
+}
+
+/// Counts a change in place (`Tensor._version`), so that a backward pass that needs the values from before is an error.
+pub fn bump_version(tensor: &Tensor) {
+    // SAFETY: the tensor is live.
+    unsafe { raw::od_tensor_bump_version(tensor.as_ptr()) }
+}
+
 impl std::fmt::Display for Form {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { shape, stride, kind, device } = self;
@@ -137,8 +149,8 @@ impl Package {
         self.least_size
     }
 
-    /// Runs it. Inputs that it updates are written in place; autograd does not notice (`Tensor._version` stays the
-    /// same).
+    /// Runs it. Inputs that it updates are written in place; autograd does not notice unless the caller says so with
+    /// [`bump_version`].
     ///
     /// # Errors
     /// When an input has another form than it was compiled for, and when the package fails.

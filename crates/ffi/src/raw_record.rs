@@ -19,6 +19,9 @@ pub const IN_MEMORY: i32 = 0;
 pub const UNDEFINED: i32 = 1;
 pub const LAZY: i32 = 3;
 
+pub const WRITTEN: i32 = 1;
+pub const NOTICED: i32 = 2;
+
 unsafe extern "C" {
     pub fn od_record_start(
         owner: *mut c_void,
@@ -53,4 +56,6 @@ unsafe extern "C" {
     pub fn od_package_free(package: *mut Package);
     pub fn od_tensor_values(tensor: *const C_tensor) -> i32;
     pub fn od_tensors_share_memory(one: *const C_tensor, other: *const C_tensor) -> i32;
+    pub fn od_tensor_memory(tensor: *const C_tensor) -> *const c_void;
+    pub fn od_tensor_bump_version(tensor: *const C_tensor);
 }

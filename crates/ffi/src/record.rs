@@ -55,6 +55,8 @@ pub struct Record {
     pub externals: Vec<(i64, Tensor)>,
     /// Which of them the step writes to.
     pub written: Vec<bool>,
+    /// To which of them by operators that count it in `Tensor._version`. Batch normalization's statistics are not.
+    pub noticed: Vec<bool>,
     /// The numbers of the results that were asked for.
     pub results: Vec<i64>,
     /// Why it cannot be compiled; empty if it can.
@@ -111,11 +113,12 @@ impl Recording {
         TensorList::receive(|out, err| unsafe { raw::od_record_externals(self.recorder.as_ptr(), out, err) })?.to_vec()
     }
 
-    fn writes_to(&self, tensor: &Tensor) -> Result<bool, Error> {
+    /// Whether the step writes to a tensor, and whether that counts in its version.
+    fn writes_to(&self, tensor: &Tensor) -> Result<(bool, bool), Error> {
         let mut written = 0;
         // SAFETY: recorder and tensor are live.
         check(|err| unsafe { raw::od_record_writes_to(self.recorder.as_ptr(), tensor.as_ptr(), &mut written, err) })?;
-        Ok(written != 0)
+        Ok((written & raw::WRITTEN != 0, written & raw::NOTICED != 0))
     }
 
     /// Ends recording. `results` are the tensors that the step returns.
@@ -136,11 +139,13 @@ impl Recording {
             operators
         };
         let externals = self.externals()?;
-        let written = externals.iter().map(|tensor| self.writes_to(tensor)).collect::<Result<_, _>>()?;
+        let writes = externals.iter().map(|tensor| self.writes_to(tensor)).collect::<Result<Vec<_>, _>>()?;
+        let (written, noticed) = writes.into_iter().unzip();
         let externals =
             externals.into_iter().map(|tensor| Ok((self.number(&tensor)?, tensor))).collect::<Result<_, Error>>()?;
         let notes = std::mem::take(&mut *lock(&self.notes));
-        Ok(Record { operators, externals, written, results, refusals: notes.refusals, callers: notes.callers })
+        let Notes { callers, refusals } = notes;
+        Ok(Record { operators, externals, written, noticed, results, refusals, callers })
     }
 }
 

@@ -13,6 +13,9 @@ use crate::losses::{batch, mlp};
 /// Is set for a process that trains.
 const TRAINS: &str = "OVERDRIVE_TEST_COMPILE_TRAINS";
 
+/// The seconds that such a process lets a compilation take.
+pub const TIMEOUT: &str = "OVERDRIVE_TEST_COMPILE_TIMEOUT";
+
 /// Trains, and says how the steps ran. Started by the tests below.
 #[test]
 fn a_process_that_trains() {
@@ -21,7 +24,12 @@ fn a_process_that_trains() {
     }
     let model = mlp();
     let mut opt = AdamW::builder(&model).build().unwrap();
-    let mut step = compile::step(&model, |batch| Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1])));
+    let mut options = compile::Options::default();
+    if let Some(seconds) = std::env::var(TIMEOUT).ok().and_then(|seconds| seconds.parse().ok()) {
+        options.timeout = std::time::Duration::from_secs(seconds);
+    }
+    let mut step = compile::step(&model, |batch| Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1])))
+        .options(options);
     let losses: Vec<f64> = (0..6)
         .map(|number| {
             let batch = batch(number);
@@ -32,7 +40,7 @@ fn a_process_that_trains() {
     println!("\nlast loss {:.6}, compiled: {}", losses[5], step.why_eager().unwrap_or("yes"));
 }
 
-fn start(cache: &Path, python: Option<&str>) -> Child {
+pub fn start(cache: &Path, python: Option<&str>) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     if let Some(python) = python {
         command.env("OVERDRIVE_PYTHON", python).env("PATH", "");
@@ -41,14 +49,14 @@ fn start(cache: &Path, python: Option<&str>) -> Child {
 }
 
 /// By a command that runs this program.
-fn start_by(mut command: Command, cache: &Path) -> Child {
+pub fn start_by(mut command: Command, cache: &Path) -> Child {
     command.args(["--exact", "processes::a_process_that_trains", "--nocapture"]).env(TRAINS, "1");
     command.env("OVERDRIVE_COMPILE_CACHE", cache);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// The line that the process has said, and its errors.
-fn end(child: Child) -> (String, String) {
+pub fn end(child: Child) -> (String, String) {
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     let (out, errors) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr).into_owned());
     assert!(status.success(), "{out}{errors}");

@@ -1,0 +1,145 @@
+//! Room in the folder of packages.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use overdrive_core::LockedFile;
+
+/// The folders of compilations that are under way.
+pub(crate) const COMPILING: &str = "compiling-";
+/// What nothing was made in for so long is in nobody's use: such a folder was left by a process that was killed.
+const ABANDONED: Duration = Duration::from_secs(24 * 3600);
+/// The compiled headers, which all compilations use.
+const HEADERS: &str = "headers";
+
+/// The files of a step, or others that belong together.
+#[derive(Default)]
+struct Files {
+    bytes: u64,
+    used: Option<SystemTime>,
+    paths: Vec<PathBuf>,
+}
+
+/// Deletes what was used least recently, with all that belongs to it, until the files in this folder take at most `limit`
+/// bytes, and what killed compilations have left. The files of `key`, and those that other processes make, stay.
+pub(crate) fn make(folder: &Path, limit: u64, key: &str) {
+    let mut steps: HashMap<String, Files> = HashMap::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let Some((bytes, used)) = size(&path) else { continue };
+        if name.starts_with(COMPILING) {
+            if is_abandoned(used) {
+                remove(&path);
+            }
+            continue;
+        }
+        let files = steps.entry(name.split('.').next().unwrap_or_default().to_owned()).or_default();
+        files.bytes += bytes;
+        files.used = files.used.max(Some(used));
+        files.paths.push(path);
+    }
+    let mut total: u64 = steps.values().map(|files| files.bytes).sum();
+    let mut steps: Vec<(String, Files)> = steps.into_iter().collect();
+    steps.sort_by_key(|(_, files)| files.used);
+    for (name, files) in steps {
+        if total <= limit {
+            break;
+        }
+        if name != key && (name != HEADERS || files.used.is_some_and(is_abandoned)) && delete(folder, &name, &files) {
+            total -= files.bytes;
+        }
+    }
+}
+
+/// Deletes the files of a step, unless a process makes them.
+fn delete(folder: &Path, name: &str, files: &Files) -> bool {
+    let _lock = match File::options().write(true).open(folder.join(format!("{name}.lock"))) {
+        Ok(file) if file.try_lock().is_err() => return false,
+        opened => opened.ok().map(LockedFile::new),
+    };
+    files.paths.iter().for_each(|path| remove(path));
+    true
+}
+
+fn remove(path: &Path) {
+    let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+}
+
+fn is_abandoned(used: SystemTime) -> bool {
+    used.elapsed().is_ok_and(|age| age > ABANDONED)
+}
+
+/// The bytes of a file, or of all in a folder, and when something was written last.
+fn size(path: &Path) -> Option<(u64, SystemTime)> {
+    let about = fs::symlink_metadata(path).ok()?;
+    let own = (about.len(), about.modified().ok()?);
+    if !about.is_dir() {
+        return Some(own);
+    }
+    let inside = fs::read_dir(path).ok()?.flatten().filter_map(|entry| size(&entry.path()));
+    Some(inside.fold(own, |(bytes, used), (more, later)| (bytes + more, used.max(later))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files of these names, all used as many days ago as is said.
+    fn folder_with(files: &[(&str, u64)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, days) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "10 letters").unwrap();
+            let used = SystemTime::now() - ABANDONED * *days as u32 - Duration::from_secs(1);
+            for path in path.ancestors().take_while(|path| *path != folder.path()) {
+                File::open(path).unwrap().set_modified(used).unwrap();
+            }
+        }
+        folder
+    }
+
+    fn left(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn all_that_belongs_to_the_least_recently_used_steps_goes_until_the_rest_fits() {
+        let of = |key: &str, days| ["pt2", "sha256", "json", "lock"].map(|kind| (format!("{key}.{kind}"), days));
+        let files: Vec<_> = [of("a", 4), of("b", 3), of("c", 2), of("d", 1)].concat();
+        let files: Vec<_> = files.iter().map(|(name, days)| (name.as_str(), *days)).collect();
+        let folder = folder_with(&files);
+        make(folder.path(), 160, "d");
+        assert_eq!(left(folder.path()).len(), 16, "they fit");
+        make(folder.path(), 159, "d");
+        assert!(left(folder.path()).iter().all(|name| !name.starts_with('a')) && left(folder.path()).len() == 12);
+        // Its own stay, and those that somebody makes.
+        let made = File::options().write(true).open(folder.path().join("b.lock")).unwrap();
+        made.try_lock().unwrap();
+        make(folder.path(), 0, "d");
+        let kept = ["b.json", "b.lock", "b.pt2", "b.sha256", "d.json", "d.lock", "d.pt2", "d.sha256"];
+        assert_eq!(left(folder.path()), kept);
+    }
+
+    #[test]
+    fn records_and_headers_count_and_headers_in_use_stay() {
+        let folder = folder_with(&[("old.json", 3), ("headers/all.h.gch", 0), ("new.pt2", 0)]);
+        make(folder.path(), 10, "new");
+        assert_eq!(left(folder.path()), ["headers", "new.pt2"]);
+        let folder = folder_with(&[("old.json", 1), ("headers/all.h.gch", 2), ("new.pt2", 0)]);
+        make(folder.path(), 20, "new");
+        assert_eq!(left(folder.path()), ["new.pt2", "old.json"]);
+    }
+
+    #[test]
+    fn what_a_killed_compilation_left_is_deleted_a_day_later() {
+        let folder = folder_with(&[("compiling-old/step.pt2", 1), ("compiling-new/step.pt2", 0)]);
+        make(folder.path(), u64::MAX, "key");
+        assert_eq!(left(folder.path()), ["compiling-new"]);
+    }
+}
