@@ -130,6 +130,8 @@ od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) n
 // Does not abort NCCL's work that is not done by then.
 od_status od_work_wait_for(const od_work* work, int64_t timeout_ms, od_error* err) noexcept;
 od_status od_work_source_rank(const od_work* work, int32_t* out, od_error* err) noexcept;
+// Backward from a loss, with a reducer's collectives; failures between ranks get their own status.
+od_status od_reducer_backward(const at::Tensor* loss, od_error* err) noexcept;
 
 // c10d_reducer.cpp
 // `sparse`: for each parameter, 1 if its gradients are.
@@ -163,8 +165,6 @@ od_status od_reducer_divide_by(const od_reducer* reducer, const od_work* active_
 od_status od_reducer_set_log_rate(od_reducer* reducer, int32_t steps, od_error* err) noexcept;
 od_status od_reducer_log(const od_reducer* reducer, void* visitor, void (*visit)(void*, const char*, const char*),
                          od_error* err) noexcept;
-// Backward from a loss; failures between ranks get their own status.
-od_status od_reducer_backward(const at::Tensor* loss, od_error* err) noexcept;
 
 // compress.cpp: float32 on a CPU; see compress.rs
 od_status od_sign_compress(const at::Tensor* grad, const at::Tensor* error, at::Tensor** packed, at::Tensor** scale,

@@ -231,3 +231,7 @@ od_status od_work_wait_for(const od_work* work, int64_t timeout_ms, od_error* er
 od_status od_work_source_rank(const od_work* work, int32_t* out, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] { *out = work->work->sourceRank(); });
 }
+
+od_status od_reducer_backward(const at::Tensor* loss, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { loss->backward(); });
+}

@@ -397,7 +397,3 @@ od_status od_reducer_log(const od_reducer* reducer, void* visitor, void (*visit)
     for (const auto& [key, value] : data.ints_map) visit(visitor, key.c_str(), std::to_string(value).c_str());
   });
 }
-
-od_status od_reducer_backward(const at::Tensor* loss, od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] { loss->backward(); });
-}

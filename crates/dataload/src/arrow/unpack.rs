@@ -9,7 +9,7 @@ use super::message::{Codec, Messages};
 use super::node::{Bytes, Piece};
 use crate::DataError;
 #[cfg(feature = "zstd")]
-use crate::content::ZSTD_WINDOW_LOG;
+use crate::content::seekable::ZSTD_WINDOW_LOG;
 
 /// A buffer begins with the length that it has when it is decompressed, or with -1 where it is not compressed.
 const LENGTH_BYTES: usize = 8;

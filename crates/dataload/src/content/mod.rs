@@ -1,7 +1,7 @@
 //! Reads a file from front to back, decompressing it where needed, with an offset for every error.
 
 #[cfg(feature = "zstd")]
-mod seekable;
+pub(crate) mod seekable;
 
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -13,9 +13,6 @@ use flate2::bufread::MultiGzDecoder;
     any(feature = "lmdb", feature = "mds", feature = "tfrecord", feature = "webdataset")
 ))]
 pub(crate) use seekable::{FOOTER_MAGIC, TABLE_MAGIC};
-
-#[cfg(all(feature = "arrow", feature = "zstd"))]
-pub(crate) use seekable::ZSTD_WINDOW_LOG;
 
 use crate::read::{Input, NotFetched};
 use crate::{Cancellation, DataError};

@@ -73,6 +73,7 @@ mod tfrecord;
 mod tokens;
 #[cfg(feature = "webdataset")]
 mod webdataset;
+mod webdataset_damage;
 
 use std::path::PathBuf;
 

@@ -7,6 +7,7 @@
 //! The watchdog holds a lock during its pause, and the next collective waits for that lock. So where only a next
 //! collective could tell a rank, the rank is told or the watchdog ends it, whichever is first.
 
+mod ends;
 mod rank;
 
 use std::fs;
