@@ -101,10 +101,15 @@ impl Trace {
         &self.record.externals
     }
 
+    /// Their forms.
+    pub(crate) fn kept_forms(&self) -> impl Iterator<Item = Form> {
+        self.outside.iter().map(|(_, _, form)| form.clone())
+    }
+
     /// All that comes in: numbers and forms, those of the batch first.
     pub(crate) fn inputs(&self) -> impl Iterator<Item = (i64, Form)> {
-        let kept = self.outside.iter().map(|(number, _, form)| (*number, form.clone()));
-        self.batch.iter().cloned().chain(kept)
+        let numbers = self.outside.iter().map(|(number, _, _)| *number);
+        self.batch.iter().cloned().chain(numbers.zip(self.kept_forms()))
     }
 
     /// The form of a tensor of the batch.
@@ -129,6 +134,11 @@ impl Trace {
     /// Which of [`inputs`](Self::inputs) the step writes to.
     pub(crate) fn written(&self) -> &[bool] {
         &self.record.written
+    }
+
+    /// To which of them so that autograd notices it.
+    pub(crate) fn noticed(&self) -> &[bool] {
+        &self.record.noticed
     }
 
     /// The numbers of the results.
@@ -156,10 +166,11 @@ impl Trace {
     pub(crate) fn check_same_tensors(&self, other: &Self) -> Result<(), CompileError> {
         let changes = |difference: String| Err(CompileError::Changes { difference, caller: None });
         let (before, now) = (&self.outside, &other.outside);
-        if let Some((_, (_, _, form))) = before.iter().zip(now).find(|(one, two)| one != two) {
-            return changes(format!(
-                "it used {form} that is neither in the batch nor the same object as the step before"
-            ));
+        if let Some(((_, id, before), (_, other, form))) = before.iter().zip(now).find(|(one, two)| one != two) {
+            return changes(match id == other && before != form {
+                true => format!("a tensor that is not in the batch was {before}, then {form}"),
+                false => format!("it used {form} that is neither in the batch nor the same object as the step before"),
+            });
         }
         if before.len() != now.len() || self.results() != other.results() {
             return changes("it used more tensors in one run than in the other".to_owned());

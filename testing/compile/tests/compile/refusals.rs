@@ -8,14 +8,14 @@ use overdrive_compile as compile;
 use overdrive_compile::{CompileError, LossResult, Options};
 use tch::{Device, Kind, Tensor};
 
-/// Runs a loss twice, and returns why it is not compiled.
+/// Runs a loss three times, and returns why it is not compiled: the error of the run after the one that was recorded.
 fn why(mut f: impl FnMut(&nn::Sequential, &[Tensor]) -> LossResult) -> CompileError {
     let _alone = crate::alone();
     let model = sequential![nn::Linear::new(4, 1).unwrap()];
     let mut loss_of = compile::loss(&model, |batch| f(&model, batch));
     loss_of = loss_of.options(Options { strict: true, verbose: false, ..Options::default() });
     let batch = || [Tensor::ones([3, 4], (Kind::Float, Device::Cpu))];
-    let found = (0..2).find_map(|_| loss_of.run(&batch()).err());
+    let found = (0..3).find_map(|_| loss_of.run(&batch()).err());
     found.expect("the step should be refused")
 }
 
