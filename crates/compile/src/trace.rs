@@ -26,13 +26,26 @@ pub(crate) struct Trace {
     pub(crate) update: Range<usize>,
 }
 
-/// Operators that refuse numbers out of range, whose compiled code would compute with them, or write elsewhere.
-const UNCHECKED: [&str; 5] = [
+/// Operators that refuse numbers out of range. Their compiled code would compute with them or write elsewhere, or it would
+/// fail in the middle of the step.
+const UNCHECKED: [&str; 17] = [
+    "aten::_embedding_bag",
+    "aten::_embedding_bag_forward_only",
+    "aten::bernoulli",
+    "aten::bernoulli_.Tensor",
+    "aten::binary_cross_entropy",
+    "aten::binomial",
+    "aten::embedding_renorm_",
+    "aten::masked_scatter",
+    "aten::masked_scatter_",
     "aten::max_unpool2d",
     "aten::max_unpool3d",
     "aten::multi_margin_loss",
     "aten::multilabel_margin_loss_forward",
-    "aten::binary_cross_entropy",
+    "aten::multinomial",
+    "aten::normal.Tensor_Tensor",
+    "aten::poisson",
+    "aten::segment_reduce",
 ];
 
 /// Records a step while it runs.
@@ -84,7 +97,7 @@ impl Recorder {
             record.refusals.push(Refusal { reason, operator: None });
             Vec::new()
         });
-        let is_unchecked = |operator: &Value| UNCHECKED.contains(&operator["op"].as_str().unwrap_or_default());
+        let is_unchecked = |operator: &Value| UNCHECKED.contains(&name(operator).as_str());
         record.refusals.extend(operators.iter().enumerate().filter(|(_, operator)| is_unchecked(operator)).map(
             |(place, operator)| {
                 let reason = format!("{} checks its numbers, and compiled code would not", name(operator));

@@ -73,6 +73,18 @@ fn operators_whose_checks_compiled_code_lacks() {
         Ok(y.max_unpool2d(&places, [3, 1]).mean(Kind::Float))
     });
     is_named(&error, "aten::max_unpool2d");
+    let error = why(|model, batch| {
+        let [places, bags] = [3, 1].map(|count| Tensor::zeros([count], (Kind::Int64, Device::Cpu)));
+        let rows = model.forward(&batch[0])?;
+        let sums = Tensor::f_embedding_bag::<Tensor>(&rows, &places, &bags, false, 0, false, None, false)?;
+        Ok(sums.0.mean(Kind::Float))
+    });
+    assert!(error.to_string().contains("aten::_embedding_bag"), "{error}");
+    let error = why(|model, batch| {
+        let y = model.forward(&batch[0])?;
+        Ok(y.masked_scatter(&y.gt(0.0), &y.detach()).mean(Kind::Float))
+    });
+    is_named(&error, "aten::masked_scatter");
 }
 
 /// Its learning rate would stay what it was.
