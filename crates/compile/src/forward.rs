@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use crate::error::{BoxError, CompileError};
 use crate::fingerprint::Watched;
-use crate::graph::Graph;
+use crate::graph::{Graph, Ran};
 use crate::inputs;
 use crate::options::Options;
 use crate::plans::{self, Next, Plans};
@@ -87,14 +87,18 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> Result<Vec<Tensor>, BoxError>> Compil
             }
         };
         let key = Key { model: self.watched.fingerprint(), inputs: forms };
-        match self.calls.next(&key) {
-            Next::Run(graph) => {
-                let Some(outputs) = graph.run(inputs, &[])? else {
-                    return (self.f)(inputs).map_err(CompileError::Step);
-                };
-                self.calls.end_trial(&key);
-                Ok(outputs)
-            }
+        match self.calls.next(&key)? {
+            Next::Run(graph) => match graph.run(inputs, &[])? {
+                Ran::Results(outputs) => {
+                    self.calls.end_trial(&key);
+                    Ok(outputs)
+                }
+                Ran::Unfit => (self.f)(inputs).map_err(CompileError::Step),
+                Ran::Changed(difference) => {
+                    self.calls.forget(&key, &difference);
+                    self.run(inputs)
+                }
+            },
             Next::Plain | Next::Refused => {
                 let outputs = (self.f)(inputs).map_err(CompileError::Step);
                 self.calls.end_trial(&key);
@@ -109,7 +113,7 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> Result<Vec<Tensor>, BoxError>> Compil
         let outputs = (self.f)(recorder.batch()).map_err(CompileError::Step)?;
         let count = recorder.operators();
         let trace = recorder.finish(&outputs, count..count)?;
-        self.calls.learn(key, trace, Ok(Vec::new()), |graph| graph)?;
+        self.calls.learn(key, trace, Ok(Vec::new()), |graph| graph);
         Ok(outputs)
     }
 }

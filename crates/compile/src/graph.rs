@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use overdrive_ffi::{Form, Package, share_memory};
+use overdrive_ffi::{Form, Package, bump_version, memory_address, share_memory};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
@@ -57,17 +57,33 @@ impl Code {
     }
 }
 
+/// What became of a run.
+#[derive(Debug)]
+pub(crate) enum Ran {
+    /// It returned what the recorded step did.
+    Results(Vec<Tensor>),
+    /// This batch has to run uncompiled, and nothing has changed: an index (a label, a token) is out of range, which the
+    /// uncompiled step has an error for, or memory of the batch is written to under another name.
+    Unfit,
+    /// Nothing has changed, because the step is another one than was recorded; in what.
+    Changed(String),
+}
+
 /// A compiled step.
 #[derive(Debug)]
 pub(crate) struct Graph {
     code: Code,
     batch: Vec<Form>,
-    /// The tensors from outside, which stay the same objects.
-    kept: Vec<Tensor>,
+    /// The tensors from outside, which stay the same objects, as they were recorded.
+    kept: Vec<(Tensor, Form)>,
+    /// Their memory, when it was last seen that they share none that the step writes to.
+    memory: Vec<usize>,
     /// The numbers of the last run, as the package takes them.
     scalars: Vec<(f64, Tensor)>,
     /// Which tensors it writes to, those of the batch first.
     written: Vec<bool>,
+    /// To which of them so that autograd notices it.
+    noticed: Vec<bool>,
     /// How many results the recorded step had.
     results: usize,
 }
@@ -78,24 +94,32 @@ impl Graph {
         Self {
             code,
             batch: trace.batch.iter().map(|(_, form)| form.clone()).collect(),
-            kept: trace.kept().iter().map(|(_, tensor)| tensor.shallow_clone()).collect(),
+            memory: trace.kept().iter().map(|(_, tensor)| memory_address(tensor)).collect(),
+            kept: trace
+                .kept()
+                .iter()
+                .zip(trace.kept_forms())
+                .map(|((_, it), form)| (it.shallow_clone(), form))
+                .collect(),
             scalars: scalars.iter().map(|_| (0.0, Tensor::from(0.0))).collect(),
             written: trace.written().to_vec(),
+            noticed: trace.noticed().to_vec(),
             results: trace.results().len(),
         }
     }
 
-    /// Runs the step; returns what the recorded one did. `None` if this batch has to run uncompiled, and nothing has
-    /// changed: an index (a label, a token) is out of range, which the uncompiled step has an error for, or memory of the
-    /// batch is written to under another name.
-    pub(crate) fn run(&mut self, batch: &[Tensor], scalars: &[f64]) -> Result<Option<Vec<Tensor>>, CompileError> {
+    /// Runs the step.
+    pub(crate) fn run(&mut self, batch: &[Tensor], scalars: &[f64]) -> Result<Ran, CompileError> {
         let mut inputs = Vec::with_capacity(self.batch.len() + self.kept.len() + scalars.len());
         for (place, (form, tensor)) in self.batch.iter().zip(batch).enumerate() {
             inputs.push(inputs::take(form, tensor, place)?);
         }
-        inputs.extend(self.kept.iter().map(Tensor::shallow_clone));
+        inputs.extend(self.kept.iter().map(|(tensor, _)| tensor.shallow_clone()));
+        if self.has_come_to_share_memory() {
+            return Ok(Ran::Changed("two tensors from outside of it share memory now, which it writes to".to_owned()));
+        }
         if self.writes_under_another_name(&inputs) {
-            return Ok(None);
+            return Ok(Ran::Unfit);
         }
         for ((last, tensor), now) in self.scalars.iter_mut().zip(scalars) {
             if last.to_bits() != now.to_bits() {
@@ -103,17 +127,46 @@ impl Graph {
             }
             inputs.push(tensor.shallow_clone());
         }
-        let mut results = self.code.0.lock().unwrap_or_else(PoisonError::into_inner).run(&inputs)?;
+        let ran = self.code.0.lock().unwrap_or_else(PoisonError::into_inner).run(&inputs);
+        let mut results = match ran {
+            Ok(results) => results,
+            Err(error) => return self.difference().map(Ran::Changed).ok_or(error.into()),
+        };
         // Code with indices has one more.
         let is_unfit = results.drain(self.results..).next();
-        match is_unfit.map(|flag| flag.f_int64_value(&[])).transpose()? {
-            Some(1) => Ok(None),
-            _ => Ok(Some(results)),
+        if is_unfit.map(|flag| flag.f_int64_value(&[])).transpose()? == Some(1) {
+            return Ok(Ran::Unfit);
         }
+        inputs.iter().zip(&self.noticed).filter(|(_, noticed)| **noticed).for_each(|(input, _)| bump_version(input));
+        Ok(Ran::Results(results))
     }
-}
 
-impl Graph {
+    /// In what a tensor from outside is another one than was recorded. Code with such an input does not run.
+    fn difference(&self) -> Option<String> {
+        let (tensor, form) = self.kept.iter().find(|(tensor, form)| !form.fits(tensor))?;
+        let found = Form::of(tensor).map_or_else(|error| error.to_string(), |form| form.to_string());
+        Some(format!("a tensor that is not in the batch was {form}, and now: {found}"))
+    }
+
+    /// Whether tensors from outside, of which the step writes to one, have got the same memory since it was recorded, by
+    /// `set_data` for instance.
+    fn has_come_to_share_memory(&mut self) -> bool {
+        let now = || self.kept.iter().map(|(tensor, _)| memory_address(tensor));
+        if now().eq(self.memory.iter().copied()) {
+            return false;
+        }
+        let (now, written) = (now().collect(), &self.written[self.batch.len()..]);
+        let shares = |(one, (tensor, _)): (usize, &(Tensor, Form))| {
+            let mut others = self.kept.iter().enumerate().filter(|(other, _)| *other != one);
+            written[one] && others.any(|(_, (other, _))| share_memory(tensor, other))
+        };
+        let found = self.kept.iter().enumerate().any(shares);
+        if !found {
+            self.memory = now;
+        }
+        found
+    }
+
     /// Whether a tensor of the batch shares its memory with another one, and the step writes to one of them.
     fn writes_under_another_name(&self, inputs: &[Tensor]) -> bool {
         if !self.written.contains(&true) {

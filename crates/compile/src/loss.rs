@@ -8,7 +8,7 @@ use tch::{Device, Tensor};
 
 use crate::error::{BoxError, CompileError};
 use crate::fingerprint::Watched;
-use crate::graph::Graph;
+use crate::graph::{Graph, Ran};
 use crate::inputs;
 use crate::options::Options;
 use crate::plans::{self, Next, Plans};
@@ -138,13 +138,17 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'m, M, F> {
         };
         let differentiable = batch.iter().map(Tensor::requires_grad).collect();
         let key = Key { model: self.fingerprint(), batch: forms, differentiable };
-        match self.steps.next(&key) {
+        match self.steps.next(&key)? {
             Next::Run(Compiled { graph, wanted }) => match graph.run(batch, &[])? {
-                Some(results) => {
+                Ran::Results(results) => {
                     let wanted = wanted.iter().map(|wanted| wanted.of(batch)).collect::<Vec<_>>();
                     attach(&wanted, results, self.seed.as_ref())
                 }
-                None => self.plain(batch),
+                Ran::Unfit => self.plain(batch),
+                Ran::Changed(difference) => {
+                    self.steps.forget(&key, &difference);
+                    self.run(batch)
+                }
             },
             Next::Plain | Next::Refused => self.plain(batch),
             Next::First | Next::Record => self.record(key, batch),
@@ -175,7 +179,7 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'m, M, F> {
             Err(error) if batch.iter().any(|tensor| tensor.requires_grad() && !tensor.is_leaf()) => {
                 drop(recorder);
                 let reason = format!("with a batch that requires a gradient it failed: {error}");
-                self.steps.never(key, CompileError::NotRecordable { reason, caller: None })?;
+                self.steps.never(key, CompileError::NotRecordable { reason, caller: None });
                 return self.plain(batch);
             }
             loss => loss?,
@@ -195,7 +199,7 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'m, M, F> {
         let wanted: Vec<Wanted> = wanted.iter().map(|tensor| Wanted::new(tensor, recorder.batch())).collect();
         let trace = recorder.finish(&results, count..count)?;
         let inputs: Vec<Tensor> = wanted.iter().map(|wanted| wanted.of(batch)).collect();
-        self.steps.learn(key, trace, Ok(Vec::new()), |graph| Compiled { graph, wanted })?;
+        self.steps.learn(key, trace, Ok(Vec::new()), |graph| Compiled { graph, wanted });
         attach(&inputs, results, self.seed.as_ref())
     }
 }

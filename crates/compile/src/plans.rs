@@ -44,8 +44,8 @@ enum Plan<C> {
         /// Until the faster way is known.
         trial: Option<Trial>,
     },
-    /// Cannot be compiled.
-    Refused,
+    /// Cannot be compiled: the error of the next step in strict mode.
+    Refused(CompileError),
     /// Is faster uncompiled.
     Slower,
     /// There is no room for its code.
@@ -94,7 +94,10 @@ impl<K: Key, C> Plans<K, C> {
     }
 
     /// What a step of this kind has to do now.
-    pub(crate) fn next(&mut self, key: &K) -> Next<'_, C> {
+    ///
+    /// # Errors
+    /// In strict mode, why it is not compiled.
+    pub(crate) fn next(&mut self, key: &K) -> Result<Next<'_, C>, CompileError> {
         self.end_trial(key);
         let has_room = self.plans.contains_key(key) || {
             self.plans.retain(|known, _| !known.is_over(key));
@@ -102,19 +105,38 @@ impl<K: Key, C> Plans<K, C> {
             self.has_room(key)
         };
         if !has_room {
-            self.note(&CompileError::NoRoom { shapes: self.options.shapes });
+            self.refuse(self.no_room())?;
         }
-        match self.plans.get_mut(key) {
+        if self.options.strict {
+            self.check(key)?;
+        }
+        Ok(match self.plans.get_mut(key) {
             Some(Plan::Compiled { compiled, trial, .. }) => match trial.as_mut().map_or(Way::Compiled, Trial::begin) {
                 Way::Compiled => Next::Run(compiled),
                 Way::Uncompiled => Next::Plain,
             },
-            Some(Plan::Refused) => Next::Refused,
+            Some(Plan::Refused(_)) => Next::Refused,
             Some(Plan::Slower | Plan::Uncompiled) => Next::Plain,
             Some(Plan::Started | Plan::Recorded(_)) => Next::Record,
             None if has_room => Next::First,
             None => Next::Plain,
+        })
+    }
+
+    /// An error if steps of this kind cannot be compiled.
+    fn check(&mut self, key: &K) -> Result<(), CompileError> {
+        match self.plans.get_mut(key) {
+            Some(Plan::Refused(error)) => {
+                let again = CompileError::RefusedBefore { why: error.to_string() };
+                Err(std::mem::replace(error, again))
+            }
+            Some(Plan::Uncompiled) => Err(self.no_room()),
+            _ => Ok(()),
         }
+    }
+
+    fn no_room(&self) -> CompileError {
+        CompileError::NoRoom { shapes: self.options.shapes }
     }
 
     /// Whether a step may be compiled. One over a batch of another size takes no room if there is code for any size.
@@ -165,14 +187,17 @@ impl<K: Key, C> Plans<K, C> {
         Ok(())
     }
 
-    /// Notes that steps of this kind cannot be compiled.
-    ///
-    /// # Errors
-    /// In strict mode, why.
-    pub(crate) fn never(&mut self, key: K, why: CompileError) -> Result<(), CompileError> {
-        self.refuse(why)?;
-        self.plans.insert(key, Plan::Refused);
-        Ok(())
+    /// Notes that steps of this kind cannot be compiled. This one is still made, and in strict mode the next one fails.
+    pub(crate) fn never(&mut self, key: K, why: CompileError) {
+        self.note(&why);
+        self.plans.insert(key, Plan::Refused(why));
+    }
+
+    /// Drops the code of a step that has become another one, which is then recorded.
+    pub(crate) fn forget(&mut self, key: &K, difference: &str) {
+        self.options.say(&format!("a step is recorded anew: {difference}"));
+        self.plans.remove(key);
+        self.families.remove(&key.of_any_size());
     }
 
     /// Notes that a step of this kind has run once.
@@ -181,17 +206,15 @@ impl<K: Key, C> Plans<K, C> {
     }
 
     /// Takes the record of a step, in which these numbers are given anew at each run. The second record of a step makes
-    /// sure that both are the same, and compiles it; if there is code for batches of any size, the first is enough.
-    ///
-    /// # Errors
-    /// In strict mode why the step cannot be compiled. Otherwise it runs uncompiled from now on, and says so.
+    /// sure that both are the same, and compiles it; if there is code for batches of any size, the first is enough. A step
+    /// that cannot be compiled has been made, so it is no error yet.
     pub(crate) fn learn(
         &mut self,
         key: K,
         trace: Trace,
         scalars: Result<Vec<Scalar>, CompileError>,
         compiled: impl FnOnce(Graph) -> C,
-    ) -> Result<(), CompileError> {
+    ) {
         let before = match self.plans.remove(&key) {
             Some(Plan::Recorded(before)) => Some(*before),
             _ => None,
@@ -201,10 +224,9 @@ impl<K: Key, C> Plans<K, C> {
             Err(error) => return self.never(key, error),
         };
         if matches!(plan, Plan::Uncompiled) {
-            self.note(&CompileError::NoRoom { shapes: self.options.shapes });
+            self.note(&self.no_room());
         }
         self.plans.insert(key, plan);
-        Ok(())
     }
 
     fn plan(

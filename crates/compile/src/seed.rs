@@ -3,8 +3,14 @@
 use overdrive_core::TorchError;
 use tch::{Device, Kind, Tensor};
 
+/// What is left of it at least, from pass to pass.
+const FALL: f64 = 0.5;
+
 /// A tensor that compiled code reads: the gradient that the last backward pass has brought, at first 1. So the scale of a
 /// `GradScaler` is in the gradients from the first operator on, and small ones do not vanish in float16.
+///
+/// It falls by half at most from pass to pass: after a loss with a tiny weight, the next one may have its whole weight
+/// again, and its gradients would vanish. Half is what a `GradScaler` takes off after an overflow.
 #[derive(Debug)]
 pub(crate) struct Seed(Tensor);
 
@@ -53,7 +59,8 @@ impl Used {
             Value::Host(used) => {
                 let now = of_loss.f_double_value(&[])?;
                 if now.is_finite() && now != 0.0 {
-                    next.f_copy_(&of_loss)?;
+                    let floor = next.f_double_value(&[])?.abs() * FALL;
+                    next.f_copy_(&Tensor::from(if now.abs() < floor { floor } else { now }))?;
                 }
                 Ok((now != *used).then(|| Tensor::from(now / used)))
             }
@@ -61,10 +68,38 @@ impl Used {
                 let now = of_loss.f_to_device(next.device())?.f_to_kind(Kind::Double)?;
                 let factor = now.f_div(used)?;
                 let is_usable = factor.f_isfinite()?.f_logical_and(&factor.f_ne(0.0)?)?;
-                let usable = now.f_where_self(&is_usable, &next)?;
+                let floor = next.f_abs()?.f_mul(&Tensor::from(FALL))?;
+                let slow = now.f_where_self(&now.f_abs()?.f_ge_tensor(&floor)?, &floor)?;
+                let usable = slow.f_where_self(&is_usable, &next)?;
                 next.f_copy_(&usable)?;
                 Ok(Some(factor))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The seeds that steps are computed with whose gradients are these.
+    fn seeds(of_losses: &[f64]) -> Vec<f64> {
+        let seed = Seed::new(Device::Cpu).unwrap();
+        let one = |of_loss: &f64| {
+            let used = seed.used().unwrap();
+            let before = seed.0.double_value(&[]);
+            let factor = used.factor(&Tensor::from(*of_loss)).unwrap();
+            assert_eq!(factor.map_or(1.0, |factor| factor.double_value(&[])), of_loss / before);
+            before
+        };
+        of_losses.iter().map(one).collect()
+    }
+
+    #[test]
+    fn the_seed_follows_the_scale_and_a_tiny_weight_does_not_take_it_away() {
+        assert_eq!(seeds(&[65536.0, 32768.0, 65536.0, -65536.0, 1.0]), [1.0, 65536.0, 32768.0, 65536.0, -65536.0]);
+        assert_eq!(seeds(&[1e-6, 1.0, 1e-6, 1.0]), [1.0, 0.5, 1.0, 0.5]);
+        assert_eq!(seeds(&[0.25, 0.25, 0.25, 0.25]), [1.0, 0.5, 0.25, 0.25]);
+        assert_eq!(seeds(&[8.0, f64::INFINITY, 0.0, 8.0]), [1.0, 8.0, 8.0, 8.0]);
     }
 }

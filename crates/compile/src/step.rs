@@ -6,7 +6,7 @@ use overdrive_ffi::{Form, TensorId};
 use tch::Tensor;
 
 use crate::error::{BoxError, CompileError};
-use crate::graph::Graph;
+use crate::graph::{Graph, Ran};
 use crate::inputs;
 use crate::loss::{CompiledLoss, LossResult, loss};
 use crate::options::Options;
@@ -23,7 +23,8 @@ type BeforeUpdate<'m> = Box<dyn FnMut(&mut dyn Optimizer) -> Result<(), BoxError
 /// The first three steps of a batch's shape run uncompiled. The parameters, the optimizer's state and its counts stay the
 /// tensors they are, so checkpoints, schedules and evaluation go on as ever.
 ///
-/// With an optimizer that is not fused, the loss and gradients are compiled, and the optimizer steps as ever.
+/// With an optimizer that is not fused, or whose steps differ (Lookahead, Sam), the loss and gradients are compiled, and
+/// the optimizer steps as ever.
 pub fn step<'m, M, F>(model: &'m M, f: F) -> CompiledStep<'m, M, F>
 where
     M: Module,
@@ -106,7 +107,8 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
     /// Makes a training step; returns the loss, without a graph. Gradients are freed before and after.
     ///
     /// # Errors
-    /// Those of the closures and of the optimizer, and in strict mode why the step cannot be compiled.
+    /// Those of the closures and of the optimizer, and in strict mode why the step cannot be compiled: before anything
+    /// has changed, so that the batch may be given again to another step.
     ///
     /// # Syncs
     /// The third step waits for the compiler: a minute or more unless the package is in the cache.
@@ -149,6 +151,7 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
         let opt = &mut *state.opt;
         if opt.revision().is_none() {
             // Nothing would tell that its options have changed.
+            self.steps.refuse(CompileError::OtherOptimizer)?;
             return self.with_loss(state, batch);
         }
         if state.averages.as_ref().is_some_and(|averages| averages.next_weight() == 1.0) {
@@ -161,13 +164,20 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
             without_momentum: (0..opt.num_groups()).map(|group| opt.momentum(group) == Some(0.0)).collect(),
             batch: forms,
         };
-        match self.steps.next(&key) {
+        match self.steps.next(&key)? {
             Next::Run(Compiled { graph, numbers }) => {
                 let averages = state.averages.as_deref();
                 let numbers: Vec<f64> = numbers.iter().map(|number| number.of(opt, averages)).collect();
                 // As an uncompiled step does: gradients of a backward pass in between would stay.
                 opt.zero_grad()?;
-                let Some(results) = graph.run(batch, &numbers)? else { return self.plain(state, batch) };
+                let results = match graph.run(batch, &numbers)? {
+                    Ran::Results(results) => results,
+                    Ran::Unfit => return self.plain(state, batch),
+                    Ran::Changed(difference) => {
+                        self.steps.forget(&key, &difference);
+                        return self.run_of(state, batch);
+                    }
+                };
                 state.averages.iter_mut().for_each(|averages| averages.count_update());
                 self.steps.end_trial(&key);
                 results.into_iter().next().ok_or_else(|| CompileError::Step("a step without a loss".into()))
@@ -247,7 +257,7 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
             Ok((scalars, numbers)) => (Ok(scalars), numbers),
             Err(error) => (Err(error), Vec::new()),
         };
-        self.steps.learn(key, trace, scalars, |graph| Compiled { graph, numbers })?;
+        self.steps.learn(key, trace, scalars, |graph| Compiled { graph, numbers });
         Ok(loss)
     }
 }

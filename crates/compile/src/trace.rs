@@ -26,13 +26,26 @@ pub(crate) struct Trace {
     pub(crate) update: Range<usize>,
 }
 
-/// Operators that refuse numbers out of range, whose compiled code would compute with them, or write elsewhere.
-const UNCHECKED: [&str; 5] = [
+/// Operators that refuse numbers out of range. Their compiled code would compute with them or write elsewhere, or it would
+/// fail in the middle of the step.
+const UNCHECKED: [&str; 17] = [
+    "aten::_embedding_bag",
+    "aten::_embedding_bag_forward_only",
+    "aten::bernoulli",
+    "aten::bernoulli_.Tensor",
+    "aten::binary_cross_entropy",
+    "aten::binomial",
+    "aten::embedding_renorm_",
+    "aten::masked_scatter",
+    "aten::masked_scatter_",
     "aten::max_unpool2d",
     "aten::max_unpool3d",
     "aten::multi_margin_loss",
     "aten::multilabel_margin_loss_forward",
-    "aten::binary_cross_entropy",
+    "aten::multinomial",
+    "aten::normal.Tensor_Tensor",
+    "aten::poisson",
+    "aten::segment_reduce",
 ];
 
 /// Records a step while it runs.
@@ -84,7 +97,7 @@ impl Recorder {
             record.refusals.push(Refusal { reason, operator: None });
             Vec::new()
         });
-        let is_unchecked = |operator: &Value| UNCHECKED.contains(&operator["op"].as_str().unwrap_or_default());
+        let is_unchecked = |operator: &Value| UNCHECKED.contains(&name(operator).as_str());
         record.refusals.extend(operators.iter().enumerate().filter(|(_, operator)| is_unchecked(operator)).map(
             |(place, operator)| {
                 let reason = format!("{} checks its numbers, and compiled code would not", name(operator));
@@ -101,10 +114,15 @@ impl Trace {
         &self.record.externals
     }
 
+    /// Their forms.
+    pub(crate) fn kept_forms(&self) -> impl Iterator<Item = Form> {
+        self.outside.iter().map(|(_, _, form)| form.clone())
+    }
+
     /// All that comes in: numbers and forms, those of the batch first.
     pub(crate) fn inputs(&self) -> impl Iterator<Item = (i64, Form)> {
-        let kept = self.outside.iter().map(|(number, _, form)| (*number, form.clone()));
-        self.batch.iter().cloned().chain(kept)
+        let numbers = self.outside.iter().map(|(number, _, _)| *number);
+        self.batch.iter().cloned().chain(numbers.zip(self.kept_forms()))
     }
 
     /// The form of a tensor of the batch.
@@ -129,6 +147,11 @@ impl Trace {
     /// Which of [`inputs`](Self::inputs) the step writes to.
     pub(crate) fn written(&self) -> &[bool] {
         &self.record.written
+    }
+
+    /// To which of them so that autograd notices it.
+    pub(crate) fn noticed(&self) -> &[bool] {
+        &self.record.noticed
     }
 
     /// The numbers of the results.
@@ -156,10 +179,11 @@ impl Trace {
     pub(crate) fn check_same_tensors(&self, other: &Self) -> Result<(), CompileError> {
         let changes = |difference: String| Err(CompileError::Changes { difference, caller: None });
         let (before, now) = (&self.outside, &other.outside);
-        if let Some((_, (_, _, form))) = before.iter().zip(now).find(|(one, two)| one != two) {
-            return changes(format!(
-                "it used {form} that is neither in the batch nor the same object as the step before"
-            ));
+        if let Some(((_, id, before), (_, other, form))) = before.iter().zip(now).find(|(one, two)| one != two) {
+            return changes(match id == other && before != form {
+                true => format!("a tensor that is not in the batch was {before}, then {form}"),
+                false => format!("it used {form} that is neither in the batch nor the same object as the step before"),
+            });
         }
         if before.len() != now.len() || self.results() != other.results() {
             return changes("it used more tensors in one run than in the other".to_owned());

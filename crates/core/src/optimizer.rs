@@ -182,8 +182,9 @@ pub trait Optimizer {
     }
 
     /// A number that grows when groups, options or tensors of the state may have been replaced. Steps, learning rates
-    /// and [`momentum`](Self::momentum) do not count. `None` where the implementation cannot tell: then nothing may be
-    /// kept that relies on them.
+    /// and [`momentum`](Self::momentum) do not count. `None` where the implementation cannot tell, or where its steps are
+    /// not all the same operators (Lookahead's, each k-th of which does more): then nothing may be kept that relies on
+    /// them, and a compiled step leaves the update as it is.
     fn revision(&self) -> Option<u64> {
         None
     }

@@ -172,6 +172,19 @@ impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
         self.first.num_groups() + self.second.num_groups()
     }
 
+    /// `None` where a group was added to the first optimizer later: its number is then behind those of the second, and its
+    /// parameters are not.
+    fn group_lens(&self) -> Option<Vec<usize>> {
+        let is_in_order = self.order_now().is_sorted_by_key(|(owner, _)| *owner == Owner::Second);
+        let lens = self.first.group_lens()?.into_iter().chain(self.second.group_lens()?);
+        is_in_order.then(|| lens.collect())
+    }
+
+    /// Both only grow, and so does their sum.
+    fn revision(&self) -> Option<u64> {
+        Some(self.first.revision()? + self.second.revision()?)
+    }
+
     fn lr(&self, group: usize) -> Option<f64> {
         let (optimizer, group) = self.group(group)?;
         optimizer.lr(group)

@@ -55,8 +55,9 @@ fn batches_of_another_shape_are_recorded_for_themselves_and_others_refused() {
     let Some(_alone) = crate::compiling() else { return };
     let model = mlp();
     model.eval();
-    let options = Options { shapes: 1, ..strict() };
-    let mut forward = compile::forward(&model, |inputs| Ok(vec![model.forward(&inputs[0])?])).options(options);
+    let options = Options { shapes: 1, verbose: false, ..Options::default() };
+    let run = |inputs: &[Tensor]| Ok(vec![model.forward(&inputs[0])?]);
+    let mut forward = compile::forward(&model, run).options(options.clone());
     let [x, _] = batch(0);
     for input in [x.shallow_clone(), x.shallow_clone(), x.shallow_clone(), x.narrow(0, 0, 3), x.narrow(1, 0, 20)] {
         let expected = tch::no_grad(|| model.forward(&input).unwrap());
@@ -66,6 +67,10 @@ fn batches_of_another_shape_are_recorded_for_themselves_and_others_refused() {
     assert!(why.contains("`Options::shapes` allows 1 compiled steps"), "{why}");
     let error = forward.run(&[x.narrow(1, 0, 7)]).unwrap_err();
     assert!(matches!(error, CompileError::Step(_)), "the layer's own error: {error}");
+    let mut forward = compile::forward(&model, run).options(Options { strict: true, ..options });
+    (0..3).for_each(|_| drop(forward.run(&[x.shallow_clone()]).unwrap()));
+    let error = forward.run(&[x.narrow(1, 0, 20).unsqueeze(0)]).unwrap_err();
+    assert!(matches!(error, CompileError::NoRoom { shapes: 1 }), "{error}");
 }
 
 #[test]

@@ -11,9 +11,11 @@ mod life;
 mod losses;
 mod machines;
 mod models;
+mod outside;
 mod processes;
 mod refusals;
 mod sizes;
+mod strict;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -8,14 +8,14 @@ use overdrive_compile as compile;
 use overdrive_compile::{CompileError, LossResult, Options};
 use tch::{Device, Kind, Tensor};
 
-/// Runs a loss twice, and returns why it is not compiled.
+/// Runs a loss three times, and returns why it is not compiled: the error of the run after the one that was recorded.
 fn why(mut f: impl FnMut(&nn::Sequential, &[Tensor]) -> LossResult) -> CompileError {
     let _alone = crate::alone();
     let model = sequential![nn::Linear::new(4, 1).unwrap()];
     let mut loss_of = compile::loss(&model, |batch| f(&model, batch));
     loss_of = loss_of.options(Options { strict: true, verbose: false, ..Options::default() });
     let batch = || [Tensor::ones([3, 4], (Kind::Float, Device::Cpu))];
-    let found = (0..2).find_map(|_| loss_of.run(&batch()).err());
+    let found = (0..3).find_map(|_| loss_of.run(&batch()).err());
     found.expect("the step should be refused")
 }
 
@@ -73,6 +73,18 @@ fn operators_whose_checks_compiled_code_lacks() {
         Ok(y.max_unpool2d(&places, [3, 1]).mean(Kind::Float))
     });
     is_named(&error, "aten::max_unpool2d");
+    let error = why(|model, batch| {
+        let [places, bags] = [3, 1].map(|count| Tensor::zeros([count], (Kind::Int64, Device::Cpu)));
+        let rows = model.forward(&batch[0])?;
+        let sums = Tensor::f_embedding_bag::<Tensor>(&rows, &places, &bags, false, 0, false, None, false)?;
+        Ok(sums.0.mean(Kind::Float))
+    });
+    assert!(error.to_string().contains("aten::_embedding_bag"), "{error}");
+    let error = why(|model, batch| {
+        let y = model.forward(&batch[0])?;
+        Ok(y.masked_scatter(&y.gt(0.0), &y.detach()).mean(Kind::Float))
+    });
+    is_named(&error, "aten::masked_scatter");
 }
 
 /// Its learning rate would stay what it was.

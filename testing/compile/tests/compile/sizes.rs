@@ -12,7 +12,7 @@ use crate::beside::{follows, strict};
 use crate::losses::mlp;
 use crate::models::{gpt, tokens};
 
-/// How often the closure of a compiled step is called for batches of these sizes, in strict mode.
+/// How often the closure of a compiled step is called for batches of these sizes.
 fn calls<M: Module + Forward>(
     model: impl Fn() -> M,
     batch: fn(i64) -> [Tensor; 2],
@@ -20,7 +20,7 @@ fn calls<M: Module + Forward>(
     options: Options,
 ) -> usize {
     let adam = |model: &M| AdamW::builder(model).build().unwrap();
-    follows(model, adam, |step| batch(sizes[step]), sizes.len(), Options { strict: true, ..options }).calls
+    follows(model, adam, |step| batch(sizes[step]), sizes.len(), options).calls
 }
 
 fn numbers(size: i64) -> [Tensor; 2] {
@@ -32,18 +32,17 @@ fn numbers(size: i64) -> [Tensor; 2] {
 fn a_second_size_is_compiled_for_all_sizes() {
     let Some(_alone) = crate::compiling() else { return };
     let sizes = [16, 16, 16, 16, 7, 7, 7, 7, 2, 2, 2, 33, 33, 33, 16, 7];
-    let options = Options { shapes: 2, ..Options::default() };
-    assert_eq!(calls(mlp, numbers, &sizes, options), 3 + 3 + 2 + 2);
+    assert_eq!(calls(mlp, numbers, &sizes, Options { shapes: 2, ..strict() }), 3 + 3 + 2 + 2);
 }
 
 #[test]
 fn a_batch_of_one_is_compiled_for_itself() {
     let Some(_alone) = crate::compiling() else { return };
     let sizes = [16, 16, 16, 7, 7, 7, 1, 1, 1, 1, 1];
-    assert_eq!(calls(mlp, numbers, &sizes, Options::default()), 3 + 3 + 3);
+    assert_eq!(calls(mlp, numbers, &sizes, strict()), 3 + 3 + 3);
     // It does not keep others from being compiled for all sizes.
     let sizes = [1, 1, 1, 7, 7, 7, 16, 16, 16, 9, 9, 9];
-    assert_eq!(calls(mlp, numbers, &sizes, Options::default()), 3 + 3 + 3 + 2);
+    assert_eq!(calls(mlp, numbers, &sizes, strict()), 3 + 3 + 3 + 2);
     // Here it takes the only room.
     let options = Options { shapes: 1, ..Options::default() };
     assert_eq!(calls(mlp, numbers, &[1, 1, 1, 1, 7, 7, 7, 7], options), 3 + 4);
@@ -60,7 +59,7 @@ fn sizes_are_compiled_each_for_itself_on_demand() {
 fn a_gpt_trains_on_batches_of_any_size() {
     let Some(_alone) = crate::compiling() else { return };
     let sizes = [4, 4, 4, 4, 3, 3, 3, 3, 2, 2, 2, 6, 6, 6, 4, 3];
-    assert_eq!(calls(gpt, tokens, &sizes, Options::default()), 3 + 3 + 2 + 2);
+    assert_eq!(calls(gpt, tokens, &sizes, strict()), 3 + 3 + 2 + 2);
 }
 
 #[test]
@@ -82,7 +81,7 @@ fn convolutions_and_batch_normalization_train_on_batches_of_any_size() {
         [Tensor::randn([size, 3, 8, 8], (Kind::Float, Device::Cpu)), labels]
     };
     let sizes = [8, 8, 8, 8, 5, 5, 5, 5, 3, 3, 3, 11, 11, 11, 8, 5];
-    assert_eq!(calls(cnn, images, &sizes, Options::default()), 3 + 3 + 2 + 2);
+    assert_eq!(calls(cnn, images, &sizes, strict()), 3 + 3 + 2 + 2);
 }
 
 /// The first dimension of the second tensor is no size of the batch, so another one is another step.
