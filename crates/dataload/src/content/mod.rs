@@ -25,7 +25,8 @@ const HEADER_BYTES: usize = 1 << 12;
 const DIRECT_BYTES: u64 = 1 << 15;
 /// The most memory reserved for a declared length that cannot be checked against the file's size.
 const TRUSTED_BYTES: u64 = 1 << 20;
-const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
+/// With the method, which is deflate: a length in the place of the first two bytes is 0x8b1f.
+const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 8];
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
 trait Bytes: Read + Seek + Send {}

@@ -201,3 +201,14 @@ fn skipping_records_stops_when_cancelled() {
         assert!(matches!(begun.next(), Some(Err(DataError::Cancelled))));
     }
 }
+
+#[test]
+fn a_length_that_begins_like_gzip_is_a_length() {
+    // 0x8b1f, and gzip's first two bytes are 1f 8b.
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = TfRecordWriter::create(dir.path().join("a.tfrecord")).unwrap();
+    [35_615, 3].into_iter().for_each(|bytes| writer.write(&vec![7; bytes]).unwrap());
+    let dataset = TfRecordDataset::from_files([writer.finish().unwrap()]).unwrap();
+    let lengths: Vec<usize> = dataset.stream([0]).map(|record| record.unwrap().bytes().len()).collect();
+    assert_eq!(lengths, [35_615, 3]);
+}
