@@ -21,7 +21,7 @@ fn noise(stream: u64, bytes: usize) -> Vec<u8> {
 /// The files of sample `i`; every third one has no label.
 fn files(i: usize, bytes: usize) -> Vec<(&'static str, Vec<u8>)> {
     let mut files = vec![("bin", noise(i as u64, bytes))];
-    if i % 3 > 0 {
+    if !i.is_multiple_of(3) {
         files.push(("cls", i.to_string().into_bytes()));
     }
     files
