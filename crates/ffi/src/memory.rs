@@ -133,8 +133,8 @@ pub fn tensor_from_owner<O: AsMut<[u8]> + Send + 'static>(
 /// A tensor in memory that belongs to `owner`.
 ///
 /// # Safety
-/// `owner` comes out of `Box::into_raw`. Until it is dropped, on whatever thread, `data` is initialised, valid for reads
-/// and writes and reached by nobody else. Where `bools`, every byte is 0 or 1.
+/// `owner` comes out of `Box::into_raw`. Until it is dropped, on whatever thread, `data` is initialised, valid for
+/// reads and writes and reached by nobody else. Where `bools`, every byte is 0 or 1.
 unsafe fn tensor_from_memory<O: Send + 'static>(
     data: NonNull<[u8]>,
     bools: bool,
@@ -149,9 +149,9 @@ unsafe fn tensor_from_memory<O: Send + 'static>(
         return Err(error);
     }
     let mut out = ptr::null_mut();
-    // SAFETY: the memory at `data` lives until `drop_owner` is called with its owner, which happens once, on success and
-    // on failure; it holds as many bytes as the tensor has, is aligned for it and is initialised. The shape lives through
-    // the call; on success `out` is a tensor that we own.
+    // SAFETY: the memory at `data` lives until `drop_owner` is called with its owner, which happens once, on success
+    // and on failure; it holds as many bytes as the tensor has, is aligned for it and is initialised. The shape lives
+    // through the call; on success `out` is a tensor that we own.
     check(|err| unsafe {
         let (data, shape, n_dims) = (data.cast::<c_void>().as_ptr(), shape.as_ptr(), shape.len());
         raw::od_tensor_from_memory(data, shape, n_dims, to_scalar_type(kind), owner, drop_owner::<O>, &mut out, err)

@@ -31,12 +31,12 @@ use crate::columns::{Array, Element, Field, FieldKind, Words, encode};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Numbers, bools, dates and times become tensors `[N]`, and lists of a fixed length `[N, M]`, where nested ones count as
-/// one of their product; `uint16` becomes [`Kind::Int`](tch::Kind) and `uint32` [`Kind::Int64`](tch::Kind), which hold
-/// every value, dates and times are their stored numbers. Other lists are [`Ragged`](crate::Ragged), strings and binary
-/// values [`BytesColumn`](crate::BytesColumn)s. The columns of a structure are separate columns, `structure.column`.
-/// Values of a dictionary replace their codes. A null is an error unless [`fill_null`](Self::fill_null) or
-/// [`mask_null`](Self::mask_null) says what becomes of it.
+/// Numbers, bools, dates and times become tensors `[N]`, and lists of a fixed length `[N, M]`, where nested ones count
+/// as one of their product; `uint16` becomes [`Kind::Int`](tch::Kind) and `uint32` [`Kind::Int64`](tch::Kind), which
+/// hold every value, dates and times are their stored numbers. Other lists are [`Ragged`](crate::Ragged), strings and
+/// binary values [`BytesColumn`](crate::BytesColumn)s. The columns of a structure are separate columns,
+/// `structure.column`. Values of a dictionary replace their codes. A null is an error unless
+/// [`fill_null`](Self::fill_null) or [`mask_null`](Self::mask_null) says what becomes of it.
 ///
 /// # Source
 /// `pyarrow.RecordBatch.to_tensor`, `datasets.Dataset.with_format("torch")`.
@@ -134,8 +134,8 @@ impl ArrowColumns {
         self.with_nulls(column, OnNull::Fill(value.into()))
     }
 
-    /// Reads nulls of a column as zeros, or as empty, and adds the column `column.is_null`, which says where they are. Call
-    /// it after [`select`](Self::select).
+    /// Reads nulls of a column as zeros, or as empty, and adds the column `column.is_null`, which says where they are.
+    /// Call it after [`select`](Self::select).
     ///
     /// Nulls within lists stay errors: the column has an entry for each row.
     ///

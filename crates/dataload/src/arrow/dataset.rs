@@ -102,9 +102,9 @@ impl ArrowDataset {
     /// batches.
     ///
     /// # Errors
-    /// [`DataError::Io`] with the path; [`DataError::InvalidOption`] for an empty list; [`DataError::Corrupt`] for a file
-    /// that is truncated or contradicts its format; [`DataError::Layout`] for one with other columns than the first, with
-    /// values in another byte order or with a dictionary that changes, and for what is no regular file;
+    /// [`DataError::Io`] with the path; [`DataError::InvalidOption`] for an empty list; [`DataError::Corrupt`] for a
+    /// file that is truncated or contradicts its format; [`DataError::Layout`] for one with other columns than the
+    /// first, with values in another byte order or with a dictionary that changes, and for what is no regular file;
     /// [`DataError::TooLarge`] for a header above 64 MiB, or a dictionary above 4 GiB.
     pub fn from_files(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, DataError> {
         Self::new(files.into_iter().map(|path| ArrowFile::open(path.into().into(), MAX_COLUMN_BYTES)))

@@ -33,17 +33,17 @@ impl AsMut<[u8]> for Owned {
 impl ArrowColumns {
     /// The columns of a record batch as tensors; the batch has this schema.
     ///
-    /// A column of numbers, or of lists of a fixed length of them, is not copied where it has no nulls, is stored as its
-    /// [`Kind`] is (not `bool`, `uint16` and `uint32`), and nothing else shares its memory: the batch is given away, no
-    /// slice or clone of it is alive, and it was not read by `arrow-ipc`, whose arrays share one buffer. The tensor then
-    /// owns the memory. Shared memory is copied, because a tensor can be written to.
+    /// A column of numbers, or of lists of a fixed length of them, is not copied where it has no nulls, is stored as
+    /// its [`Kind`] is (not `bool`, `uint16` and `uint32`), and nothing else shares its memory: the batch is given
+    /// away, no slice or clone of it is alive, and it was not read by `arrow-ipc`, whose arrays share one buffer. The
+    /// tensor then owns the memory. Shared memory is copied, because a tensor can be written to.
     ///
     /// # Shapes
     /// `[N]` for numbers, `[N, M]` for lists of `M` numbers.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a batch of another schema, for a null without a [`fill_null`](Self::fill_null) or
-    /// [`mask_null`](Self::mask_null), and for values that have no [`Kind`].
+    /// [`DataError::InvalidOption`] for a batch of another schema, for a null without a [`fill_null`](Self::fill_null)
+    /// or [`mask_null`](Self::mask_null), and for values that have no [`Kind`].
     ///
     /// # Source
     /// `pyarrow.RecordBatch.to_tensor`, `torch.from_numpy`.

@@ -15,14 +15,16 @@ const SPLITS: &str = "dataset_dict.json";
 const MAX_JSON_BYTES: u64 = 1 << 26;
 
 impl ArrowDataset {
-    /// Opens the folder of a dataset that `datasets` has saved: its Arrow files, in the order that `state.json` has them in.
+    /// Opens the folder of a dataset that `datasets` has saved: its Arrow files, in the order that `state.json` has
+    /// them in.
     ///
     /// The format that was set (`set_format`) does not matter: [`select`](Self::select) columns here.
     ///
     /// # Errors
     /// [`DataError::Io`]; [`DataError::Layout`] for a folder of several splits (see
-    /// [`load_splits`](Self::load_splits)), for a dataset with an order of its own, which `flatten_indices` applies, for
-    /// JSON that does not list data files, and for files outside of the folder; as [`from_files`](Self::from_files).
+    /// [`load_splits`](Self::load_splits)), for a dataset with an order of its own, which `flatten_indices` applies,
+    /// for JSON that does not list data files, and for files outside of the folder; as
+    /// [`from_files`](Self::from_files).
     ///
     /// # Source
     /// `datasets.load_from_disk` of a `Dataset`.
@@ -58,7 +60,8 @@ impl ArrowDataset {
     /// ```
     ///
     /// # Errors
-    /// [`DataError::Io`]; [`DataError::Layout`] for a folder without splits; as [`load_from_disk`](Self::load_from_disk).
+    /// [`DataError::Io`]; [`DataError::Layout`] for a folder without splits; as
+    /// [`load_from_disk`](Self::load_from_disk).
     ///
     /// # Source
     /// `datasets.load_from_disk` of a `DatasetDict`.

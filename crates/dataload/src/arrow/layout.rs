@@ -53,8 +53,8 @@ impl StepKind {
         }
     }
 
-    /// The least bits that an element takes in the array's first buffer, that of the bits left out; `None` where it has no
-    /// buffers of its own.
+    /// The least bits that an element takes in the array's first buffer, that of the bits left out; `None` where it has
+    /// no buffers of its own.
     pub(super) fn least_bits(&self) -> Option<usize> {
         Some(match self {
             Self::List { wide } | Self::Values(Stored::Texts { wide }) => {

@@ -62,7 +62,8 @@ pub(super) struct Walk<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The values of `rows`, and which of them are null where nulls are masked. `nodes` are the arrays of the leaf's steps.
+    /// The values of `rows`, and which of them are null where nulls are masked. `nodes` are the arrays of the leaf's
+    /// steps.
     pub(super) fn read(self, nodes: &[Node<'_>], rows: Range<usize>) -> Result<(Array, Option<Vec<bool>>), Bad> {
         let mut walk = Walk {
             reader: self,
@@ -163,8 +164,8 @@ impl Walk<'_> {
         }
     }
 
-    /// What is null now is what is null in the rows, since lists come next, or nothing. That as many elements are there has
-    /// been checked before.
+    /// What is null now is what is null in the rows, since lists come next, or nothing. That as many elements are there
+    /// has been checked before.
     fn set_mask(&mut self) {
         if matches!(self.reader.nulls, OnNull::Mask) && self.mask.is_none() {
             let mut missing = self.missing.clone();

@@ -5,7 +5,8 @@ use crate::columns::Row;
 use crate::{Cancellation, DataError, Dataset, Deferred, IterableDataset, Map, Samples};
 
 impl ArrowDataset {
-    /// The rows, each passed through `transform`. The result is both a [`Dataset`] and an [`IterableDataset`], as this is.
+    /// The rows, each passed through `transform`. The result is both a [`Dataset`] and an [`IterableDataset`], as this
+    /// is.
     ///
     /// ```no_run
     /// use overdrive_dataload::{ArrowDataset, DataError, DataLoader};

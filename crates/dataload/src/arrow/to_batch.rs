@@ -33,8 +33,8 @@ impl Table {
     /// ```
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a kind that Arrow does not have (`bfloat16`, complex numbers), a column of `texts`
-    /// that does not exist or is not UTF-8, and tensors with another number of rows; [`DataError::Tensor`].
+    /// [`DataError::InvalidOption`] for a kind that Arrow does not have (`bfloat16`, complex numbers), a column of
+    /// `texts` that does not exist or is not UTF-8, and tensors with another number of rows; [`DataError::Tensor`].
     ///
     /// # Syncs
     /// Waits for tensors on a GPU, and copies them to the host.

@@ -27,9 +27,9 @@ use crate::output::Output;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// [`Table::to_record_batch`](crate::Table::to_record_batch) makes record batches of tensors. Python reads the file with
-/// `datasets.load_dataset("arrow", data_files=..)` and `pyarrow.ipc.open_file`. A row is read in any order, whatever the
-/// size of its record batch; a record batch of some thousand rows keeps headers small beside the values.
+/// [`Table::to_record_batch`](crate::Table::to_record_batch) makes record batches of tensors. Python reads the file
+/// with `datasets.load_dataset("arrow", data_files=..)` and `pyarrow.ipc.open_file`. A row is read in any order,
+/// whatever the size of its record batch; a record batch of some thousand rows keeps headers small beside the values.
 ///
 /// # Source
 /// `pyarrow.ipc.new_file`.
@@ -55,8 +55,8 @@ impl ArrowWriter {
     /// Appends a record batch.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a batch of another schema; [`DataError::Io`]; [`DataError::Layout`] for what the
-    /// format cannot hold, a dictionary that changes.
+    /// [`DataError::InvalidOption`] for a batch of another schema; [`DataError::Io`]; [`DataError::Layout`] for what
+    /// the format cannot hold, a dictionary that changes.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<(), DataError> {
         let schema = batch.schema();
         if schema.fields() != self.schema.fields() {

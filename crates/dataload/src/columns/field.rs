@@ -40,8 +40,8 @@ impl Field {
         &self.kind
     }
 
-    /// The number of list levels: 0 for a plain column, 1 for lists, 2 for lists of lists. Arrow's lists of a fixed length
-    /// count only where they do not become a tensor's dimension.
+    /// The number of list levels: 0 for a plain column, 1 for lists, 2 for lists of lists. Arrow's lists of a fixed
+    /// length count only where they do not become a tensor's dimension.
     pub fn lists(&self) -> usize {
         self.lists
     }

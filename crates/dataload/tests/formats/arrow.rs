@@ -55,6 +55,9 @@ fn deep(table: &Table, name: &str) -> Vec<Vec<Vec<f64>>> {
     outer.windows(2).map(|pair| inner[pair[0] as usize..=pair[1] as usize].windows(2).map(list).collect()).collect()
 }
 
+/// The values of a row.
+type RowValues<'a> = &'a dyn Fn(usize) -> Vec<f64>;
+
 fn quarters(i: usize) -> Vec<f64> {
     (0..3).map(|j| number(i + j) / 4.0).collect()
 }
@@ -75,7 +78,7 @@ fn nested_columns() {
         assert_eq!(names.join(" "), expected);
         let table = dataset.read().unwrap();
         assert_nested(&table);
-        let tensors: [(&str, i64, &dyn Fn(usize) -> Vec<f64>); 4] = [
+        let tensors: [(&str, i64, RowValues<'_>); 4] = [
             ("vector", 3, &quarters),
             ("gaps", 3, &|i| if is_null(i) { vec![0.5; 3] } else { quarters(i) }),
             ("one", 1, &|i| vec![number(i)]),
@@ -279,7 +282,8 @@ fn rows_by_number_and_as_a_stream_that_resumes_anywhere() -> Result<(), DataErro
             later.load_state_dict(&loader.state_dict().unwrap()).unwrap();
             assert_eq!(later.iter().collect::<Result<Vec<_>, _>>()?, batches[4..]);
             let mut sorted = (batches.concat(), all.clone());
-            (sorted.0.sort_unstable(), sorted.1.sort_unstable());
+            sorted.0.sort_unstable();
+            sorted.1.sort_unstable();
             assert_eq!(sorted.0, sorted.1);
 
             let by_batch = || {

@@ -1,4 +1,5 @@
-//! Record batches become tensors without a copy where that is sound, and tables become record batches that Python reads.
+//! Record batches become tensors without a copy where that is sound, and tables become record batches that Python
+//! reads.
 
 use std::env;
 use std::process::Command;
