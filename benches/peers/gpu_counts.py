@@ -191,7 +191,8 @@ def main():
             result = counted(recipe, False)
             if recipe["optimizer"] in CAPTURABLE:
                 other = counted(recipe, True)
-                if abs(other["distance"] - result["distance"]) > 1e-5 * result["distance"]:
+                # It rounds otherwise, but a step that went wrong would be a tenth of the way.
+                if abs(other["distance"] - result["distance"]) > 1e-3 * result["distance"]:
                     raise RuntimeError("with capturable, the weights go another way")
                 result["capturable"] = other["counts"]
             results.append(result)

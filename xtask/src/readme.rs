@@ -29,7 +29,7 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     let report: Report = serde_json::from_str(&text).context("it is no report of the technique benchmark")?;
     let file = ws.root().join(README);
     let old = fs::read_to_string(&file).context("cannot read README.md")?;
-    let new = readme::with_table(&old, &report, &record.to_string_lossy());
+    let new = readme::with_table(&old, &report.read_anew(), &record.to_string_lossy());
     write_atomically(&file, new.context("README.md lacks the marks `bench-table`")?.as_bytes())?;
     println!("wrote the table of {} to {README}", record.display());
     Ok(ExitCode::SUCCESS)
@@ -40,7 +40,7 @@ pub fn problems(files: &BTreeMap<String, String>) -> Vec<String> {
     let Some(text) = files.get(README) else { return Vec::new() };
     let Some(record) = readme::record_of(text) else { return Vec::new() };
     let report = files.get(record).and_then(|json| serde_json::from_str::<Report>(json).ok());
-    let right = report.and_then(|report| readme::with_table(text, &report, record));
+    let right = report.and_then(|report| readme::with_table(text, &report.read_anew(), record));
     match right {
         Some(right) if right == *text => Vec::new(),
         Some(_) => vec![format!("{README}: its table is not that of {record}: run `cargo xtask readme {record}`")],

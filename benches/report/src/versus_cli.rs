@@ -67,6 +67,9 @@ pub enum VersusCase {
     /// Started by `compile`: a process that makes its first steps
     #[value(hide = true)]
     CompileStart,
+    /// Started by `memory`: a process with saved tensors on disk, whose memory is limited
+    #[value(hide = true)]
+    MemoryDisk,
     /// Started by `ddp`: a rank that measures on request
     #[value(hide = true)]
     DdpRank,

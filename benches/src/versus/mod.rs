@@ -55,6 +55,7 @@ pub fn run(options: &Options) -> Result<()> {
         VersusCase::Compile => compile::measure(options)?,
         VersusCase::Memory => memory::measure(options)?,
         VersusCase::CompileStart => return compile::start::serve(),
+        VersusCase::MemoryDisk => return memory::disk::serve(),
         VersusCase::DdpRank => return ddp::rank::serve(),
         VersusCase::DdpFirstSum => return ddp::launch::first_sum(),
     };

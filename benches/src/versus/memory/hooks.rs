@@ -1,18 +1,14 @@
-//! What hooks of saved tensors cost, alone and with the tensors in files.
+//! What hooks of saved tensors cost.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use overdrive::memory::{SavedTensors, saved_tensors_hooks};
+use anyhow::Result;
+use overdrive::memory::saved_tensors_hooks;
 use overdrive::prelude::*;
 use overdrive_bench_report::{Ratio, Target};
 use overdrive_ffi::saved_tensors::without_history;
-use rustix::fs::{Advice, fadvise, fsync, statfs};
 
 use super::super::turns::{Case, Findings, Program, Turns};
-use super::Model;
 
 /// Operators in a row, each of which saves a tensor of one element.
 const TENSORS: u32 = 1000;
@@ -54,45 +50,4 @@ pub fn cost(findings: &mut Findings, program: &Program, pairs: u32) -> Result<()
         turns.compare(findings, case, ("ours", peer), Some(Target::AtMost(1.0)))?;
     }
     Ok(())
-}
-
-/// Of Linux's `magic.h`.
-const TMPFS: u64 = 0x0102_1994;
-
-/// Saved tensors in files of this folder, which is not in memory.
-pub struct OnDisk {
-    saved: SavedTensors,
-    folder: PathBuf,
-}
-
-impl OnDisk {
-    pub fn new(folder: &Path) -> Result<Self> {
-        let kind = statfs(folder).with_context(|| folder.display().to_string())?.f_type;
-        ensure!(kind as u64 != TMPFS, "{} is in memory (tmpfs): name another folder by TMPDIR", folder.display());
-        Ok(Self { saved: SavedTensors::on_disk(folder)?, folder: folder.to_owned() })
-    }
-
-    /// A forward and a backward pass. In between all files are written to the disk and leave the system's cache, so that
-    /// they are read from the disk. Both count; so do the files that the thread has not written by then.
-    pub fn pass(&self, model: &Model) -> Result<()> {
-        let loss = {
-            let _guard = self.saved.begin()?;
-            model.loss()?
-        };
-        for folder in fs::read_dir(&self.folder)? {
-            for file in fs::read_dir(folder?.path())? {
-                let file = File::open(file?.path())?;
-                fsync(&file)?;
-                fadvise(&file, 0, None, Advice::DontNeed)?;
-            }
-        }
-        Ok(loss.f_backward()?)
-    }
-}
-
-/// Bytes that this process has given to disks so far.
-pub fn written() -> Result<u64> {
-    let counts = fs::read_to_string("/proc/self/io")?;
-    let found = counts.lines().find_map(|line| line.strip_prefix("write_bytes: "));
-    Ok(found.context("/proc/self/io has no write_bytes")?.parse()?)
 }
