@@ -14,6 +14,7 @@ mod models;
 mod outside;
 mod processes;
 mod refusals;
+mod resume;
 mod sizes;
 mod strict;
 

@@ -7,6 +7,7 @@ use overdrive::optim::{AdamW, Sgd};
 use tch::{Device, Kind, Tensor};
 
 use crate::beside::{follows, strict};
+use crate::losses::{batch, mlp};
 
 const CPU: Device = Device::Cpu;
 
@@ -17,6 +18,14 @@ pub fn gpt() -> Gpt2LmHeadModel {
 pub fn tokens(size: i64) -> [Tensor; 2] {
     let tokens = Tensor::randint(64, [size, 17], (Kind::Int64, CPU));
     [tokens.narrow(1, 0, 16).contiguous(), tokens.narrow(1, 1, 16).contiguous()]
+}
+
+#[test]
+fn an_mlp_with_dropout() {
+    let Some(_alone) = crate::compiling() else { return };
+    let followed =
+        follows(mlp, |model| AdamW::builder(model).build().unwrap(), |step| batch(step as i64), 100, strict());
+    assert_eq!((followed.calls, followed.why_eager), (3, None));
 }
 
 #[test]
