@@ -141,8 +141,8 @@ struct Bits {
 
 /// What each element of eight stands for. Made on the device, for which the host would wait otherwise.
 fn bit_values(of: &Tensor) -> Result<Tensor, TchError> {
-    let places = Tensor::f_arange(8, (Kind::Uint8, of.device()))?;
-    places.f_ones_like()?.f_bitwise_left_shift(&places)
+    let ones = Tensor::f_ones([8], (Kind::Uint8, of.device()))?;
+    ones.f_bitwise_left_shift(&ones.f_cumsum(0, Kind::Uint8)?.f_sub(&ones)?)
 }
 
 impl Bits {

@@ -104,7 +104,7 @@ fn a_cache_whose_path_the_compiler_gets_in_pieces_is_refused_by_name() {
     // A package that is there is used: here, one of the same record that was made elsewhere.
     let elsewhere = folder.path().join("cache");
     fs::rename(&cache, &elsewhere).unwrap();
-    compile::prepare(&elsewhere, |_, prepared| drop(prepared.unwrap())).unwrap();
+    compile::prepare(&elsewhere, |_, prepared| _ = prepared.unwrap()).unwrap();
     fs::rename(&elsewhere, &cache).unwrap();
     let (line, _) = train(this_program(), &cache);
     assert!(line.ends_with("compiled: yes"), "{line}");
@@ -151,7 +151,7 @@ fn an_environment_without_programs_runs_a_package_that_was_prepared_elsewhere() 
     let (line, errors) = bare();
     assert!(line.contains("not found: install g++") || line.contains("no Python with torch"), "{line}");
     assert!(errors.contains("not compiled"), "{errors}");
-    compile::prepare(cache.path(), |_, prepared| drop(prepared.unwrap())).unwrap();
+    compile::prepare(cache.path(), |_, prepared| _ = prepared.unwrap()).unwrap();
     let (prepared, _) = bare();
     assert!(prepared.ends_with("compiled: yes"), "{prepared}");
     assert_eq!(prepared.split(',').next(), line.split(',').next(), "the losses");
