@@ -8,8 +8,8 @@ use std::path::Path;
 #[cfg(feature = "arrow")]
 use overdrive_dataload::{ArrowDataset, DataError};
 use overdrive_dataload::{
-    DataError, Dataset, IterableDataset, LmdbDataset, MdsDataset, ParquetDataset, Philox, SafeTensorsFile,
-    ShardListDataset, TfRecordDataset, TfRecordWriter, TfRecords, WebDataset, WebSamples, decode_npy,
+    Dataset, IterableDataset, LmdbDataset, MdsDataset, ParquetDataset, Philox, SafeTensorsFile, ShardListDataset,
+    TfRecordDataset, TfRecordWriter, TfRecords, WebDataset, WebSamples, decode_npy,
 };
 
 use crate::fixture;
