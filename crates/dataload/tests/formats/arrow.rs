@@ -13,7 +13,7 @@ use crate::table::{
     NUMBERS, ROWS, assert_nested, assert_numbers, assert_rows, assert_texts, blob, floats, ints, is_null, lists,
     number, text, value,
 };
-use crate::{fixture, names_file};
+use crate::{fixture, image, names_file};
 
 /// Rows per record batch.
 const BATCH: usize = 25;
@@ -321,7 +321,7 @@ fn datasets_of_hugging_face_are_opened_by_folder() -> Result<(), DataError> {
             .enumerate()
     {
         let row = dataset.get(index)?;
-        assert_eq!(row.bytes("image.bytes"), Some(&*fs::read(fixture("images").join(file)).unwrap()));
+        assert_eq!(row.bytes("image.bytes"), Some(&*fs::read(image(file)).unwrap()));
         assert_eq!((row.bytes("image.path"), row.int("label")), (Some(file.as_bytes()), Some(i as i64 % 2)));
         assert_eq!((row.bytes("caption"), floats(row.tensor("tokens").unwrap())), (Some(&*text(i + 1)), ints(i)));
         assert_eq!(floats(row.tensor("embedding").unwrap()), quarters(i));
