@@ -2,7 +2,7 @@
 
 use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::algorithm::{Algorithm, Fusable, Slot, Step};
 use crate::builder::GroupBuilder;
@@ -45,7 +45,7 @@ impl Algorithm for AdagradOptions {
     const COUNTS_STEPS: bool = true;
     const ELEMENTWISE: bool = true;
 
-    fn has_fused_kernel(device: Device) -> bool {
+    fn has_fused_kernel(device: Device, _kind: Kind) -> bool {
         device == Device::Cpu
     }
 

@@ -2,7 +2,7 @@
 
 use overdrive_core::{OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::algorithm::{Algorithm, Field, Fusable, Slot, Step, check_beta, check_not_negative};
 use crate::builder::{GroupBuilder, Options};
@@ -114,7 +114,7 @@ impl<const DECOUPLED: bool> Algorithm for AdamOptions<DECOUPLED> {
     const COUNTS_STEPS: bool = true;
     const ELEMENTWISE: bool = true;
 
-    fn has_fused_kernel(device: Device) -> bool {
+    fn has_fused_kernel(device: Device, _kind: Kind) -> bool {
         matches!(device, Device::Cpu | Device::Cuda(_) | Device::Mps)
     }
 

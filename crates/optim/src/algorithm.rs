@@ -49,8 +49,8 @@ pub trait Algorithm: OptionSet + Clone + Default + std::fmt::Debug + Send + 'sta
         None
     }
 
-    /// Whether libtorch has a fused kernel for it on this device.
-    fn has_fused_kernel(_device: Device) -> bool {
+    /// Whether libtorch has a fused kernel for it that is right for parameters of this dtype on this device.
+    fn has_fused_kernel(_device: Device, _kind: Kind) -> bool {
         false
     }
 

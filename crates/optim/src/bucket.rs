@@ -61,6 +61,19 @@ pub(crate) struct Packing {
 }
 
 impl Packing {
+    /// Refuses parameters that no fused kernel steps, if the steps are fused; `first` is the index of `params[0]` among
+    /// those of all groups.
+    pub(crate) fn check<A: Algorithm>(self, params: &[Parameter], first: usize) -> Result<(), OptimizerError> {
+        match params.iter().position(|param| !has_fused_kernel::<A>(param, self.precision)) {
+            Some(index) if self.fused => {
+                let reason = "libtorch has no fused kernel that is right for its device and dtype: build with \
+                              `fused(false)`";
+                Err(OptimizerError::parameter(&params[index], first + index, reason))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// How many bytes a bucket may hold before the next one is started.
     fn limit(self, device: Device, precision: LowPrecision) -> usize {
         match device {
@@ -70,6 +83,12 @@ impl Packing {
             _ => usize::MAX,
         }
     }
+}
+
+/// Whether libtorch has a fused kernel that is right for a parameter.
+pub(crate) fn has_fused_kernel<A: Algorithm>(param: &Parameter, precision: LowPrecision) -> bool {
+    let (device, kind) = (param.tensor().device(), param.tensor().kind());
+    A::has_fused_kernel(device, precision.stepped_kind(kind))
 }
 
 /// Divides a group's parameters into buckets, in order; `first` is the index of `params[0]` among the parameters of all

@@ -198,15 +198,15 @@ impl<A: Algorithm> GroupBuilder<A> {
         }
         let all = || groups.iter().flat_map(|(_, params)| params);
         bucket::check(groups.iter().map(|(values, params)| (&values.options, params.as_slice())))?;
-        let unfusable = all().enumerate().find(|(_, param)| !A::has_fused_kernel(param.tensor().device()));
-        let fused = match (self.scope.fused, unfusable) {
-            (Some(true), Some((index, param))) => {
-                let reason = "libtorch has no fused kernel for its device: do not set `fused(true)`";
-                return Err(OptimizerError::parameter(param, index, reason));
-            }
-            (fused, _) => fused.unwrap_or(unfusable.is_none()),
-        };
-        GroupOptimizer::new(defaults, groups, Packing { fused, precision: self.scope.precision, apart })
+        let precision = self.scope.precision;
+        let can_fuse = || all().all(|param| bucket::has_fused_kernel::<A>(param, precision));
+        let packing = Packing { fused: self.scope.fused.unwrap_or_else(can_fuse), precision, apart };
+        let mut first = 0;
+        for (_, params) in &groups {
+            packing.check::<A>(params, first)?;
+            first += params.len();
+        }
+        GroupOptimizer::new(defaults, groups, packing)
     }
 }
 
@@ -219,7 +219,8 @@ pub(crate) fn needs_all_gradients() -> OptimizerError {
 
 impl<A: Fusable> GroupBuilder<A> {
     /// Whether to update all parameters of the same group, device and dtype in one libtorch kernel; default true
-    /// wherever libtorch has the kernel.
+    /// wherever libtorch has the kernel. Its kernel of SGD for bfloat16 and float16 on a CPU is wrong in libtorch 2.11,
+    /// and is not used.
     ///
     /// PyTorch's default is `foreach` on CUDA and a loop over the parameters on a CPU, out of caution when fused
     /// kernels were new. They are the fastest and use the least memory, and their results differ only by rounding.

@@ -46,6 +46,11 @@ impl LowPrecision {
         }
     }
 
+    /// The dtype in which parameters of this one are stepped.
+    pub(crate) fn stepped_kind(self, kind: Kind) -> Kind {
+        if self.of(kind) == Self::Nearest { kind } else { Kind::Float }
+    }
+
     /// The slot for each parameter, before the algorithm's slots.
     pub(crate) fn slot(self) -> Option<Slot> {
         let fresh = |param: &Tensor, _fill| Ok(param.f_detach_copy()?);

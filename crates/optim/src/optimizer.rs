@@ -165,13 +165,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         }
         groups.push((&values.options, &group.scope.params));
         bucket::check(groups.into_iter())?;
-        if self.packing.fused
-            && let Some((index, param)) =
-                group.scope.params.iter().enumerate().find(|(_, param)| !A::has_fused_kernel(param.tensor().device()))
-        {
-            let reason = "libtorch has no fused kernel for its device: build the optimizer with `fused(false)`";
-            return Err(OptimizerError::parameter(param, first + index, reason));
-        }
+        self.packing.check::<A>(&group.scope.params, first)?;
         Ok(self.push(values, &group.scope.params)?)
     }
 

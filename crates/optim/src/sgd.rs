@@ -2,7 +2,7 @@
 
 use overdrive_core::{OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::algorithm::{Algorithm, Fusable, Slot, Step};
 use crate::builder::GroupBuilder;
@@ -59,8 +59,12 @@ impl Algorithm for SgdOptions {
         Ok(())
     }
 
-    fn has_fused_kernel(device: Device) -> bool {
-        matches!(device, Device::Cpu | Device::Cuda(_) | Device::Mps)
+    fn has_fused_kernel(device: Device, kind: Kind) -> bool {
+        match device {
+            // libtorch 2.11's does not write most of the new bfloat16 and float16 values back.
+            Device::Cpu => !matches!(kind, Kind::BFloat16 | Kind::Half),
+            _ => matches!(device, Device::Cuda(_) | Device::Mps),
+        }
     }
 
     fn momentum(&mut self) -> Option<&mut f64> {
@@ -80,7 +84,10 @@ impl Algorithm for SgdOptions {
     }
 
     fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
-        let one = |params: &TensorList, grads: &TensorList, buffers: Option<&TensorList>, first| match step.fused {
+        let some = step.params.get(0)?;
+        // The parameters' dtype may have been changed since the optimizer was built.
+        let fused = step.fused && (step.scale.is_some() || Self::has_fused_kernel(some.device(), some.kind()));
+        let one = |params: &TensorList, grads: &TensorList, buffers: Option<&TensorList>, first| match fused {
             true => self.fused((params, grads, buffers), first, step),
             false => self.foreach((params, grads, buffers), first, step),
         };

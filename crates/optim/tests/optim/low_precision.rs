@@ -47,6 +47,31 @@ fn small_updates_are_lost_by_nearest_rounding_and_kept_by_the_other_forms() {
     assert!((mean(&descended(Kind::Half, LowPrecision::MasterCopy)) - 0.99).abs() < 5e-4);
 }
 
+/// libtorch 2.11's fused SGD for these dtypes on a CPU leaves most weights as they were.
+#[test]
+fn sgd_moves_every_weight() {
+    for kind in [Kind::BFloat16, Kind::Half] {
+        for momentum in [0.0, 0.5] {
+            let param = ones(kind);
+            let builder = || Sgd::builder([param.shallow_clone()]).lr(0.25).momentum(momentum);
+            let mut opt = builder().build().unwrap();
+            param.sum(kind).backward();
+            opt.step().unwrap();
+            assert!(param.detach().equal(&Tensor::full([N], 0.75, (kind, CPU))), "{kind:?}, momentum {momentum}");
+            let error = builder().fused(true).build().unwrap_err().to_string();
+            assert!(error.contains("`fused(false)`"), "{error}");
+            assert!(builder().fused(true).low_precision(LowPrecision::MasterCopy).build().is_ok());
+            // Parameters that are converted when the optimizer is there.
+            let mut late = ones(Kind::Float);
+            let mut opt = Sgd::builder([late.shallow_clone()]).lr(0.25).build().unwrap();
+            tch::no_grad(|| late.set_data(&late.detach().to_kind(kind)));
+            late.sum(kind).backward();
+            opt.step().unwrap();
+            assert!(late.detach().equal(&Tensor::full([N], 0.75, (kind, CPU))), "{kind:?}");
+        }
+    }
+}
+
 #[test]
 fn a_master_copy_equals_float32_training() {
     let (low, full) = (ones(Kind::BFloat16), ones(Kind::Float));
