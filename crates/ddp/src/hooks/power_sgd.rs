@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use overdrive_ffi::c10d::{GradBucket, ReduceOp};
 use overdrive_ffi::{Arg, LazyOp};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::CommHook;
 use super::warm_up::{Steps, mean};
@@ -13,6 +13,7 @@ use crate::group::ProcessGroup;
 use crate::work::Work;
 
 static DIV: LazyOp = LazyOp::new("aten::div_", "Scalar");
+static MASKED_FILL: LazyOp = LazyOp::new("aten::masked_fill_", "Scalar");
 
 /// Options of [`PowerSgd`]. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug)]
@@ -49,8 +50,7 @@ impl Default for PowerSgdOptions {
 /// The first, `n x r`, is sent while backward runs; the second, `m x r`, after it. Vectors, and matrices that are too
 /// small for compression to pay, are sent whole.
 ///
-/// # Syncs
-/// On a GPU, `finish` waits for the device, to check that the sums are finite.
+/// An infinity or NaN reaches all ranks in its step, and no later one: errors begin anew after it.
 ///
 /// # Source
 /// `powerSGD_hook.powerSGD_hook`; Vogels et al. 2019, arXiv:1905.13727
@@ -180,10 +180,10 @@ impl PowerSgd {
     /// Writes the mean into the bucket's buffer.
     fn multiply(&mut self, bucket: &GradBucket, factors: Factors) -> Result<Tensor, DdpError> {
         let ranks = self.group.size() as f64;
-        let mut finite = true;
+        let mut whole_is_finite = None;
         if let Some(sum) = factors.whole_sum {
             let sum = sum.wait()?;
-            finite &= is_finite(&sum)?;
+            whole_is_finite = Some(is_finite(&sum)?);
             DIV.call(&[Arg::Tensor(&sum), Arg::Double(ranks)])?;
             for (gradient, mean) in factors.whole.iter().zip(parts(&sum, &factors.whole)?) {
                 gradient.shallow_clone().f_copy_(&mean)?;
@@ -200,29 +200,27 @@ impl PowerSgd {
                 })
                 .collect::<Result<_, _>>()?;
             let ps = parts(&sum.wait()?, &like)?.iter().map(orthogonal).collect::<Result<Vec<_>, _>>()?;
-            for ((matrix, p), q) in factors.matrices.iter().zip(&ps).zip(&mut memory.qs) {
-                // As (P^T M)^T, which MKL does twenty times faster than M^T P.
-                *q = p.f_tr()?.f_matmul(matrix)?.f_tr()?;
-            }
-            let flat = flatten(&memory.qs)?;
-            let mut sum = flat.shallow_clone();
+            // As (P^T M)^T, which MKL does twenty times faster than M^T P.
+            let product = |(matrix, p): (&Tensor, &Tensor)| p.f_tr()?.f_matmul(matrix)?.f_tr();
+            let qs = factors.matrices.iter().zip(&ps).map(product).collect::<Result<Vec<_>, _>>()?;
+            let mut sum = flatten(&qs)?;
             self.group.all_reduce(&mut sum, ReduceOp::Sum)?;
             DIV.call(&[Arg::Tensor(&sum), Arg::Double(ranks)])?;
-            memory.qs = parts(&sum, &memory.qs)?;
+            let qs = parts(&sum, &qs)?;
             let mut error =
                 self.options.use_error_feedback.then(|| copied(memory.error.take(), &bucket.buffer)).transpose()?;
-            for ((matrix, p), q) in factors.matrices.iter().zip(&ps).zip(&memory.qs) {
+            for ((matrix, p), q) in factors.matrices.iter().zip(&ps).zip(&qs) {
                 let _written = p.f_mm_out(matrix, &q.f_tr()?)?;
             }
+            // An infinity or NaN belongs to this step only; kept in the error or the factors, it would spoil every
+            // later step. All ranks see it, because they have the same sums, and none waits for its device.
+            let finite = [Some(is_finite(&sum)?), whole_is_finite].into_iter().flatten();
+            let lost = Tensor::f_stack(&finite.collect::<Vec<_>>(), 0)?.f_all()?.f_logical_not()?;
             if let Some(error) = &mut error {
-                let _in_place = error.f_sub_(&bucket.buffer)?;
+                clear(&error.f_sub_(&bucket.buffer)?, &lost)?;
             }
             memory.error = error;
-            // An infinity or NaN belongs to this step only; kept in the error or the factors, it would spoil every
-            // later step. All ranks see it, because they have the same sums.
-            if !(finite && is_finite(&sum)?) {
-                *memory = Memory::default();
-            }
+            memory.qs = parts(&flatten(&memory.qs)?.f_where_self(&lost, &sum)?, &qs)?;
         }
         Ok(bucket.buffer.shallow_clone())
     }
@@ -248,8 +246,18 @@ fn copied(old: Option<Tensor>, from: &Tensor) -> Result<Tensor, DdpError> {
     }
 }
 
-fn is_finite(sum: &Tensor) -> Result<bool, DdpError> {
-    Ok(sum.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0)
+/// Whether all numbers are finite: a `bool` on their device.
+fn is_finite(sum: &Tensor) -> Result<Tensor, DdpError> {
+    Ok(sum.f_isfinite()?.f_all()?)
+}
+
+/// Writes zeros to a tensor if `all`, a `bool` on its device, is set.
+fn clear(tensor: &Tensor, all: &Tensor) -> Result<(), DdpError> {
+    // On the host its value is there, and almost always spares a pass over the tensor.
+    if all.device() != Device::Cpu || all.f_int64_value(&[])? != 0 {
+        MASKED_FILL.call(&[Arg::Tensor(tensor), Arg::Tensor(all), Arg::Double(0.0)])?;
+    }
+    Ok(())
 }
 
 fn flatten(tensors: &[Tensor]) -> Result<Tensor, DdpError> {

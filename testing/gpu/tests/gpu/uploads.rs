@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use overdrive::dataload::{MixUp, OnDevice, TensorDataset, ToFloat};
 use overdrive::ffi::{self, Rows};
 use overdrive::prelude::*;
-use overdrive_ddp::hooks::OneBit;
-use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, SyncBatchNorm};
+use overdrive_ddp::hooks::{OneBit, PowerSgd, PowerSgdOptions, TopK};
+use overdrive_ddp::{Backend, CommHook, DistributedDataParallel, InitMethod, ProcessGroup, SyncBatchNorm};
 use overdrive_fakecuda::{Counts, Fake, Pace, runtime, waits};
 use tch::nn;
 
@@ -209,21 +209,28 @@ pub fn a_step_within_join_neither_waits_nor_uploads() -> Result<()> {
 pub fn hooks_and_statistics_over_nccl_neither_wait_nor_upload() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let group = alone(&folder)?;
-    let vs = nn::VarStore::new(GPU);
-    let linear = nn::linear(vs.root(), 64, 64, Default::default());
-    let ddp = DistributedDataParallel::builder(&group).build(&vs)?;
-    ddp.register_comm_hook(OneBit::new(&group, 0))?;
-    let inputs = Tensor::randn([8, 64], FLOAT);
-    let step = || -> Result<()> {
-        let outputs = ddp.forward(|| nn::Module::forward(&linear, &inputs))?;
-        ddp.backward(&outputs.square().mean(Kind::Float))?;
-        Ok(())
-    };
-    (0..FIRST_PASSES).try_for_each(|_| step())?;
-    costs(0, step)?;
+    let power = PowerSgdOptions { start_power_sgd_iter: 2, ..Default::default() };
+    costs_of_hook(&group, OneBit::new(&group, 0))?;
+    costs_of_hook(&group, TopK::new(&group, 0.1, 0)?)?;
+    costs_of_hook(&group, PowerSgd::new(&group, power)?)?;
 
     let norm_vs = nn::VarStore::new(GPU);
     let norm = SyncBatchNorm::new(norm_vs.root(), 3, Default::default(), &group);
     let images = Tensor::randn([4, 3, 8, 8], FLOAT);
     costs(0, || norm.forward_t(&images, true).map(|it| it.sum(Kind::Float).backward()))
+}
+
+fn costs_of_hook(group: &ProcessGroup, hook: impl CommHook + 'static) -> Result<()> {
+    let vs = nn::VarStore::new(GPU);
+    let linear = nn::linear(vs.root(), 64, 64, Default::default());
+    let ddp = DistributedDataParallel::builder(group).build(&vs)?;
+    ddp.register_comm_hook(hook)?;
+    let inputs = Tensor::randn([8, 64], FLOAT);
+    let step = || -> Result<()> {
+        let outputs = ddp.forward(|| nn::Module::forward(&linear, &inputs))?;
+        Ok(ddp.backward(&outputs.square().mean(Kind::Float))?)
+    };
+    // PowerSGD's first matrices are uploaded in the step after its warm-up.
+    (0..FIRST_PASSES + 1).try_for_each(|_| step())?;
+    costs(0, step)
 }
