@@ -54,14 +54,14 @@ def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1
     """What `_fused_adam_` and `_fused_adamw_` compute, in operators that Inductor fuses. As in those, numbers of 16 bits
     are computed with in float32, and rounded once."""
     lr, = unless(unfit, torch.float64, (lr, 0.0))
-    own = torch.promote_types(params[0].dtype, torch.float32)
+    compute_dtype = torch.promote_types(params[0].dtype, torch.float32)
     # In tensors of their own: Inductor would compute the powers of 0-dim tensors again for each few elements.
-    sizes = torch.stack([(lr / (1 - beta1 ** step.double())).to(own) for step in steps])
-    scales = torch.stack([(1 - beta2 ** step.double()).sqrt().reciprocal().to(own) for step in steps])
+    sizes = torch.stack([(lr / (1 - beta1 ** step.double())).to(compute_dtype) for step in steps])
+    scales = torch.stack([(1 - beta2 ** step.double()).sqrt().reciprocal().to(compute_dtype) for step in steps])
     pairs = [(1 - lr * weight_decay, 1.0), (1 - beta1, 0.0), (beta2, 1.0), (1 - beta2, 0.0)]
-    shrunk, first, kept, second = unless(unfit, own, *pairs)
+    shrunk, first, kept, second = unless(unfit, compute_dtype, *pairs)
     for i in range(len(params)):
-        param, grad, average, square = (list[i].to(own) for list in (params, grads, exp_avgs, exp_avg_sqs))
+        param, grad, average, square = (list[i].to(compute_dtype) for list in (params, grads, exp_avgs, exp_avg_sqs))
         grad = -grad if maximize else grad
         if decoupled:
             param = param * shrunk
@@ -72,20 +72,20 @@ def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1
         exp_avgs[i].copy_(average)
         exp_avg_sqs[i].copy_(square)
         if amsgrad:
-            square = torch.maximum(max_exp_avg_sqs[i].to(own), square)
+            square = torch.maximum(max_exp_avg_sqs[i].to(compute_dtype), square)
             max_exp_avg_sqs[i].copy_(square)
         params[i].copy_(param - sizes[i] * average / (square.sqrt() * scales[i] + eps))
 
 
 def sgd(params, grads, momenta, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, *, unfit):
     """What `_fused_sgd_` computes; numbers of 16 bits as `adam` does."""
-    own = torch.promote_types(params[0].dtype, torch.float32)
-    lr, kept, share = unless(unfit, own, (lr, 0.0), (momentum, 1.0), (1 - dampening, 0.0))
+    compute_dtype = torch.promote_types(params[0].dtype, torch.float32)
+    lr, kept, share = unless(unfit, compute_dtype, (lr, 0.0), (momentum, 1.0), (1 - dampening, 0.0))
     for i in range(len(params)):
-        param, grad = params[i].to(own), grads[i].to(own)
+        param, grad = params[i].to(compute_dtype), grads[i].to(compute_dtype)
         grad = (-grad if maximize else grad) + param * weight_decay
         if momenta:
-            moved = grad if is_first_step else momenta[i].to(own) * kept + grad * share
+            moved = grad if is_first_step else momenta[i].to(compute_dtype) * kept + grad * share
             momenta[i].copy_(moved)
             grad = grad + moved * momentum if nesterov else moved
         params[i].copy_(param - grad * lr)

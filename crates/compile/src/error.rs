@@ -77,7 +77,18 @@ pub enum CompileError {
         /// The character.
         found: char,
     },
-    /// Compiling took longer than [`Options::timeout`](crate::Options::timeout).
+    /// Compiling took longer than [`Options::timeout`](crate::Options::timeout). A compiler that Python has started goes on
+    /// until it ends by itself.
+    #[error(
+        "{python} was ended, since it has not compiled the step in {limit:?}: allow more time (`Options::timeout`)"
+    )]
+    Ended {
+        /// The Python that compiled.
+        python: PathBuf,
+        /// How long was waited for it.
+        limit: Duration,
+    },
+    /// Another process compiles for longer than [`Options::timeout`](crate::Options::timeout).
     #[error(
         "{who} has not compiled the step in {limit:?}: allow more time (`Options::timeout`), or end it if it is stuck"
     )]

@@ -171,24 +171,26 @@ pub(crate) fn compile(
         match lines.recv_timeout(cache.timeout.saturating_sub(began.elapsed())) {
             Ok(line) => match line.split_once(' ') {
                 Some(("stage", stage)) => progress(stage),
-                _ => done |= line == "done",
+                // What the compiler has started may hold the pipe for longer.
+                _ if line == "done" => {
+                    done = true;
+                    break;
+                }
+                _ => {}
             },
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
                 // One that is stopped ends as well.
                 let _ = child.kill().and_then(|()| child.wait());
-                return Err(CompileError::TimedOut {
-                    who: format!("{} (ended now)", python.display()),
-                    limit: cache.timeout,
-                });
+                return Err(CompileError::Ended { python: python.to_owned(), limit: cache.timeout });
             }
         }
     }
     let status = child.wait().map_err(|error| failed(error.to_string(), String::new()))?;
-    let output = errors.join().unwrap_or_default();
     if status.success() && done {
         return Ok(());
     }
+    let output = errors.join().unwrap_or_default();
     let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
     Err(failed(status.to_string(), lines[lines.len().saturating_sub(15)..].join("\n")))
 }

@@ -13,6 +13,11 @@ pub(crate) const COMPILING: &str = "compiling-";
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// The compiled headers, which all compilations use.
 const HEADERS: &str = "headers";
+/// What Python has found out about the processor's vectors.
+const VECTORS: &str = "vectors-";
+/// The files of a step, in the order in which they are deleted: without its package there is none, and the lock is held
+/// until the end.
+const KINDS: [&str; 5] = ["pt2", "sha256", "json", "explain.json", "lock"];
 
 /// The files of a step, or others that belong together.
 #[derive(Default)]
@@ -22,20 +27,31 @@ struct Files {
     paths: Vec<PathBuf>,
 }
 
-/// Deletes what was used least recently, with all that belongs to it, until the files in this folder take at most `limit`
-/// bytes, and what killed compilations have left. The files of `key`, and those that other processes make, stay.
+/// What a file of the cache belongs to; `None` for one that is not the cache's.
+fn owner(name: &str) -> Option<&str> {
+    if name == HEADERS || name.starts_with(VECTORS) {
+        return Some(name);
+    }
+    let (key, kind) = name.split_once('.')?;
+    let is_key = key.len() == 64 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_key && KINDS.contains(&kind)).then_some(key)
+}
+
+/// Deletes what was used least recently, with all that belongs to it, until the cache's files in this folder take at most
+/// `limit` bytes, and what killed compilations have left. The files of `key`, those that other processes make, and those of
+/// others stay.
 pub(crate) fn make(folder: &Path, limit: u64, key: &str) {
     let mut steps: HashMap<String, Files> = HashMap::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        let Some((bytes, used)) = size(&path) else { continue };
         if name.starts_with(COMPILING) {
-            if is_abandoned(used) {
+            if size(&path).is_some_and(|(_, used)| is_abandoned(used)) {
                 remove(&path);
             }
             continue;
         }
-        let files = steps.entry(name.split('.').next().unwrap_or_default().to_owned()).or_default();
+        let Some((owner, (bytes, used))) = owner(&name).and_then(|owner| Some((owner, size(&path)?))) else { continue };
+        let files = steps.entry(owner.to_owned()).or_default();
         files.bytes += bytes;
         files.used = files.used.max(Some(used));
         files.paths.push(path);
@@ -59,7 +75,12 @@ fn delete(folder: &Path, name: &str, files: &Files) -> bool {
         Ok(file) if file.try_lock().is_err() => return false,
         opened => opened.ok().map(LockedFile::new),
     };
-    files.paths.iter().for_each(|path| remove(path));
+    let mut paths: Vec<&PathBuf> = files.paths.iter().collect();
+    paths.sort_by_key(|path| {
+        let kind = path.file_name().and_then(|name| Some(name.to_str()?.split_once('.')?.1));
+        KINDS.iter().position(|known| kind == Some(*known))
+    });
+    paths.into_iter().for_each(|path| remove(path));
     true
 }
 
@@ -108,32 +129,52 @@ mod tests {
         names
     }
 
+    /// A key that is this letter all through.
+    fn key(letter: &str) -> String {
+        letter.repeat(64)
+    }
+
     #[test]
     fn all_that_belongs_to_the_least_recently_used_steps_goes_until_the_rest_fits() {
-        let of = |key: &str, days| ["pt2", "sha256", "json", "lock"].map(|kind| (format!("{key}.{kind}"), days));
+        let of = |letter: &str, days| {
+            ["pt2", "sha256", "json", "lock"].map(|kind| (format!("{}.{kind}", key(letter)), days))
+        };
         let files: Vec<_> = [of("a", 4), of("b", 3), of("c", 2), of("d", 1)].concat();
         let files: Vec<_> = files.iter().map(|(name, days)| (name.as_str(), *days)).collect();
         let folder = folder_with(&files);
-        make(folder.path(), 160, "d");
+        make(folder.path(), 160, &key("d"));
         assert_eq!(left(folder.path()).len(), 16, "they fit");
-        make(folder.path(), 159, "d");
+        make(folder.path(), 159, &key("d"));
         assert!(left(folder.path()).iter().all(|name| !name.starts_with('a')) && left(folder.path()).len() == 12);
-        // Its own stay, and those that somebody makes.
-        let made = File::options().write(true).open(folder.path().join("b.lock")).unwrap();
+        // The files of the key given stay, and those whose lock another process holds.
+        let made = File::options().write(true).open(folder.path().join(key("b") + ".lock")).unwrap();
         made.try_lock().unwrap();
-        make(folder.path(), 0, "d");
-        let kept = ["b.json", "b.lock", "b.pt2", "b.sha256", "d.json", "d.lock", "d.pt2", "d.sha256"];
-        assert_eq!(left(folder.path()), kept);
+        make(folder.path(), 0, &key("d"));
+        let kept = left(folder.path());
+        assert!(kept.len() == 8 && kept.iter().all(|name| name.starts_with(['b', 'd'])), "{kept:?}");
     }
 
     #[test]
     fn records_and_headers_count_and_headers_in_use_stay() {
-        let folder = folder_with(&[("old.json", 3), ("headers/all.h.gch", 0), ("new.pt2", 0)]);
-        make(folder.path(), 10, "new");
-        assert_eq!(left(folder.path()), ["headers", "new.pt2"]);
-        let folder = folder_with(&[("old.json", 1), ("headers/all.h.gch", 2), ("new.pt2", 0)]);
-        make(folder.path(), 20, "new");
-        assert_eq!(left(folder.path()), ["new.pt2", "old.json"]);
+        let (old, new) = (key("a") + ".json", key("b") + ".pt2");
+        let folder = folder_with(&[(&old, 3), ("headers/all.h.gch", 0), (&new, 0)]);
+        make(folder.path(), 10, &key("b"));
+        assert_eq!(left(folder.path()), [new.as_str(), "headers"]);
+        let folder = folder_with(&[(&old, 1), ("headers/all.h.gch", 2), (&new, 0)]);
+        make(folder.path(), 20, &key("b"));
+        assert_eq!(left(folder.path()), [old.as_str(), &new]);
+    }
+
+    /// The folder may be one with other things in it.
+    #[test]
+    fn what_is_not_the_caches_stays() {
+        let others = [".bashrc", "data/train.bin", "model.pt2", "notes.json", "step.lock"];
+        let mut files: Vec<(&str, u64)> = others.iter().map(|name| (*name, 9)).collect();
+        let step = [key("a") + ".pt2", key("a") + ".explain.json", format!("vectors-{}", key("b"))];
+        files.extend(step.iter().map(|name| (name.as_str(), 9)));
+        let folder = folder_with(&files);
+        make(folder.path(), 0, "");
+        assert_eq!(left(folder.path()), [".bashrc", "data", "model.pt2", "notes.json", "step.lock"]);
     }
 
     #[test]

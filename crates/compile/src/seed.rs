@@ -3,78 +3,75 @@
 use overdrive_core::TorchError;
 use tch::{Device, Kind, Tensor};
 
-/// What is left of it at least, from pass to pass.
-const FALL: f64 = 0.5;
-
-/// A tensor that compiled code reads: the gradient that the last backward pass has brought, at first 1. So the scale of a
-/// `GradScaler` is in the gradients from the first operator on, and small ones do not vanish in float16.
+/// A tensor that compiled code reads: at first 1, then the gradient that the last backward pass has brought. So the scale of
+/// a `GradScaler` is in the gradients from the first operator on, and small ones do not vanish in float16.
 ///
-/// It falls by half at most from pass to pass: after a loss with a tiny weight, the next one may have its whole weight
-/// again, and its gradients would vanish. Half is what a `GradScaler` takes off after an overflow.
+/// It follows at once where that is between half of it and twice it, as a `GradScaler`'s scale is. Otherwise the loss had
+/// another weight than usual: then it is the larger one of the last two, so that a single tiny weight does not take the
+/// precision of the next gradients away, and a single large one stays for one more pass alone.
 #[derive(Debug)]
-pub(crate) struct Seed(Tensor);
+pub(crate) struct Seed {
+    now: Tensor,
+    /// The gradient of the loss before the last one; NaN at first.
+    before: Tensor,
+}
 
 impl Seed {
     pub(crate) fn new(device: Device) -> Result<Self, TorchError> {
-        Ok(Self(Tensor::f_ones([], (Kind::Double, device))?))
+        let now = Tensor::f_ones([], (Kind::Double, device))?;
+        let before = Tensor::from(f64::NAN).f_to_device(device)?;
+        Ok(Self { now, before })
     }
 
     /// As the gradient of this loss.
     pub(crate) fn of(&self, loss: &Tensor) -> Result<Tensor, TorchError> {
-        Ok(self.0.f_to_device(loss.device())?.f_to_kind(loss.kind())?.f_reshape(loss.size())?)
+        Ok(self.now.f_to_device(loss.device())?.f_to_kind(loss.kind())?.f_reshape(loss.size())?)
     }
 
     /// What gradients that are computed now are computed with.
     pub(crate) fn used(&self) -> Result<Used, TorchError> {
-        let value = match self.0.device() {
-            Device::Cpu => Value::Host(self.0.f_double_value(&[])?),
-            _ => Value::Device(self.0.f_to_dtype(Kind::Double, false, true)?),
-        };
-        Ok(Used { value, seed: Self(self.0.shallow_clone()) })
+        let value = self.now.f_to_dtype(Kind::Double, false, true)?;
+        let seed = Self { now: self.now.shallow_clone(), before: self.before.shallow_clone() };
+        Ok(Used { value, seed })
+    }
+
+    /// Takes the gradient of a loss, of which `usable` says whether it is a number above or below 0.
+    fn follow(&mut self, of_loss: &Tensor, usable: &Tensor) -> Result<(), TorchError> {
+        let (size, own) = (of_loss.f_abs()?, self.now.f_abs()?);
+        let twice = own.f_add(&own)?;
+        let is_near = size.f_add(&size)?.f_ge_tensor(&own)?.f_logical_and(&size.f_le_tensor(&twice)?)?;
+        let is_first = self.before.f_isnan()?;
+        // Larger than NaN is the other one.
+        let larger = size.f_fmax(&self.before.f_abs()?)?;
+        let next = of_loss.f_where_self(&is_near.f_logical_or(&is_first)?, &larger)?;
+        let next = next.f_where_self(usable, &self.now)?;
+        let before = of_loss.f_where_self(usable, &self.before)?;
+        self.now.f_copy_(&next)?;
+        self.before.f_copy_(&before)?;
+        Ok(())
     }
 }
 
 /// What some gradients were computed with.
 #[derive(Debug)]
 pub(crate) struct Used {
-    value: Value,
+    value: Tensor,
     seed: Seed,
-}
-
-#[derive(Debug)]
-enum Value {
-    Host(f64),
-    /// So that the host does not wait.
-    Device(Tensor),
 }
 
 impl Used {
     /// What the gradients have to be multiplied by for this gradient of the loss, `None` if by 1. Later ones are computed
-    /// with it.
+    /// with it. Does not wait for a device, where it is never `None`.
     pub(crate) fn factor(&self, of_loss: &Tensor) -> Result<Option<Tensor>, TorchError> {
         let _no_grad = tch::no_grad_guard();
-        let mut next = self.seed.0.shallow_clone();
-        let of_loss = of_loss.f_reshape([])?;
-        match &self.value {
-            Value::Host(used) => {
-                let now = of_loss.f_double_value(&[])?;
-                if now.is_finite() && now != 0.0 {
-                    let floor = next.f_double_value(&[])?.abs() * FALL;
-                    next.f_copy_(&Tensor::from(if now.abs() < floor { floor } else { now }))?;
-                }
-                Ok((now != *used).then(|| Tensor::from(now / used)))
-            }
-            Value::Device(used) => {
-                let now = of_loss.f_to_device(next.device())?.f_to_kind(Kind::Double)?;
-                let factor = now.f_div(used)?;
-                let is_usable = factor.f_isfinite()?.f_logical_and(&factor.f_ne(0.0)?)?;
-                let floor = next.f_abs()?.f_mul(&Tensor::from(FALL))?;
-                let slow = now.f_where_self(&now.f_abs()?.f_ge_tensor(&floor)?, &floor)?;
-                let usable = slow.f_where_self(&is_usable, &next)?;
-                next.f_copy_(&usable)?;
-                Ok(Some(factor))
-            }
-        }
+        let Self { value, seed } = self;
+        let mut seed = Seed { now: seed.now.shallow_clone(), before: seed.before.shallow_clone() };
+        let now = of_loss.f_reshape([])?.f_to_device(seed.now.device())?.f_to_kind(Kind::Double)?;
+        let factor = now.f_div(value)?;
+        let usable = factor.f_isfinite()?.f_logical_and(&factor.f_to_kind(Kind::Bool)?)?;
+        seed.follow(&now, &usable)?;
+        let is_one = factor.device() == Device::Cpu && factor.f_double_value(&[])? == 1.0;
+        Ok((!is_one).then_some(factor))
     }
 }
 
@@ -87,7 +84,7 @@ mod tests {
         let seed = Seed::new(Device::Cpu).unwrap();
         let one = |of_loss: &f64| {
             let used = seed.used().unwrap();
-            let before = seed.0.double_value(&[]);
+            let before = seed.now.double_value(&[]);
             let factor = used.factor(&Tensor::from(*of_loss)).unwrap();
             assert_eq!(factor.map_or(1.0, |factor| factor.double_value(&[])), of_loss / before);
             before
@@ -96,10 +93,13 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_follows_the_scale_and_a_tiny_weight_does_not_take_it_away() {
+    fn the_seed_follows_the_scale_and_not_a_single_weight() {
         assert_eq!(seeds(&[65536.0, 32768.0, 65536.0, -65536.0, 1.0]), [1.0, 65536.0, 32768.0, 65536.0, -65536.0]);
-        assert_eq!(seeds(&[1e-6, 1.0, 1e-6, 1.0]), [1.0, 0.5, 1.0, 0.5]);
-        assert_eq!(seeds(&[0.25, 0.25, 0.25, 0.25]), [1.0, 0.5, 0.25, 0.25]);
+        // A tiny weight in turns, and a large one once.
+        assert_eq!(seeds(&[1.0, 1e-6, 1.0, 1e-6, 1.0]), [1.0, 1.0, 1.0, 1.0, 1.0]);
+        assert_eq!(seeds(&[1e-6, 1.0, 1e-6, 1.0]), [1.0, 1e-6, 1.0, 1.0]);
+        assert_eq!(seeds(&[8.0, 8192.0, 8.0, 8.0, 8.0]), [1.0, 8.0, 8192.0, 8192.0, 8.0]);
+        assert_eq!(seeds(&[0.25, 0.25, 0.25, 0.25]), [1.0, 0.25, 0.25, 0.25]);
         assert_eq!(seeds(&[8.0, f64::INFINITY, 0.0, 8.0]), [1.0, 8.0, 8.0, 8.0]);
     }
 }

@@ -251,7 +251,14 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
             }
             ends.push(recorder.operators());
         })?;
-        let trace = recorder.finish(std::slice::from_ref(&loss), ends[1]..ends[2])?;
+        // The step is made: what fails from here on only leaves it uncompiled.
+        let trace = match recorder.finish(std::slice::from_ref(&loss), ends[1]..ends[2]) {
+            Ok(trace) => trace,
+            Err(why) => {
+                self.steps.never(key, why);
+                return Ok(loss);
+            }
+        };
         let numbers = update::check_trained(&trained, state.opt).and_then(|()| update::numbers(&trace, state.opt));
         let (scalars, numbers) = match numbers {
             Ok((scalars, numbers)) => (Ok(scalars), numbers),

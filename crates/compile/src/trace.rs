@@ -28,9 +28,10 @@ pub(crate) struct Trace {
 
 /// Operators that refuse numbers out of range. Their compiled code would compute with them or write elsewhere, or it would
 /// fail in the middle of the step.
-const UNCHECKED: [&str; 17] = [
+const UNCHECKED: [&str; 19] = [
     "aten::_embedding_bag",
     "aten::_embedding_bag_forward_only",
+    "aten::_linalg_check_errors",
     "aten::bernoulli",
     "aten::bernoulli_.Tensor",
     "aten::binary_cross_entropy",
@@ -44,6 +45,7 @@ const UNCHECKED: [&str; 17] = [
     "aten::multilabel_margin_loss_forward",
     "aten::multinomial",
     "aten::normal.Tensor_Tensor",
+    "aten::normal.float_Tensor",
     "aten::poisson",
     "aten::segment_reduce",
 ];

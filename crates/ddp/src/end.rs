@@ -1,6 +1,5 @@
 //! How a group ends: in order, or at once.
 
-use std::sync::{PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use overdrive_ffi::c10d::GroupFailure;
@@ -27,24 +26,14 @@ impl ProcessGroup {
     /// # Source
     /// `torch.distributed.destroy_process_group`
     pub fn close(&self) -> Result<(), DdpError> {
-        let deadline = Instant::now() + self.timeout();
+        let (began, timeout) = (Instant::now(), self.timeout());
         let mut result = Ok(());
         for group in self.with_sub_groups() {
-            let rest = deadline.saturating_duration_since(Instant::now()).max(LEAST);
-            let closed = group.0.engine.close(rest);
+            let rest = timeout.saturating_sub(began.elapsed()).max(LEAST.min(timeout));
+            let closed = group.engine().close(rest);
             result = result.and(closed.map_err(|source| DdpError::between(group.context("close"), source)));
         }
         result
-    }
-
-    /// The sub-groups, the newest first, each behind its own ones, and then this group.
-    fn with_sub_groups(&self) -> Vec<Self> {
-        let members_of = self.0.members_of.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut groups: Vec<Self> =
-            members_of.iter().rev().filter_map(Weak::upgrade).flat_map(|inner| Self(inner).with_sub_groups()).collect();
-        groups.extend(self.0.host.lock().unwrap_or_else(PoisonError::into_inner).clone());
-        groups.push(self.clone());
-        groups
     }
 
     /// Ends collectives under way, where the backend supports it (NCCL). Their results are undefined, and each further
@@ -58,7 +47,7 @@ impl ProcessGroup {
     /// # Source
     /// `_abort_process_group`
     pub fn abort(&self) -> Result<(), DdpError> {
-        Ok(self.0.engine.abort()?)
+        Ok(self.engine().abort()?)
     }
 
     /// What NCCL's watchdog has found by now; `None` for nothing, and over Gloo. A program that does not wait for its
@@ -74,6 +63,6 @@ impl ProcessGroup {
     /// # Source
     /// `ProcessGroupNCCL::getError`
     pub fn failure(&self) -> Result<Option<GroupFailure>, DdpError> {
-        Ok(self.0.engine.failure()?)
+        Ok(self.engine().failure()?)
     }
 }

@@ -42,11 +42,11 @@ pub const DEFAULT_NCCL_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// # Source
 /// `torch.distributed.ProcessGroup`
 #[derive(Clone, Debug)]
-pub struct ProcessGroup(pub(crate) Arc<Inner>);
+pub struct ProcessGroup(Arc<Inner>);
 
 #[derive(Debug)]
-pub(crate) struct Inner {
-    pub(crate) engine: c10d::ProcessGroup,
+struct Inner {
+    engine: c10d::ProcessGroup,
     /// This group's keys in the store; its sub-groups' keys are below them.
     store: Store,
     backend: Backend,
@@ -61,10 +61,10 @@ pub(crate) struct Inner {
     /// How many sub-groups have been made; the same count on all ranks.
     sub_groups: AtomicU64,
     /// Those of which this rank is a member, in the order in which they were made.
-    pub(crate) members_of: Mutex<Vec<Weak<Inner>>>,
+    members_of: Mutex<Vec<Weak<Inner>>>,
     /// For a group over NCCL: a group of the same members over Gloo, which exchanges numbers of the host. Made when
     /// first used.
-    pub(crate) host: Mutex<Option<ProcessGroup>>,
+    host: Mutex<Option<ProcessGroup>>,
     /// How many times the ranks have agreed on something through the store; the same count on all ranks.
     agreements: AtomicU64,
 }
@@ -242,8 +242,20 @@ impl ProcessGroup {
         let group =
             Self::join(&inner.store, inner.backend, &name, rank, global_ranks, inner.local_rank, inner.settings)
                 .map_err(|source| DdpError::between(self.context("new_group"), source))?;
-        inner.members_of.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&group.0));
+        let mut members_of = inner.members_of.lock().unwrap_or_else(PoisonError::into_inner);
+        members_of.retain(|sub_group| sub_group.strong_count() > 0);
+        members_of.push(Arc::downgrade(&group.0));
         Ok(Some(group))
+    }
+
+    /// The sub-groups, the newest first, each behind its own ones, and then this group.
+    pub(crate) fn with_sub_groups(&self) -> Vec<Self> {
+        let members_of = self.0.members_of.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups: Vec<Self> =
+            members_of.iter().rev().filter_map(Weak::upgrade).flat_map(|inner| Self(inner).with_sub_groups()).collect();
+        groups.extend(self.0.host.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        groups.push(self.clone());
+        groups
     }
 
     /// This process's rank in the group.

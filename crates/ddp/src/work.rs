@@ -64,12 +64,10 @@ impl<T> Work<T> {
     /// # Syncs
     /// Yes.
     pub fn wait_for(&self, timeout: Duration) -> Result<(), DdpError> {
-        let deadline = Instant::now() + timeout;
-        for work in &self.before {
-            work.wait_for(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)))?;
-        }
-        let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        self.work.wait_for(timeout).map_err(|source| DdpError::between(self.context.clone(), source))
+        let began = Instant::now();
+        let rest = || timeout.saturating_sub(began.elapsed()).max(Duration::from_millis(1));
+        self.before.iter().try_for_each(|work| work.wait_for(rest()))?;
+        self.work.wait_for(rest()).map_err(|source| DdpError::between(self.context.clone(), source))
     }
 
     /// The same collective with another result, computed from this one when it is waited for.

@@ -64,7 +64,7 @@ struct Storage {
   StorageRef held;
   std::string made_by{};  // the operator that allocated it for the host to fill; empty once an operator has written to it
   bool written = false;
-  bool noticed = false;  // by an operator whose schema says so: autograd counts it (`Tensor._version`)
+  bool noticed = false;  // by an operator whose schema says so: a write that counts in `Tensor._version`
   std::vector<View> views{};
 };
 

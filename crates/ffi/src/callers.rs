@@ -11,12 +11,12 @@ pub(crate) fn caller_in(backtrace: &str) -> Option<String> {
     while let Some(line) = lines.next() {
         let Some((number, function)) = line.split_once(": ") else { continue };
         let place = lines.peek().and_then(|next| next.strip_prefix("at "));
-        // Where something was inlined, functions have no path: their files tell whose they are.
-        let is_named = function.contains("::");
+        let path = function.trim_start_matches(['<', '&']);
+        // Where something was inlined, functions have no path (`unwrap<tch::Tensor>`): their files tell whose they are.
+        let is_named = path.split('<').next().is_some_and(|name| name.contains("::"));
         if number.parse::<usize>().is_err() || !is_named && place.is_none() {
             continue;
         }
-        let path = function.trim_start_matches(['<', '&']);
         let is_rust = place.is_none_or(|place| place.contains(".rs:"));
         let is_cpp = function.contains('(') || ["at::", "c10::", "torch::"].iter().any(|name| path.starts_with(name));
         let is_between = match place {
@@ -64,11 +64,11 @@ mod tests {
         let inlined = "\
    0: c10::alloc_cpu(unsigned long, bool)
    1: f_zeros<[i64; 1]>
-             at /root/.cargo/registry/src/index/tch-0.24.0/src/wrappers/tensor_fallible_generated.rs:39000:13
+             at /home/me/.cargo/registry/src/index/tch-0.24.0/src/wrappers/tensor_fallible_generated.rs:39000:13
    2: unwrap<tch::wrappers::tensor::Tensor, tch::error::TchError>
              at /rustc/5980/library/core/src/result.rs:1233:23
    3: begin
-             at /root/.cargo/registry/src/index/overdrive-memory-0.1.0/src/saved/mod.rs:7:1
+             at /home/me/.cargo/registry/src/index/overdrive-memory-0.1.0/src/saved/mod.rs:7:1
    4: train_step
              at ./src/train.rs:168:16
    5: program::main

@@ -1,11 +1,11 @@
 //! Functions that need a CUDA build of libtorch. Without one, every call returns an error that says so.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::ptr;
 
 use tch::Tensor;
 
-use crate::error::{Error, check};
+use crate::error::{Error, check, take_text};
 use crate::raw;
 
 pub use crate::cuda_missing::{NoCuda, why_unavailable};
@@ -42,14 +42,8 @@ pub fn device_name(device: usize) -> Result<String, Error> {
     let mut out = ptr::null_mut();
     // SAFETY: `out` lives through the call.
     check(|err| unsafe { raw::od_cuda_device_name(index(device), &mut out, err) })?;
-    if out.is_null() {
-        return Ok(String::new());
-    }
-    // SAFETY: a NUL-terminated string that is ours until it is freed below.
-    let name = unsafe { CStr::from_ptr(out) }.to_string_lossy().into_owned();
-    // SAFETY: allocated by the C++ side, not used again.
-    unsafe { raw::od_string_free(out) };
-    Ok(name)
+    // SAFETY: the call has made a string that is ours.
+    Ok(unsafe { take_text(out) })
 }
 
 /// The device's compute capability, major and minor: `(9, 0)` for an H200.

@@ -130,6 +130,21 @@ pub(crate) fn check(call: impl FnOnce(*mut raw::Error) -> raw::Status) -> Result
     Err(Error { kind, message, trace: Trace(detail) })
 }
 
+/// Takes over a string that the C++ side has made; null is empty.
+///
+/// # Safety
+/// It is null, or NUL-terminated and the caller's to free.
+pub(crate) unsafe fn take_text(text: *mut std::ffi::c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: NUL-terminated, as the caller promises.
+    let taken = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    // SAFETY: the caller's to free, and not used again.
+    unsafe { raw::od_string_free(text) };
+    taken
+}
+
 /// Throws a planted C++ exception of the given sort; for tests that no exception crosses into Rust.
 #[doc(hidden)]
 pub fn test_throw(what: i32) -> Result<(), Error> {

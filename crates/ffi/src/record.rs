@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 
 use crate::callers::caller_in;
-use crate::error::{Error, check};
+use crate::error::{Error, check, take_text};
 use crate::raw_record as raw;
 use crate::tensor_list::TensorList;
 
@@ -132,12 +132,8 @@ impl Recording {
         let mut text = ptr::null_mut();
         // SAFETY: the recorder is live.
         check(|err| unsafe { raw::od_record_operators(self.recorder.as_ptr(), &mut text, err) })?;
-        // SAFETY: the call has made a NUL-terminated string that is ours, and is freed once.
-        let operators = unsafe {
-            let operators = format!("[{}]", CStr::from_ptr(text).to_string_lossy());
-            crate::raw::od_string_free(text);
-            operators
-        };
+        // SAFETY: the call has made a string that is ours.
+        let operators = format!("[{}]", unsafe { take_text(text) });
         let externals = self.externals()?;
         let writes = externals.iter().map(|tensor| self.writes_to(tensor)).collect::<Result<Vec<_>, _>>()?;
         let (written, noticed) = writes.into_iter().unzip();

@@ -10,6 +10,7 @@ use super::node::Node;
 use super::read::{Bad, Reader};
 use crate::DataError;
 use crate::columns::{Array, Element, Field, FieldKind, Words, encode};
+use crate::loader::fingerprint;
 
 /// Which columns of an Arrow schema become tensors, and what becomes of their nulls.
 ///
@@ -60,7 +61,7 @@ pub(super) struct Selected {
 }
 
 /// What becomes of nulls.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) enum OnNull {
     Error,
     /// The bytes of a value.
@@ -100,7 +101,8 @@ impl ArrowColumns {
         Ok(self)
     }
 
-    /// Reads nulls of a column of numbers as `value`, and null lists as empty ones. Call it after
+    /// Reads nulls of a column of numbers as `value`, null lists of a fixed length as lists of it, and other null lists as
+    /// empty ones. Call it after
     /// [`select`](Self::select).
     ///
     /// # Errors
@@ -143,19 +145,35 @@ impl ArrowColumns {
     /// The column of nulls: bool `[N]`.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a column that is not selected.
+    /// [`DataError::InvalidOption`] for a column that is not selected, and where the schema has a column of that name.
     ///
     /// # Source
     /// `pyarrow.compute.is_null`.
     #[doc(alias = "is_null")]
     pub fn mask_null(self, column: &str) -> Result<Self, DataError> {
         self.find(column)?;
+        let mask = format!("{column}.is_null");
+        if self.leaves.iter().any(|leaf| leaf.field.name() == mask) {
+            return Err(DataError::option("mask_null", format!("a schema without a column {mask:?}"), "one with it"));
+        }
         self.with_nulls(column, OnNull::Mask)
     }
 
     /// The columns that are read, in order; all of the schema unless [`select`](Self::select) was called.
     pub fn fields(&self) -> impl ExactSizeIterator<Item = &Field> {
         self.selected.iter().map(|selected| &self.leaf(selected).field)
+    }
+
+    /// A checksum of what was selected, and of what becomes of nulls; 0 for all columns without nulls. The bytes of rows
+    /// depend on it.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let chosen = |selected: &Selected| (selected.leaf, selected.nulls.clone());
+        let chosen: Vec<_> = self.selected.iter().map(chosen).collect();
+        let is_all =
+            chosen.len() == self.leaves.len() && chosen.iter().all(|(_, nulls)| matches!(nulls, OnNull::Error));
+        let named =
+            |(leaf, nulls): &(usize, OnNull)| (self.leaves[*leaf].field.name().to_owned(), format!("{nulls:?}"));
+        if is_all { 0 } else { fingerprint(&chosen.iter().map(named).collect::<Vec<_>>()) }
     }
 
     /// The schema's fields.

@@ -6,15 +6,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow_ipc::convert::try_fb_to_schema;
-use arrow_ipc::{Endianness, MessageHeader, Schema as FileSchema, root_as_footer};
-use arrow_schema::Schema;
+use arrow_ipc::{Endianness, MessageHeader, MetadataVersion, Schema as FileSchema, root_as_footer};
+use arrow_schema::{DataType, Field, Schema};
 use overdrive_ffi::MappedFile;
 
 use super::columns::OnNull;
 use super::layout::{Leaf, StepKind, leaves};
 use super::message::{Arrays, Block, Messages, first_line};
 use super::node::{Bytes, Node, Piece};
-use super::read::Reader;
+use super::read::{Bad, Reader};
 use super::unpack::Unpacked;
 use crate::DataError;
 use crate::columns::Array;
@@ -108,7 +108,7 @@ impl ArrowFile {
         let dictionaries = dictionaries.collect::<Result<Vec<_>, _>>()?;
         let batches = footer.recordBatches().into_iter().flatten().map(|block| messages.listed(block));
         let batches = batches.collect::<Result<Vec<_>, _>>()?;
-        self.set_schema(schema, start)?;
+        self.set_schema(schema, start, footer.version())?;
         for block in dictionaries {
             self.add_dictionary(&block, limit)?;
         }
@@ -132,9 +132,18 @@ impl ArrowFile {
             }
             at = block.body.end;
         }
-        match at {
-            0 => Err(self.messages().corrupt(0, "an Arrow IPC file or stream", "no message")),
-            _ => Ok(()),
+        // The end mark is a length of 0, behind four more bytes since version 0.15.
+        match (at, self.messages().length() - at) {
+            (0, _) => Err(self.messages().corrupt(0, "an Arrow IPC file or stream", "no message")),
+            (_, 0) => {
+                tracing::warn!(
+                    "{}: the stream has no end mark: it may lack its last record batches",
+                    self.path.display()
+                );
+                Ok(())
+            }
+            (_, 1..=8) => Ok(()),
+            (_, rest) => Err(self.messages().corrupt(at, "the end of the stream", format!("{rest} more bytes"))),
         }
     }
 
@@ -142,19 +151,27 @@ impl ArrowFile {
         let words = self.messages().bytes(&block.header, "a message's header")?;
         // `Messages::at` has checked it.
         let message = arrow_ipc::root_as_message(words.bytes()).ok();
-        match message.and_then(|message| message.header_as_schema()) {
-            Some(schema) => self.set_schema(schema, block.header.start),
+        match message.and_then(|message| Some((message.header_as_schema()?, message.version()))) {
+            Some((schema, version)) => self.set_schema(schema, block.header.start, version),
             None => Err(self.messages().corrupt(0, "a schema at the start of the stream", "another message")),
         }
     }
 
-    fn set_schema(&mut self, schema: FileSchema<'_>, at: usize) -> Result<(), DataError> {
+    fn set_schema(&mut self, schema: FileSchema<'_>, at: usize, version: MetadataVersion) -> Result<(), DataError> {
         if (schema.endianness() == Endianness::Little) != cfg!(target_endian = "little") {
             let found = format!("{:?}-endian values", schema.endianness());
             return Err(DataError::layout(&self.path, "values in this machine's byte order", found));
         }
         let read = try_fb_to_schema(schema);
         self.schema = read.map_err(|error| self.messages().corrupt(at, "a schema", first_line(&error.to_string())))?;
+        // Their unions have one buffer more, and so all columns behind them other buffers.
+        let is_union = |field: &&Field| matches!(field.data_type(), DataType::Union(..));
+        if version < MetadataVersion::V5
+            && let Some(union) = self.schema.flattened_fields().into_iter().find(is_union)
+        {
+            let found = format!("the union {:?} of {version:?}", union.name());
+            return Err(DataError::layout(&self.path, "metadata of version 5 where there are unions", found));
+        }
         self.leaves = leaves(&self.schema);
         self.ids.clear();
         schema.fields().into_iter().flatten().for_each(|field| add_ids(field, &mut self.ids));
@@ -188,7 +205,8 @@ impl ArrowFile {
             }
             if len != elements.map(|_| arrays.rows) {
                 let expected = format!("{} values in column {:?}, one for each row", arrays.rows, leaf.field.name());
-                return Err(self.messages().corrupt(block.header.start, expected, "fewer or more"));
+                let found = len.map_or("no column".to_owned(), |len| format!("{len}, or too few bytes for them"));
+                return Err(self.messages().corrupt(block.header.start, expected, found));
             }
         }
         match arrays.rows > 0 && self.leaves.is_empty() {
@@ -217,7 +235,15 @@ impl ArrowFile {
             let reader = Reader { leaf: &leaf, nulls: &OnNull::Error, dictionary: None, limit };
             let read = reader.read(&nodes, 0..arrays.rows);
             read.map_err(|bad| {
-                messages.corrupt(block.body.start, format!("the values of dictionary {id}"), format!("{bad:?}"))
+                let found = match bad {
+                    Bad::Null { row } => format!("a null at {row}"),
+                    Bad::Malformed { row, expected } => {
+                        format!("other content from value {row} on, instead of {expected}")
+                    }
+                    Bad::TooLarge { bytes } => format!("{bytes} bytes, above the limit of {limit}"),
+                    other => format!("{other:?}"),
+                };
+                messages.corrupt(block.body.start, format!("values in dictionary {id}, none of them null"), found)
             })
         });
         let (values, _) = values?;

@@ -66,6 +66,11 @@ impl Messages<'_> {
         }
     }
 
+    /// The bytes of the file.
+    pub(super) fn length(&self) -> usize {
+        self.content.len()
+    }
+
     fn ends(&self) -> String {
         format!("the end of the file at byte {}", self.content.len())
     }

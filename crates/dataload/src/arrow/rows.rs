@@ -89,6 +89,11 @@ impl IterableDataset for ArrowDataset {
         Ok(Box::new(rows.map(named)))
     }
 
+    /// The bytes of rows, and with them the ends of windows, depend on the columns that are read.
+    fn fingerprint(&self) -> u64 {
+        self.columns.fingerprint()
+    }
+
     /// The file, and the number of the record batch in it.
     fn shard_name(&self, shard: usize) -> Option<String> {
         let batch = self.batches.get(shard)?;

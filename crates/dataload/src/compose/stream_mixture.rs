@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::mixture::normalized;
-use crate::loader::fingerprint;
+use crate::loader::{fingerprint, names};
 use crate::rng::unit;
 use crate::{
     Cancellation, DataError, Deferred, IterableDataset, Philox, Samples, ShardStream, StoppingStrategy, StreamPosition,
@@ -182,10 +182,7 @@ impl<D: IterableDataset + 'static> IterableDataset for StreamMixture<D> {
     }
 
     fn fingerprint(&self) -> u64 {
-        let stream = |stream: &Arc<D>| {
-            let names = (0..stream.shards()).map(|shard| stream.shard_name(shard));
-            (stream.fingerprint(), names.collect::<Vec<_>>())
-        };
+        let stream = |stream: &Arc<D>| (stream.shards(), names(&**stream), stream.fingerprint());
         let streams: Vec<_> = self.streams.iter().map(stream).collect();
         fingerprint(&(streams, &self.weights, self.seed, self.stopping_strategy))
     }

@@ -34,7 +34,7 @@ pub(super) enum ZstdReader {
     Closed,
 }
 
-/// Reads frame by frame. Nothing of a frame is given whose checksum is wrong.
+/// Reads frame by frame. Nothing of a frame is given whose own checksum is wrong; those in the table are not verified.
 pub(super) struct FrameReader {
     input: Box<dyn Bytes>,
     decompressor: Decompressor<'static>,

@@ -36,8 +36,9 @@ pub(crate) fn decode_part<const N: usize>(
 
 fn refused(error: Error, path: &Path) -> DataError {
     match error {
-        Error::Damaged { at, found } | Error::Unsupported { at, found } => {
-            DataError::corrupt(path, at as u64, "an intact JPEG image", found)
+        Error::Damaged { at, found } => DataError::corrupt(path, at as u64, "an intact JPEG image", found),
+        Error::Unsupported { at, found } => {
+            DataError::corrupt(path, at as u64, "a baseline or progressive JPEG image of 8 bits", found)
         }
         Error::TooShort { width, height, bytes } => {
             DataError::corrupt(path, 0, format!("data for {width} x {height} pixels"), format!("{bytes} bytes"))

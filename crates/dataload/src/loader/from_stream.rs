@@ -163,7 +163,7 @@ where
 }
 
 /// A checksum of the shards' file names without their folders; `None` when a shard has no name.
-fn names(dataset: &impl IterableDataset) -> Option<u32> {
+pub(crate) fn names(dataset: &impl IterableDataset) -> Option<u32> {
     (0..dataset.shards()).try_fold(0, |crc, shard| {
         let name = dataset.shard_name(shard)?;
         let last = name.rsplit(['/', '\\']).next().unwrap_or_default();

@@ -42,7 +42,7 @@ pub use fault::{Fault, OnError};
 pub use from_dataset::FromDataset;
 pub(crate) use from_dataset::MAX_ORDER;
 pub use from_stream::FromStream;
-pub(crate) use from_stream::fingerprint;
+pub(crate) use from_stream::{fingerprint, names};
 pub(crate) use order::draw;
 #[cfg(feature = "progress")]
 pub use progress::Progress;

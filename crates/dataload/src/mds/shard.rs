@@ -93,6 +93,11 @@ impl ShardSamples {
     /// The samples after the first `position`.
     pub(super) fn after(mut self, position: u64) -> Self {
         self.next = usize::try_from(position).unwrap_or(usize::MAX);
+        if let (None, Some(&start)) = (self.reader.content.length(), self.bounds.get(self.next)) {
+            // Behind damage the shard ended, and it ends here too.
+            let rest = u64::from(start).saturating_sub(self.reader.content.at());
+            self.done = matches!(self.reader.content.skip(rest, "samples"), Err(DataError::Corrupt { .. }));
+        }
         self
     }
 

@@ -1,7 +1,8 @@
 //! Single rows: by index, or as a stream whose shards are the row groups.
 
-use super::dataset::ParquetDataset;
+use super::dataset::{ParquetDataset, Selected};
 use crate::columns::{Array, Row, Spare};
+use crate::loader::fingerprint;
 use crate::{Cancellation, DataError, Dataset, Deferred, IterableDataset, Map, Samples};
 
 impl ParquetDataset {
@@ -79,6 +80,16 @@ impl IterableDataset for ParquetDataset {
             Ok(Deferred::ready(row).at("row", number).of_bytes(bytes))
         };
         Ok(Box::new(rows.map(named)))
+    }
+
+    /// The bytes of rows, and with them the ends of windows, depend on the columns that are read.
+    fn fingerprint(&self) -> u64 {
+        let is_plain = |column: &Selected| column.fill.is_none() && column.list_size.is_none();
+        if self.columns.len() == self.files[0].leaves.len() && self.columns.iter().all(is_plain) {
+            return 0;
+        }
+        let chosen = self.columns.iter().map(|column| (&column.name, &column.fill, column.list_size));
+        fingerprint(&chosen.collect::<Vec<_>>())
     }
 
     /// The file, and the number of the row group in it.

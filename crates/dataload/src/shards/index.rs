@@ -17,7 +17,7 @@ pub struct ShardIndex {
     bounds: Vec<u64>,
     /// The checksums of their keys, where they have some.
     keys: Vec<u32>,
-    /// The numbers of the samples that count, where not all of them do.
+    /// The positions of the selected samples, where not all of them are.
     kept: Option<Vec<u32>>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Span {
 }
 
 impl ShardIndex {
-    /// An index to [`push`](Self::push) to, of which all samples count, or those that are `kept`.
+    /// An index to [`push`](Self::push) to, of which all samples are selected, or those that [`push`](Self::push) says.
     pub(crate) fn new(all: bool) -> Self {
         Self { bounds: vec![0], keys: Vec::new(), kept: (!all).then(Vec::new) }
     }
@@ -41,22 +41,22 @@ impl ShardIndex {
     }
 
     /// Adds a sample that ends at `end`.
-    pub(crate) fn push(&mut self, end: u64, key: Option<&str>, counts: bool) {
+    pub(crate) fn push(&mut self, end: u64, key: Option<&str>, is_selected: bool) {
         self.keys.extend(key.map(|key| crc32c::crc32c(key.as_bytes())));
-        if let Some(kept) = self.kept.as_mut().filter(|_| counts) {
+        if let Some(kept) = self.kept.as_mut().filter(|_| is_selected) {
             // An index is too small for 2^32 samples.
             kept.push(self.bounds.len() as u32 - 1);
         }
         self.bounds.push(end);
     }
 
-    /// How many samples count.
+    /// How many samples are selected.
     pub(crate) fn len(&self) -> usize {
         self.kept.as_ref().map_or(self.bounds.len().saturating_sub(1), Vec::len)
     }
 
-    /// The number among all samples of one among those that count; that behind the last one where there are fewer.
-    pub(crate) fn sample(&self, item: usize) -> usize {
+    /// The position in the shard of the selected sample with this number; past the end if there are fewer.
+    pub(crate) fn position_of(&self, item: usize) -> usize {
         let sample = self.kept.as_ref().map_or(Some(item), |kept| kept.get(item).map(|&sample| sample as usize));
         sample.unwrap_or(self.bounds.len())
     }
@@ -65,11 +65,6 @@ impl ShardIndex {
     pub(crate) fn span(&self, sample: usize) -> Option<Span> {
         let bounds = self.bounds.get(sample..)?.first_chunk::<2>()?;
         Some(Span { start: bounds[0], end: bounds[1] })
-    }
-
-    /// Whether a sample counts, by its number among all.
-    pub(crate) fn counts(&self, sample: usize) -> bool {
-        self.kept.as_ref().is_none_or(|kept| kept.binary_search(&(sample as u32)).is_ok())
     }
 
     /// Whether a sample has this key, by its number among all.
@@ -166,13 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn samples_that_do_not_count_leave_a_gap() {
+    fn samples_that_are_not_selected_leave_a_gap() {
         let mut index = ShardIndex::new(false);
         let samples = [(10, "a", true), (30, "b", false), (35, "c", true)];
-        samples.into_iter().for_each(|(end, key, counts)| index.push(end, Some(key), counts));
-        let spans = [0, 1, 2].map(|item| index.span(index.sample(item)));
+        samples.into_iter().for_each(|(end, key, is_selected)| index.push(end, Some(key), is_selected));
+        let spans = [0, 1, 2].map(|item| index.span(index.position_of(item)));
         assert_eq!(spans, [Some(Span { start: 0, end: 10 }), Some(Span { start: 30, end: 35 }), None]);
-        assert_eq!((index.len(), index.counts(1), index.counts(2)), (2, false, true));
+        assert_eq!(index.len(), 2);
         assert!(index.has_key(1, "b") && !index.has_key(2, "b"));
     }
 }

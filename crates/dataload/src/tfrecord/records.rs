@@ -201,7 +201,11 @@ impl TfRecords {
         let (index, end) = index::parse(&path, &read(&path)?)?;
         match end == length {
             true => Ok(Some(index)),
-            false => Err(misfit(&path, self.content.path(), format!("one of {end} bytes for {length} bytes"))),
+            false => Err(misfit(
+                &path,
+                self.content.path(),
+                format!("an index that ends at byte {end}, of a file of {length} bytes"),
+            )),
         }
     }
 

@@ -51,16 +51,14 @@ impl IndexText {
     }
 }
 
-/// Refuses a name that would be several words.
-pub(super) fn check_name(name: &str) -> Result<(), DataError> {
-    match name.contains(char::is_whitespace) || name.ends_with('.') {
-        true => {
-            let expected = "names without spaces, and with an extension, since an index separates its words by spaces";
-            Err(DataError::option("index", expected, format!("{name:?}")))
-        }
-        false => Ok(()),
-    }
+/// Whether an index, which separates its words by spaces, can hold a name.
+pub(super) fn holds(name: &str) -> bool {
+    !name.contains(char::is_whitespace) && !name.ends_with('.')
 }
+
+/// What [`holds`] asks for.
+pub(super) const HELD: &str =
+    "file names without spaces and with an extension, since an index separates its words by spaces";
 
 /// The length and the time of the last change of a file.
 pub(super) fn stamp(shard: &Path) -> Option<String> {

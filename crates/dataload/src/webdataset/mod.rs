@@ -6,6 +6,7 @@ mod samples;
 mod tar;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -208,7 +209,9 @@ impl IterableDataset for WebDataset {
 
     /// The sizes of samples, and with them the ends of windows, depend on the files that are read.
     fn fingerprint(&self) -> u64 {
-        self.options.extensions.as_ref().map_or(0, fingerprint)
+        // In whatever order they are given.
+        let extensions = self.options.extensions.as_ref();
+        extensions.map_or(0, |extensions| fingerprint(&extensions.iter().collect::<BTreeSet<_>>()))
     }
 
     fn shard_name(&self, shard: usize) -> Option<String> {

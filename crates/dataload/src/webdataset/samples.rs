@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::index::{IndexText, check_name, parse, stamp};
+use super::index::{HELD, IndexText, holds, parse, stamp};
 use super::tar::{TarFile, TarReader};
 use super::{Options, WebSample};
 use crate::bad::{Bad, noting};
@@ -180,10 +180,9 @@ impl WebSamples {
         Ok(None)
     }
 
-    /// Reads on by an index, from the sample with this number.
+    /// Reads on by an index, from the selected sample with this number.
     pub(super) fn by_index(mut self, index: Arc<ShardIndex>, item: usize) -> Self {
-        let sample = index.sample(item);
-        self.index = Some((index, sample));
+        self.index = Some((index, item));
         self
     }
 
@@ -195,7 +194,10 @@ impl WebSamples {
         let parsed = parse(&path, &text, &self.options)?;
         let misfit = |shard: &Self, found: String| misfit(&path, shard.tar.path(), found);
         if parsed.end > length {
-            return Err(misfit(self, format!("one of {} bytes or more for {length} bytes", parsed.end)));
+            return Err(misfit(
+                self,
+                format!("an index that ends at byte {}, of a shard of {length} bytes", parsed.end),
+            ));
         }
         // Where the shard is the very file that the index was made of, its extended headers need not be read again.
         let is_same = stamp(self.tar.path()).is_some_and(|stamp| stamp == parsed.stamp);
@@ -213,9 +215,11 @@ impl WebSamples {
             match (self.tar.next_file().map_err(|bad| bad.error.to_string())?, end) {
                 (Some(_), Some(end)) if self.tar.at() == end => return Ok(()),
                 (Some(file), _) if dot(&file.name).is_none() => {}
-                (Some(file), _) => return Err(format!("one without {:?} at byte {}", file.name, file.offset)),
+                (Some(file), _) => {
+                    return Err(format!("an index that lacks the file {:?} at byte {}", file.name, file.offset));
+                }
                 (None, None) => return Ok(()),
-                (None, Some(end)) => return Err(format!("one with a file at byte {end}")),
+                (None, Some(end)) => return Err(format!("an index with a file at byte {end}, where there is none")),
             }
         }
     }
@@ -225,7 +229,9 @@ impl WebSamples {
         self.tar.seekable_length()?;
         let (mut text, path) = (IndexText::default(), self.tar.path().clone());
         while let Some(Named { file, dot }) = self.next_named().map_err(|bad| bad.error)? {
-            check_name(&file.name)?;
+            if !holds(&file.name) {
+                return Err(DataError::layout(&path, HELD, format!("{:?}", file.name)));
+            }
             text.add(&file.name, dot, self.tar.at(), file.bytes);
         }
         let samples = text.samples();
@@ -265,29 +271,25 @@ impl WebSamples {
         misplaced(self.tar.path(), span, found)
     }
 
-    /// The next sample of the index.
+    /// The next selected sample of the index.
     fn next_of_index(&mut self) -> Option<Result<WebSample, DataError>> {
-        loop {
-            let (index, next) = self.index.as_mut()?;
-            let (index, number) = (index.clone(), *next);
-            let span = index.span(number)?;
-            *next += 1;
-            // After an error in a sample, the next one is where the index has it.
-            match self.sample_at(span).map_err(|bad| bad.error) {
-                Ok(sample) if !index.has_key(number, &sample.key) => {
-                    return Some(Err(self.misplaced(span, &format!("another one, {:?}", sample.key))));
-                }
-                Ok(sample) if sample.files.is_empty() == index.counts(number) => {
-                    return Some(Err(self.misplaced(span, &format!("other extensions in {:?}", sample.key))));
-                }
-                Ok(sample) if sample.files.is_empty() => {}
-                item => {
-                    use DataError::{Cancelled, Io, Remote};
-                    self.done = matches!(item, Err(Cancelled | Io { .. } | Remote { .. }));
-                    return Some(item);
-                }
+        let (index, item) = self.index.as_mut()?;
+        let (index, number) = (index.clone(), index.position_of(*item));
+        let span = index.span(number)?;
+        *item += 1;
+        // After an error in a sample, the next one is where the index has it.
+        let sample = match self.sample_at(span).map_err(|bad| bad.error) {
+            Ok(sample) if !index.has_key(number, &sample.key) => {
+                Err(self.misplaced(span, &format!("another one, {:?}", sample.key)))
             }
-        }
+            Ok(sample) if sample.files.is_empty() => {
+                Err(self.misplaced(span, &format!("other extensions in {:?}", sample.key)))
+            }
+            read => read,
+        };
+        use DataError::{Cancelled, Io, Remote};
+        self.done = matches!(sample, Err(Cancelled | Io { .. } | Remote { .. }));
+        Some(sample)
     }
 }
 

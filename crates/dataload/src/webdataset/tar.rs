@@ -168,9 +168,14 @@ impl TarReader {
                 None => Ok(None),
                 Some(at) => {
                     let error = self.content.corrupt(at, "only zeros after the archive's end mark", "other bytes");
-                    // Of a header that was lost, or of another archive: the first of these bytes may be a header.
-                    self.content.skip(at - at % BLOCK - self.content.at(), "zeros")?;
-                    Err(self.search(offset, error))
+                    // Of a header that was lost, or of another archive: the first of these bytes may be a header. One
+                    // whose block has begun with zeros that are read is none.
+                    let block = (at - at % BLOCK).max(self.content.at().next_multiple_of(BLOCK));
+                    match self.content.skip(block - self.content.at(), "zeros") {
+                        Ok(()) => Err(self.search(offset, error)),
+                        Err(DataError::Cancelled) => Err(DataError::Cancelled.into()),
+                        Err(_) => Err(error.into()),
+                    }
                 }
             };
         }

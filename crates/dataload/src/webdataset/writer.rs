@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ::tar::{Builder, Header};
 
-use super::index::{IndexText, check_name};
+use super::index::{HELD, IndexText, holds};
 use super::tar::padded;
 use crate::DataError;
 use crate::output::Output;
@@ -119,7 +119,10 @@ impl WebDatasetWriter {
         check_key(key)?;
         check_extensions(key, files)?;
         if self.options.index {
-            files.iter().try_for_each(|(extension, _)| check_name(&format!("{key}.{}", extension.as_ref())))?;
+            let mut names = files.iter().map(|(extension, _)| format!("{key}.{}", extension.as_ref()));
+            if let Some(name) = names.find(|name| !holds(name)) {
+                return Err(DataError::option("index", HELD, format!("{name:?}")));
+            }
         }
         let bytes = files.iter().map(|(_, content)| content.as_ref().len() as u64).sum::<u64>();
         let full = self.samples >= self.options.max_count || self.bytes.saturating_add(bytes) > self.options.max_size;

@@ -247,6 +247,32 @@ fn files_of_one_schema_are_one_dataset() {
     assert!(matches!(ArrowDataset::open("none.arrow"), Err(DataError::Io { .. })));
 }
 
+#[test]
+fn bytes_behind_the_end_of_a_stream_are_an_error() {
+    let mut bytes = fs::read(fixture("arrow/numbers-stream.arrow")).unwrap();
+    let open = |bytes: &[u8]| ArrowDataset::from_bytes(bytes.to_vec(), Path::new("some.arrow"));
+    let end = bytes.len();
+    assert_eq!(open(&bytes).unwrap().len(), ROWS);
+    // The mark can be missing, since some writers leave it out.
+    assert_eq!(open(&bytes[..end - 8]).unwrap().len(), ROWS);
+    // Another stream behind the first one would be lost without a word.
+    bytes.extend_from_within(..);
+    let error = open(&bytes).err().unwrap();
+    assert!(matches!(error, DataError::Corrupt { .. }), "{error}");
+    assert!(names_file(&error, "some.arrow").contains("expected the end of the stream"), "{error}");
+}
+
+/// Windows end by bytes, and the bytes of a row depend on its columns: a state is bound to them.
+#[test]
+fn a_state_is_bound_to_the_selected_columns() -> Result<(), DataError> {
+    let of = |columns: &[&str]| Ok::<_, DataError>(open("numbers").select(columns)?.fingerprint());
+    assert_eq!(open("numbers").fingerprint(), 0);
+    assert_eq!(of(&["int64"])?, of(&["int64"])?);
+    assert_ne!(of(&["int64"])?, of(&["int8"])?);
+    assert_ne!(of(&["int64"])?, open("nulls").select(["int64"])?.fill_null("int64", 1.0)?.fingerprint());
+    Ok(())
+}
+
 fn label(row: Row) -> Result<i64, DataError> {
     row.int("int64").ok_or_else(|| DataError::other("no number"))
 }

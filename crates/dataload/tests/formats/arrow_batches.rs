@@ -171,6 +171,22 @@ fn tables_become_record_batches_of_the_same_values() -> Result<(), DataError> {
     Ok(())
 }
 
+/// Only a mask of nulls is a mask: another column of that name stays one.
+#[test]
+fn a_column_named_as_a_mask_is_kept() -> Result<(), DataError> {
+    let columns: [(&str, ArrayRef); 2] = [
+        ("double", Arc::new(Float64Array::from(vec![0.5, 1.5]))),
+        ("double.is_null", Arc::new(Int64Array::from(vec![3, 0]))),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let columns = ArrowColumns::new(&batch.schema());
+    assert_eq!(columns.table(batch.clone())?.to_record_batch(&[])?.column(1).to_data(), batch.column(1).to_data());
+    let error = columns.mask_null("double").err().unwrap();
+    assert!(matches!(error, DataError::InvalidOption { option: "mask_null", .. }), "{error}");
+    assert!(error.to_string().contains("\"double.is_null\""), "{error}");
+    Ok(())
+}
+
 #[test]
 fn a_written_file_is_read_back_and_appears_when_it_is_complete() -> Result<(), DataError> {
     let dir = tempfile::tempdir().unwrap();

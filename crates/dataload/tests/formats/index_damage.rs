@@ -8,7 +8,7 @@ use overdrive_dataload::{
     WebDatasetWriter, WebSample,
 };
 
-use crate::indexes::{index_of, records, tar, tfrecord, web};
+use crate::indexes::{content, index_of, records, tar, tfrecord, web};
 use crate::{fixture, names_file};
 
 fn keys(dataset: &WebDataset) -> Vec<Option<String>> {
@@ -41,19 +41,19 @@ fn an_index_of_another_shard_is_refused_by_name() {
     let refused = |index: &[u8], part: &str| {
         assert_refused(&shard, index, part, all, || ShardListDataset::new(web(&shard)).unwrap_err());
     };
-    refused(&of(3, &[lines[1], lines[3], lines[4]]), "one without \"train/0005.bin\" at byte 4096");
-    refused(&of(3, &lines[2..]), "one without \"train/0004.bin\" at byte 0");
-    refused(&of(3, &lines[1..4]), "one without \"train/0007.bin\" at byte");
+    refused(&of(3, &[lines[1], lines[3], lines[4]]), "lacks the file \"train/0005.bin\" at byte 4096");
+    refused(&of(3, &lines[2..]), "lacks the file \"train/0004.bin\" at byte 0");
+    refused(&of(3, &lines[1..4]), "lacks the file \"train/0007.bin\" at byte");
     refused(&of(4, &lines[1..4]), "line 1: expected 4 samples, as it says, found 3");
     refused(&of(4, &[lines[2], lines[1], lines[3], lines[4]]), "line 3: expected an offset");
     refused(&of(5, &[lines[1], lines[1], lines[2], lines[3], lines[4]]), "line 3: expected an offset");
     refused(&of(4, &[lines[1], lines[2], lines[3], "bin 9223372036854774784 18446744073709551000 a/b.bin"]), "line 5");
-    refused(&of(4, &[lines[1], lines[2], lines[3], "bin 12800 99999999 a/b.bin"]), "for 20480 bytes");
+    refused(&of(4, &[lines[1], lines[2], lines[3], "bin 12800 99999999 a/b.bin"]), "of a shard of 20480 bytes");
     refused(&of(4, &[lines[1], lines[2], lines[3], "bin 12801 1 a/b.bin"]), "a multiple of 512");
     // The last file of the last sample.
     let cut = lines[4].rsplit_once(" txt").unwrap().0;
-    refused(&of(4, &[lines[1], lines[2], lines[3], cut]), "one without \"train/0007.txt\"");
-    refused(good.replace("0007.txt", "0007-txt").as_bytes(), "one without \"train/0007.txt\"");
+    refused(&of(4, &[lines[1], lines[2], lines[3], cut]), "lacks the file \"train/0007.txt\"");
+    refused(good.replace("0007.txt", "0007-txt").as_bytes(), "lacks the file \"train/0007.txt\"");
     refused(good.replace("v1.2", "v1.1").as_bytes(), "line 1: expected the index of a tar file");
     refused(good.replace(" train/0006.cls", "").as_bytes(), "line 4");
     refused(good.replace("train/0006.cls", "train/0016.cls").as_bytes(), "line 4: expected files of \"train/0006\"");
@@ -82,8 +82,8 @@ fn an_index_of_another_file_of_records_is_refused_by_name() {
     let refused = |index: &str, part: &str| {
         assert_refused(&shard, index.as_bytes(), part, all, || ShardListDataset::new(tfrecord(&shard)).unwrap_err());
     };
-    refused("", "one of 0 bytes for 1212 bytes");
-    refused(good.trim_end().rsplit_once('\n').unwrap().0, "one of 963 bytes for 1212 bytes");
+    refused("", "ends at byte 0, of a file of 1212 bytes");
+    refused(good.trim_end().rsplit_once('\n').unwrap().0, "ends at byte 963, of a file of 1212 bytes");
     refused(good.split_once('\n').unwrap().1, "line 1: expected a record of 16 bytes or more at byte 0");
     refused(&good.replace("336 189", "336 190"), "line 4: expected a record of 16 bytes or more at byte 526");
     refused(&good.replace("158 178\n", ""), "line 2");
@@ -173,6 +173,25 @@ fn with_an_index_only_the_damaged_sample_is_lost() {
         let lost = items.iter().filter(|item| item.is_err()).count();
         assert_eq!((items.len(), lost), (6, 1), "flipped at {position}");
         assert!(items.iter().flatten().all(|item| samples.contains(item)), "flipped at {position}");
+    }
+}
+
+/// A sample without the selected extensions is passed over, so damage to it is no item.
+#[test]
+fn damage_to_a_sample_that_is_not_selected_moves_no_position() {
+    let dir = tempfile::tempdir().unwrap();
+    let shard = tar(dir.path(), "tar", 7, 100);
+    let open = || web(&shard).select(["cls"]);
+    let whole: Vec<_> = open().stream([0]).map(|sample| content(sample.unwrap())).collect();
+    assert_eq!(whole.len(), 4, "every third sample has no label");
+    let mut bytes = fs::read(&shard).unwrap();
+    let header = 512 * bytes.chunks(512).position(|block| block.starts_with(b"train/0003.bin")).unwrap();
+    bytes[header + 3] ^= 1;
+    fs::write(&shard, &bytes).unwrap();
+    let dataset = open();
+    for sample in 0..=5 {
+        let rest = dataset.stream_from([0], StreamPosition { shard: 0, sample }).map(|it| content(it.unwrap()));
+        assert!(rest.eq(whole[whole.len().min(sample as usize)..].iter().cloned()), "from {sample}");
     }
 }
 

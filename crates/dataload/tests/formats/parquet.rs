@@ -273,3 +273,13 @@ fn rows_by_number_and_as_a_stream() {
     assert!(matches!(row.get("deep"), Some(Value::Values(Column::Ragged(_)))));
     assert_eq!(row.tensor("vector").unwrap().size(), [3]);
 }
+
+/// Windows end by bytes, and the bytes of a row depend on its columns: a state is bound to them.
+#[test]
+fn a_state_is_bound_to_the_selected_columns() {
+    let of = |columns: &[&str]| open("numbers").select(columns).unwrap().fingerprint();
+    assert_eq!(open("numbers").fingerprint(), 0);
+    assert_eq!(of(&["int64"]), of(&["int64"]));
+    assert_ne!(of(&["int64"]), of(&["int8"]));
+    assert_ne!(of(&["int64"]), open("nulls").select(["int64"]).unwrap().fill_null("int64", 1.0).unwrap().fingerprint());
+}

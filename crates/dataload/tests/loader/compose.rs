@@ -212,6 +212,18 @@ fn mixed_streams_have_each_item_as_often_as_their_strategy_says() -> Result<(), 
     Ok(())
 }
 
+/// What states of streams are bound to: the files' names, wherever the files are.
+#[test]
+fn a_mixture_is_the_same_in_another_folder() {
+    let of = |folder: &str, file: &str| {
+        let stream = || FnStream::new(1, |_| Ok((0..3).map(Ok::<usize, DataError>)));
+        let named = [file, "b"].map(|file| stream().shard_names([format!("{folder}/{file}")]));
+        StreamMixture::new(named, [0.5, 0.5], 3).unwrap().fingerprint()
+    };
+    assert_eq!(of("/data", "a"), of("/copy/of", "a"));
+    assert_ne!(of("/data", "a"), of("/data", "c"));
+}
+
 #[test]
 fn mixed_streams_follow_their_weights_and_resume_at_every_item() -> Result<(), DataError> {
     let long = |from: usize| FnStream::new(1, move |_| Ok((0..100_000).map(move |i| Ok(from + i))));

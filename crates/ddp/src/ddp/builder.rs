@@ -164,14 +164,15 @@ impl DdpBuilder {
         let in_bytes = |mib: &f64| bucket_bytes(*mib).map(|bytes| bytes as i64);
         let bucket_list = self.bucket_cap_mb_list.iter().map(in_bytes).collect::<Result<Vec<_>, _>>()?;
         let bucket_bytes = self.bucket_cap_mb.map(bucket_bytes).transpose()?;
-        let is_given = |name: &&String| params.iter().chain(&buffers).any(|(given, _)| given == *name);
-        let lists = [("ignore", &self.ignored), ("sparse_gradients", &self.sparse)];
-        for (option, names) in lists {
-            if let Some(name) = names.iter().find(|name| !is_given(name)) {
-                let expected = "names of the model's parameters and buffers";
-                return Err(DdpError::InvalidOption { option, found: format!("{name:?}"), expected });
-            }
-        }
+        let unknown = |option, names: &[String], expected, is_given: &dyn Fn(&String) -> bool| {
+            let found = names.iter().find(|name| !is_given(name));
+            found.map_or(Ok(()), |name| Err(DdpError::InvalidOption { option, found: format!("{name:?}"), expected }))
+        };
+        let is_parameter = |name: &String| params.iter().any(|(given, _)| given == name);
+        let is_buffer = |name: &String| buffers.iter().any(|(given, _)| given == name);
+        let expected = "names of the model's parameters and buffers";
+        unknown("ignore", &self.ignored, expected, &|name| is_parameter(name) || is_buffer(name))?;
+        unknown("sparse_gradients", &self.sparse, "names of the model's parameters", &is_parameter)?;
         let is_named = |name: &String| self.sparse.contains(name);
         if params.iter().any(|(name, it)| is_named(name) && check::carried_by_nccl(&self.group, it.device())) {
             let reason = "only Gloo averages sparse gradients: make the embedding with `sparse: false`".to_owned();
@@ -232,12 +233,7 @@ impl DdpBuilder {
             states,
             finds_unused: self.find_unused_parameters && !self.static_graph,
             has_sparse: !self.sparse.is_empty(),
-            every_pass: match (self.sparse.is_empty(), self.skip_all_reduce_unused_params) {
-                (false, _) => Some("sparse_gradients"),
-                (true, true) => Some("skip_all_reduce_unused_params"),
-                (true, false) => None,
-            },
-            skips_unused: self.skip_all_reduce_unused_params,
+            skips_unused: self.skip_all_reduce_unused_params && self.find_unused_parameters,
             state: RefCell::new(State { needs_buffers: true, ..State::default() }),
             group: self.group,
         })

@@ -25,10 +25,11 @@ impl DistributedDataParallel {
     /// losses in the loop.
     ///
     /// # Errors
-    /// With `sparse_gradients` or `skip_all_reduce_unused_params`; when a rank has exited or does not take part within the
-    /// group's timeout; [`DdpError::HookHasFailed`] when the
-    /// communication hook failed before or in the loop; [`DdpError::Hook`] when it fails while this rank answers
-    /// others. Where a hook fails only on some ranks, the others wait until the timeout.
+    /// With [`sparse_gradients`](super::DdpBuilder::sparse_gradients) or
+    /// [`skip_all_reduce_unused_params`](super::DdpBuilder::skip_all_reduce_unused_params); when a rank has exited or does not
+    /// take part within the group's timeout; [`DdpError::HookHasFailed`] when the communication hook failed before or in the
+    /// loop; [`DdpError::Hook`] when it fails while this rank answers others. Where a hook fails only on some ranks, the
+    /// others wait until the timeout.
     ///
     /// # Panics
     /// When the loop panics, or the hook while this rank answers others; the other ranks then wait until the timeout.
@@ -43,7 +44,8 @@ impl DistributedDataParallel {
             return Err(DdpError::CannotHoldBack("join is already running, and cannot be nested"));
         }
         self.hook_works()?;
-        if let Some(option) = self.every_pass {
+        if self.has_sparse || self.skips_unused {
+            let option = if self.has_sparse { "sparse_gradients" } else { "skip_all_reduce_unused_params" };
             let reason = format!("a rank that has finished cannot answer the others with {option}");
             return Err(DdpError::Unsupported { op: "join", reason });
         }

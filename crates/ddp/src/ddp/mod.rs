@@ -75,8 +75,6 @@ pub struct DistributedDataParallel {
     finds_unused: bool,
     /// Some gradients are sparse.
     has_sparse: bool,
-    /// The option with which every rank has to run each pass.
-    every_pass: Option<&'static str>,
     /// Unused parameters are not reduced, so that gradients from an earlier pass would stay local.
     skips_unused: bool,
     state: RefCell<State>,

@@ -5,6 +5,7 @@ mod averages;
 mod coalesced;
 mod collectives;
 mod combinations;
+mod ends;
 mod faults;
 mod harness;
 mod hook_failures;
@@ -55,6 +56,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("power_sgd", power_sgd::scenario),
     ("infinities", infinities::scenario),
     ("sparse", sparse::scenario),
+    ("ends", ends::scenario),
     ("panicking_hook", hook_failures::panicking),
     ("failing_hook", hook_failures::failing),
     ("hook_failure_left", hook_failures::left),
@@ -131,6 +133,7 @@ fn main() -> Result<ExitCode> {
         plain("power_sgd_of_3_is_its_algorithm", "power_sgd", 3),
         plain("infinities_pass_and_invalid_parameters_are_refused", "infinities", 2),
         plain("sparse_gradients_are_averaged", "sparse", 3),
+        plain("groups_end_in_order", "ends", 2),
         plain("a_hooks_panic_is_resumed_in_the_caller", "panicking_hook", 2),
         plain("a_hooks_error_is_returned_and_stays", "failing_hook", 2),
         plain("a_hooks_failure_stays_for_the_next_pass", "hook_failure_left", 2),

@@ -76,10 +76,10 @@ fn refusals(group: &ProcessGroup) -> Result<()> {
     let unknown = builder().sparse_gradients(["other"]).build_from(named(&table, &linear), vec![]);
     ensure!(matches!(unknown, Err(DdpError::InvalidOption { option: "sparse_gradients", .. })), "{unknown:?}");
     let ddp = builder().sparse_gradients(["table"]).build_from(named(&table, &linear), vec![])?;
-    let hook = |bucket: &GradBucket| -> Result<Work<Tensor>, DdpError> { bail_out(bucket) };
+    let hook = |_: &GradBucket| -> Result<Work<Tensor>, DdpError> { Err(DdpError::NoParameters) };
     let refused = ddp.register_comm_hook(hook).err().context("a hook would get a sparse bucket")?;
     ensure!(refused.to_string().contains("sparse gradients are averaged without hooks"), "{refused}");
-    ensure!(ddp.register_fp16_compress().is_err());
+    ensure!(ddp.register_fp16_compress().is_err() && ddp.join(false, || ()).is_err());
     drop(ddp);
     // Unless it is named, the error says what to do.
     let ddp = builder().build_from(named(&table, &linear), vec![])?;
@@ -88,8 +88,4 @@ fn refusals(group: &ProcessGroup) -> Result<()> {
     let DdpError::SparseGradient { name } = &error else { bail!("{error}") };
     ensure!(name == "table" && error.to_string().contains("name it in `sparse_gradients`"), "{error}");
     Ok(())
-}
-
-fn bail_out(_: &GradBucket) -> Result<Work<Tensor>, DdpError> {
-    Err(DdpError::NoParameters)
 }

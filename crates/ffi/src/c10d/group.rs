@@ -1,6 +1,5 @@
 //! Process groups.
 
-use std::ffi::CStr;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -9,7 +8,7 @@ use tch::Tensor;
 
 use super::store::Store;
 use super::{c_string, millis};
-use crate::error::{Error, check};
+use crate::error::{Error, check, take_text};
 use crate::raw_c10d as raw;
 use crate::tensor_list::TensorList;
 
@@ -60,14 +59,8 @@ pub fn flight_record(nccl: bool, only_active: bool) -> Result<String, Error> {
     let mut out = ptr::null_mut();
     // SAFETY: `out` lives through the call.
     check(|err| unsafe { raw::od_flight_record(i32::from(nccl), i32::from(only_active), &mut out, err) })?;
-    if out.is_null() {
-        return Ok(String::new());
-    }
-    // SAFETY: a NUL-terminated string that is ours until it is freed below.
-    let record = unsafe { CStr::from_ptr(out) }.to_string_lossy().into_owned();
-    // SAFETY: allocated by the C++ side, not used again.
-    unsafe { crate::raw::od_string_free(out) };
-    Ok(record)
+    // SAFETY: the call has made a string that is ours.
+    Ok(unsafe { take_text(out) })
 }
 
 /// Options of a [`ProcessGroup`].

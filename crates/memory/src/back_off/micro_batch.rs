@@ -13,7 +13,8 @@ use crate::error::MemoryError;
 /// When memory runs out, the batch begins again with parts of half the size, and so do later ones. The gradient is that
 /// of the whole batch: each part weighs as many samples as it has, or as many tokens
 /// ([`backward_weighted`](Self::backward_weighted)). The random numbers are those of a run that had the smaller
-/// parts from the start, because the generators are set back.
+/// parts from the start, because the generators of the CPU, and of the devices of the batch and of the optimizer's
+/// parameters, are set back.
 ///
 /// ```
 /// use overdrive_core::{Optimizer, TchOptimizer};
@@ -190,6 +191,12 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
                  one that steps in `step` alone",
             );
         }
+        if self.sync.world_size() != self.ranks.world_size() {
+            return refuse(
+                "gradients are averaged over more or fewer ranks than those that agree: call `with_ranks(&ddp, &group)` with \
+                 the group of the `DistributedDataParallel`",
+            );
+        }
         if self.sync.averaged_by() == AveragedBy::Nobody && AVERAGED.position(&opt.params()).is_some() {
             return refuse(
                 "a `DistributedDataParallel` averages its gradients, and ranks that halve their parts alone would wait for \
@@ -238,19 +245,19 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
         Ok(if divisor == own || own == 0.0 { of_all } else { of_all * (divisor / own) })
     }
 
-    fn halve(&mut self, most: i64) {
-        self.size = (self.size.min(most) / 2).max(1);
+    fn halve(&mut self, largest_batch: i64) {
+        self.size = (self.size.min(largest_batch) / 2).max(1);
         if let Some(growth) = &mut self.growth {
             *growth = Growth { after: growth.after.saturating_mul(2), fitted: 0 };
         }
     }
 
-    /// `most` samples are those of the rank that has the most, so that all ranks agree.
-    fn grow(&mut self, most: i64) {
+    /// `largest_batch`: the samples of the rank that has the most, so that all ranks agree.
+    fn grow(&mut self, largest_batch: i64) {
         let Some(growth) = &mut self.growth else { return };
-        if growth.fitted >= growth.after && self.size < most {
+        if growth.fitted >= growth.after && self.size < largest_batch {
             growth.fitted = 0;
-            self.size = (self.size * 2).min(most);
+            self.size = (self.size * 2).min(largest_batch);
         }
         growth.fitted += 1;
     }

@@ -161,8 +161,8 @@ impl Frame {
         self.inputs.iter().zip(&self.versions).map(again).collect()
     }
 
-    /// Whether the function may have drawn from the generator of this device: it has inputs or saved tensors there. Those of
-    /// other devices are other threads'.
+    /// Whether the function may have drawn from the generator of this device: it has inputs or saved tensors there.
+    /// Generators of other devices are left alone: another thread may be drawing from them.
     pub(super) fn uses(&self, device: Device) -> bool {
         !device.is_cuda()
             || self.devices.contains(&device)

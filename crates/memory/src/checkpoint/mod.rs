@@ -90,7 +90,7 @@ impl ActivationCheckpoint {
     }
 
     /// Whether the function draws the same random numbers when it runs again; default true. The generators are those of
-    /// the CPU and of the devices that the inputs are on.
+    /// the CPU, and of the devices of the inputs and of the tensors that the function saves. PyTorch's are the inputs' alone.
     pub fn preserve_rng_state(mut self, preserve: bool) -> Self {
         self.preserve_rng_state = preserve;
         self

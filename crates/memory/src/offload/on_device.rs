@@ -60,8 +60,8 @@ fn refused(reason: &'static str) -> OptimizerError {
 
 const TWO_PASSES: &str = "it frees gradients, but there were two backward passes before a step: build it with `new`";
 const LOST: &str = "gradients were lost by an error in the backward pass: call `zero_grad`, and run the pass again";
-const USED: &str = "the step with these gradients failed only after the optimizer had used them, and is completed now: call \
-                    `zero_grad`, and run the backward pass again";
+const USED: &str = "the last step's update is done, though its copy to the device failed the first time: do not step again \
+                    with these gradients, call `zero_grad`, and run the backward pass again";
 const SPARSE: &str = "a gradient is sparse, and is copied to the host only if it is dense: set `sparse: false` in the \
                       embedding";
 

@@ -170,7 +170,7 @@ struct TwoValues {
 }
 
 impl TwoValues {
-    /// So many elements rule almost all tensors out.
+    /// Looked at first: among this many elements, most tensors already have a third value.
     const FIRST: i64 = 64;
 
     /// `None` for a tensor of more values.

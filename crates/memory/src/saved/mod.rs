@@ -70,7 +70,7 @@ impl SavedTensors {
         Self { store, min_bytes: 64 << 10, left_alone: Arc::default() }
     }
 
-    /// Saved tensors are rounded: gradients are approximations, but with [`Compression::Masks`].
+    /// Saved tensors are rounded: gradients are approximations, except with [`Compression::Masks`], which is exact.
     pub fn compressed(compression: Compression) -> Self {
         Self::new(Arc::new(compression))
     }

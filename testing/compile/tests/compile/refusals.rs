@@ -85,6 +85,12 @@ fn operators_whose_checks_compiled_code_lacks() {
         Ok(y.masked_scatter(&y.gt(0.0), &y.detach()).mean(Kind::Float))
     });
     is_named(&error, "aten::masked_scatter");
+    let error = why(|model, batch| {
+        let y = model.forward(&batch[0])?;
+        let matrix = Tensor::eye(3, (Kind::Float, Device::Cpu)) * y.mean(Kind::Float).exp();
+        Ok(matrix.inverse().mean(Kind::Float))
+    });
+    is_named(&error, "aten::_linalg_check_errors");
 }
 
 /// Its learning rate would stay what it was.
