@@ -85,9 +85,13 @@ fn whole_head(report: &Report) -> String {
     let seeds = report.setting.seeds.len();
     let of =
         if seeds > 1 { format!("the median of {seeds} seeds, the lowest and the highest") } else { "once".to_owned() };
+    let weights = match report.setting.same_initial_weights {
+        true => "All begin with the same weights: PyTorch's for the seed.",
+        false => "Overdrive and tch begin with tch's initial weights, PyTorch with its own.",
+    };
     format!(
         "Trained as a whole, from opening the data to the last step: {of}. When it reached the target is read off between \
-         the ends of epochs, for text of twentieths. Overdrive and tch begin with tch's initial weights, PyTorch with its own."
+         the ends of epochs, for text of twentieths. {weights}"
     )
 }
 

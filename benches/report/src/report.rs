@@ -38,6 +38,9 @@ pub struct Report {
 pub struct Setting {
     /// When it was measured, as [`crate::date::utc_now`] writes it.
     pub measured_at: String,
+    /// Whether all contenders of a seed began with the same weights, PyTorch's; older records have tch's in our columns.
+    #[serde(default)]
+    pub same_initial_weights: bool,
     /// How long the benchmark took, without building it.
     #[serde(default)]
     pub run_seconds: Option<f64>,

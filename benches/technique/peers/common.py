@@ -125,6 +125,13 @@ def nice_worker(_):
     os.nice(10)
 
 
+def initial(model):
+    """A model with the initial weights of the job's seed, which are those of our contenders too. Data keep their order."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(JOB["seed"])
+        return model()
+
+
 class Precision:
     """Forward and backward passes in one of `PRECISIONS`."""
 

@@ -5,7 +5,7 @@ import pathlib
 import types
 
 from common import COMPILED, DEVICE, FUSED, JOB, LEARNING_RATE, PRECISIONS, TUNED
-from common import Precision, best, best_in_words, serve, torch, tuned, usual_workers
+from common import Precision, best, best_in_words, initial, serve, torch, tuned, usual_workers
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
@@ -65,7 +65,7 @@ def test_set():
 
 def build(workers=0, precision="float32", fused=None, loader=None):
     loader = loader or (InMemory() if TUNED else as_written(workers))
-    model = Cnn().to(DEVICE)
+    model = initial(Cnn).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)
     forward = torch.compile(model) if COMPILED else model
     loss_of = nn.CrossEntropyLoss()

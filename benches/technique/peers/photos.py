@@ -3,7 +3,7 @@
 import types
 
 from common import COMPILED, DEVICE, FUSED, JOB, LEARNING_RATE, PRECISIONS, TUNED
-from common import Precision, best, best_in_words, nice_worker, serve, torch, tuned, usual_workers
+from common import Precision, best, best_in_words, initial, nice_worker, serve, torch, tuned, usual_workers
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
@@ -41,6 +41,10 @@ def images(reader):
     return datasets.ImageFolder(JOB["train"], transforms.Compose([transforms.RandomResizedCrop(SIDE), *to_tensor]))
 
 
+def resnet(classes):
+    return (models.resnet50 if DEVICE.type == "cuda" else models.resnet18)(num_classes=classes)
+
+
 def build(workers, reader="PIL", threads=None, precision="float32", fused=None, channels_last=False):
     more = dict(persistent_workers=True, worker_init_fn=nice_worker) if TUNED and workers else {}
     data = images(reader)
@@ -48,7 +52,7 @@ def build(workers, reader="PIL", threads=None, precision="float32", fused=None, 
     loader = DataLoader(
         data, batch_size=BATCH, shuffle=True, drop_last=True, num_workers=workers, pin_memory=pinned, **more
     )
-    model = (models.resnet50 if DEVICE.type == "cuda" else models.resnet18)(num_classes=len(data.classes)).to(DEVICE)
+    model = initial(lambda: resnet(len(data.classes))).to(DEVICE)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)

@@ -5,7 +5,7 @@ import pathlib
 import types
 
 from common import COMPILED, CUDA, DEVICE, FUSED, JOB, LEARNING_RATE, PRECISIONS, TUNED
-from common import Precision, serve, torch, tuned
+from common import Precision, initial, serve, torch, tuned
 from torch import nn
 from torch.nn import functional
 
@@ -62,7 +62,7 @@ class Pieces:
 
 def build(precision="float32", fused=None):
     loader = Pieces()
-    model = Gpt().to(DEVICE)
+    model = initial(Gpt).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)
     forward = torch.compile(model) if COMPILED else model
     precision = Precision(precision)

@@ -14,7 +14,7 @@ use tch::{Cuda, Device};
 use super::job::{Ask, Job, Said, asked, has_workers, say};
 use super::trainer::{Batch, Batches, Feed, Steps, Trainer, Until};
 use super::watch::wait_until_idle;
-use super::{choice, digits, photos, text};
+use super::{choice, digits, initial, photos, text};
 
 /// Marks of a whole training that has no epochs.
 const MARKS: u64 = 20;
@@ -90,13 +90,12 @@ pub fn serve(job: &Job) -> Result<()> {
 }
 
 fn trainer(job: &Job, device: Device) -> Result<Trainer> {
+    let classes = if job.workload == Workload::Photos { photos::classes(job)? } else { 0 };
+    let weights = initial::weights(job.workload, job.seed, device, classes)?;
     match job.workload {
-        Workload::Digits => Trainer::new(job, device, digits::model),
-        Workload::Photos => {
-            let classes = photos::classes(job)?;
-            Trainer::new(job, device, |vs| photos::model(vs, device, classes))
-        }
-        Workload::Text => Trainer::new(job, device, |vs| text::model(vs, device)),
+        Workload::Digits => Trainer::new(job, device, &weights, digits::model),
+        Workload::Photos => Trainer::new(job, device, &weights, |vs| photos::model(vs, device, classes)),
+        Workload::Text => Trainer::new(job, device, &weights, |vs| text::model(vs, device)),
     }
 }
 
@@ -315,6 +314,7 @@ impl Clock {
 mod tests {
     use std::cell::RefCell;
 
+    use overdrive_nn::Module;
     use tch::{Kind, Tensor};
 
     use super::*;
@@ -364,7 +364,8 @@ mod tests {
             let linear = tch::nn::linear(vs, 3, 2, Default::default());
             Ok(Box::new(move |x: &Tensor, _: bool| x.apply(&linear)) as super::super::trainer::Model)
         };
-        let mut trainer = Trainer::new(&job, Device::Cpu, linear).unwrap();
+        let weights = overdrive_nn::Linear::new(3, 2).unwrap().named_parameters();
+        let mut trainer = Trainer::new(&job, Device::Cpu, &weights, linear).unwrap();
         let mut batches = endless(&job, &feed).unwrap();
         let (steps, seconds) = turn(&mut trainer, &feed, &mut batches, (0.0, 0.0)).unwrap();
         // Five thrown away, one step of settling, one that is timed.

@@ -17,7 +17,7 @@ pub const MEAN: f32 = 0.1307;
 /// See [`MEAN`].
 pub const STD: f32 = 0.3081;
 
-/// The CNN with tch's initial weights.
+/// The CNN.
 pub fn model(vs: &nn::Path<'_>) -> Result<Model> {
     let cnn = Cnn::new(vs);
     Ok(Box::new(move |images, _| cnn.forward(images)))

@@ -11,6 +11,7 @@ pub mod contender;
 mod data;
 pub mod digits;
 mod digits_files;
+mod initial;
 mod interrupt;
 pub mod job;
 pub mod model;
@@ -281,6 +282,7 @@ impl<'a> Bench<'a> {
         };
         Setting {
             measured_at: date::utc_now(),
+            same_initial_weights: true,
             run_seconds: Some(self.began.elapsed().as_secs_f64()),
             machine: Machine::detect(gpu),
             versions: ours.chain(self.python.clone()).collect(),
@@ -330,9 +332,7 @@ fn method() -> Vec<String> {
         "On the command line (--only), PyTorch as written is pytorch, PyTorch tuned by hand pytorch_tuned, \
          PyTorch tuned and compiled pytorch_compiled, plain tch tch, and Overdrive combined."
             .to_owned(),
-        "All test in float32. Initial weights differ: those of tch's default layers are larger than \
-         PyTorch's."
-            .to_owned(),
+        "All test in float32, and begin with the same weights: those that PyTorch draws for the seed.".to_owned(),
         "Other processes on a GPU are not watched.".to_owned(),
         "Peak memory is the most that the process and its workers held in a turn: what they hold at its end, \
          with shared pages counted once, and how much more each had at its peak. It includes what allocators \

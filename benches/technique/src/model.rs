@@ -13,7 +13,7 @@ pub struct Cnn {
 }
 
 impl Cnn {
-    /// The model with tch's initial weights.
+    /// The model, with tch's initial weights.
     pub fn new(vs: &Path<'_>) -> Self {
         let padded = nn::ConvConfig { padding: 1, ..Default::default() };
         Self {

@@ -9,20 +9,24 @@ use super::job::Job;
 use super::trainer::{Batches, Feed, Model};
 
 /// The shape of a model.
-struct Shape {
-    context: i64,
-    width: i64,
+pub struct Shape {
+    /// Characters of a piece of text.
+    pub context: i64,
+    /// Numbers of a character's embedding.
+    pub width: i64,
     heads: i64,
-    blocks: i64,
+    /// Blocks of attention and perceptron.
+    pub blocks: i64,
     /// At least the number of different characters.
-    vocabulary: i64,
+    pub vocabulary: i64,
 }
 
 const SMALL: Shape = Shape { context: 128, width: 192, heads: 6, blocks: 4, vocabulary: 128 };
 /// GPT-2's smallest, 124 million parameters.
 const GPT2: Shape = Shape { context: 1024, width: 768, heads: 12, blocks: 12, vocabulary: 50304 };
 
-fn shape(device: Device) -> &'static Shape {
+/// The model's shape on a device.
+pub fn shape(device: Device) -> &'static Shape {
     if device.is_cuda() { &GPT2 } else { &SMALL }
 }
 
@@ -34,12 +38,9 @@ pub fn context(device: Device) -> i64 {
 /// A decoder like GPT-2: layer norms before attention and MLP; the head shares the embedding's weights.
 pub fn model(vs: &nn::Path<'_>, device: Device) -> Result<Model> {
     let shape = shape(device);
-    let init = nn::Init::Randn { mean: 0.0, stdev: 0.02 };
-    let config = nn::EmbeddingConfig { ws_init: init, ..Default::default() };
-    let characters = nn::embedding(vs / "characters", shape.vocabulary, shape.width, config);
-    let places = nn::embedding(vs / "places", shape.context, shape.width, config);
-    let blocks: Vec<Block> =
-        (0..shape.blocks).map(|block| Block::new(&(vs / format!("block{block}")), shape)).collect();
+    let characters = nn::embedding(vs / "characters", shape.vocabulary, shape.width, Default::default());
+    let places = nn::embedding(vs / "places", shape.context, shape.width, Default::default());
+    let blocks: Vec<Block> = (0..shape.blocks).map(|block| Block::new(&(vs / "blocks" / block), shape)).collect();
     let norm = nn::layer_norm(vs / "norm", vec![shape.width], Default::default());
     Ok(Box::new(move |text, _| {
         let at = Tensor::arange(text.size()[1], (Kind::Int64, text.device()));

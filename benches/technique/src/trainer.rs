@@ -8,13 +8,14 @@ use overdrive_accum::{Accumulator, Samples};
 use overdrive_amp::{GradScaler, autocast};
 use overdrive_bench_report::Contender;
 use overdrive_compile::{self as compile, CompiledLoss, LossResult};
-use overdrive_core::{Optimizer, TchOptimizer};
+use overdrive_core::{Optimizer, Parameter, TchOptimizer};
 use overdrive_dataload::DataError;
 use overdrive_optim::AdamW;
 use overdrive_profile::{Phase, StepTimer};
 use tch::nn::{self, OptimizerConfig, VarStore};
 use tch::{Device, Kind, Tensor};
 
+use super::initial;
 use super::job::Job;
 
 /// The learning rate of AdamW, also in Python.
@@ -89,15 +90,21 @@ pub struct Steps {
 }
 
 impl Trainer {
-    /// Initializes a model with the job's seed. `build` creates it on the CPU.
+    /// A trainer of a model, which `build` creates on the CPU, with these initial weights.
     ///
     /// # Errors
-    /// When memory runs out.
-    pub fn new(job: &Job, device: Device, build: impl FnOnce(&nn::Path<'_>) -> Result<Model>) -> Result<Self> {
+    /// When memory runs out, or the weights are not the model's.
+    pub fn new(
+        job: &Job,
+        device: Device,
+        weights: &[Parameter],
+        build: impl FnOnce(&nn::Path<'_>) -> Result<Model>,
+    ) -> Result<Self> {
         tch::manual_seed(i64::from(job.seed));
         // Created on the CPU, so that a seed gives the same weights on every device.
         let mut vs = VarStore::new(Device::Cpu);
         let model = build(&vs.root())?;
+        initial::write(weights, &vs)?;
         vs.set_device(device);
         let channels_last = job.has(Contender::ChannelsLast);
         if channels_last {
