@@ -234,7 +234,7 @@ fn a_cut_shard_ends_with_an_error_that_counts_what_is_lost() {
     let dataset = MdsDataset::open(&folder).unwrap();
     let items: Vec<_> = dataset.stream([0]).collect();
     let good = items.iter().filter(|item| item.is_ok()).count();
-    assert!(items.len() == good + 1 && (1..4).contains(&good), "{good}");
+    assert!(items.len() == good + 1 && good < 4, "{good}");
     let text = names_file(items[good].as_ref().unwrap_err(), "shard.00000.mds.zstd");
     assert!(text.contains("are lost"), "{text}");
     // A resumed reader counts the error as the first one did.
