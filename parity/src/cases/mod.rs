@@ -81,6 +81,8 @@ pub const ALL: &[(&str, Case)] = &[
     ("ddp_beside_python", ddp::ddp_beside_python),
     ("ddp_collectives", ddp::ddp_collectives),
     ("compiled_steps", compile::compiled_steps),
+    ("compiled_cnn", compile::compiled_cnn),
+    ("compiled_gpt", compile::compiled_gpt),
     ("activation_checkpointing", memory::activation_checkpointing),
     ("saved_tensors_hooks", memory::saved_tensors_hooks),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
