@@ -157,6 +157,12 @@ od_status od_reducer_fp16_hook(const od_reducer* reducer, od_error* err) noexcep
 // failed.
 od_status od_reducer_set_hook(od_reducer* reducer, void* owner, int32_t (*start)(void*, const od_bucket*),
                               at::Tensor* (*finish)(void*, size_t), void (*drop)(void*), od_error* err) noexcept;
+// The numbers of each bucket's parameters, one bucket after the other, and the buckets' lengths: each as many as there
+// are parameters at most. `is_final`: they are not rebuilt after the first pass.
+od_status od_reducer_layout(const od_reducer* reducer, size_t* numbers, size_t* lengths, size_t* count,
+                            int32_t* is_final, od_error* err) noexcept;
+od_status od_reducer_lay_out(const od_reducer* reducer, const size_t* numbers, const size_t* lengths, size_t count,
+                             int32_t is_final, od_error* err) noexcept;
 // A rank without inputs calls it while other ranks run forward and backward.
 od_status od_reducer_shadow(od_reducer* reducer, od_error* err) noexcept;
 od_status od_reducer_divide_by(const od_reducer* reducer, const od_work* active_ranks, int32_t by_world_size,

@@ -60,6 +60,44 @@ class HeldReducer final : public c10d::Reducer,
     register_builtin_comm_hook(c10d::BuiltinCommHookType::FP16_COMPRESS);
   }
 
+  // The numbers of each bucket's parameters.
+  std::vector<std::vector<size_t>> layout() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<std::vector<size_t>> numbers;
+    for (const auto& bucket : buckets_) numbers.push_back(bucket.variable_indices);
+    return numbers;
+  }
+
+  bool is_final() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return has_rebuilt_bucket_;
+  }
+
+  // Call it between passes. Checks first: `initialize_buckets` fails halfway.
+  void lay_out(std::vector<std::vector<size_t>> buckets, bool is_final) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<bool> seen(params_.size());
+    size_t count = 0;
+    for (const auto& bucket : buckets) {
+      for (auto number : bucket) {
+        TORCH_CHECK(number < params_.size() && !seen[number], "a layout has each parameter once");
+        const auto &param = params_[number], &first = params_[bucket[0]];
+        TORCH_CHECK(param.scalar_type() == first.scalar_type() && param.device() == first.device() &&
+                        (bucket.size() == 1 || !expect_sparse_gradients_[number]),
+                    "a bucket's gradients are dense, of one dtype, and on one device");
+        seen[number] = true;
+        ++count;
+      }
+      TORCH_CHECK(!bucket.empty(), "a bucket has a parameter");
+    }
+    TORCH_CHECK(count == params_.size(), "a layout has each parameter once");
+    ensure_prior_reduction_finished();
+    has_rebuilt_bucket_ = is_final;
+    rebuilt_params_.clear();
+    rebuilt_param_indices_.clear();
+    initialize_buckets(std::move(buckets));
+  }
+
   // Gradient hooks run at the end of this pass, when the gradients are averaged; a pass that leaves gradients local
   // calls none.
   void defer_hooks() override {
@@ -355,6 +393,28 @@ od_status od_reducer_set_hook(od_reducer* reducer, void* owner, int32_t (*start)
     reducer->reducer->set_hook(std::move(hook));
     reducer->hook = lent;
     reducer->logger->set_comm_hook("overdrive");
+  });
+}
+
+od_status od_reducer_layout(const od_reducer* reducer, size_t* numbers, size_t* lengths, size_t* count,
+                            int32_t* is_final, od_error* err) noexcept {
+  return between_ranks(*reducer, err, [&] {
+    auto buckets = reducer->reducer->layout();
+    for (const auto& bucket : buckets) {
+      numbers = std::copy(bucket.begin(), bucket.end(), numbers);
+      *lengths++ = bucket.size();
+    }
+    *count = buckets.size();
+    *is_final = reducer->reducer->is_final() ? 1 : 0;
+  });
+}
+
+od_status od_reducer_lay_out(const od_reducer* reducer, const size_t* numbers, const size_t* lengths, size_t count,
+                             int32_t is_final, od_error* err) noexcept {
+  return between_ranks(*reducer, err, [&] {
+    std::vector<std::vector<size_t>> buckets;
+    for (size_t i = 0; i < count; numbers += lengths[i++]) buckets.emplace_back(numbers, numbers + lengths[i]);
+    reducer->reducer->lay_out(std::move(buckets), is_final != 0);
   });
 }
 

@@ -249,6 +249,22 @@ unsafe extern "C" {
         drop: extern "C" fn(*mut c_void),
         err: *mut Error,
     ) -> Status;
+    pub fn od_reducer_layout(
+        reducer: *const Reducer,
+        numbers: *mut usize,
+        lengths: *mut usize,
+        count: *mut usize,
+        is_final: *mut i32,
+        err: *mut Error,
+    ) -> Status;
+    pub fn od_reducer_lay_out(
+        reducer: *const Reducer,
+        numbers: *const usize,
+        lengths: *const usize,
+        count: usize,
+        is_final: i32,
+        err: *mut Error,
+    ) -> Status;
     pub fn od_reducer_shadow(reducer: *mut Reducer, err: *mut Error) -> Status;
     pub fn od_reducer_divide_by(
         reducer: *const Reducer,

@@ -222,6 +222,7 @@ impl DdpBuilder {
         let reducer = Reducer::new(self.group.engine(), &trained, is_sparse, &options).map_err(failed)?;
         Ok(DistributedDataParallel {
             reducer: RefCell::new(reducer),
+            hook: RefCell::new(None),
             _marked: [
                 AVERAGED.mark(trained.iter().map(|(_, tensor)| tensor.shallow_clone()).collect()),
                 IGNORED.mark(ignored.into_iter().map(|(_, tensor)| tensor).collect()),

@@ -4,6 +4,7 @@ mod agree;
 mod builder;
 mod join;
 mod outputs;
+mod state;
 mod sync;
 
 use std::cell::RefCell;
@@ -17,7 +18,7 @@ use tch::Tensor;
 
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
-use crate::hooks::{self, CommHook};
+use crate::hooks::{self, Carried, CommHook};
 
 pub use builder::DdpBuilder;
 pub use outputs::Outputs;
@@ -61,6 +62,8 @@ pub use sync::NoSync;
 pub struct DistributedDataParallel {
     /// Declared first, so that it is dropped before the group that it uses.
     reducer: RefCell<Reducer>,
+    /// The communication hook, which the reducer runs.
+    hook: RefCell<Option<Carried>>,
     params: Vec<(String, Tensor)>,
     averaged: HashSet<TensorId>,
     /// Other parts look these marks up: an accumulator made without this `DistributedDataParallel` refuses the
@@ -201,8 +204,10 @@ impl DistributedDataParallel {
     pub fn register_comm_hook(&self, hook: impl CommHook + 'static) -> Result<(), DdpError> {
         self.outside_backward("register_comm_hook")?;
         self.without_sparse("register_comm_hook")?;
-        let driven = hooks::driven(hook);
-        self.reducer.borrow_mut().set_hook(driven).map_err(hook_taken)
+        let (driven, carried) = hooks::driven(hook);
+        self.reducer.borrow_mut().set_hook(driven).map_err(hook_taken)?;
+        *self.hook.borrow_mut() = Some(carried);
+        Ok(())
     }
 
     /// Communicates gradients as float16 by libtorch's own hook, from the next backward pass on. Call it once, and on

@@ -1,23 +1,24 @@
 //! Runs a hook for the reducer, and keeps each bucket's state between `start` and `finish`.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use overdrive_ffi::c10d::{BucketHook, GradBucket};
 use tch::Tensor;
 
-use super::CommHook;
+use super::{CommHook, lock};
 use crate::check;
 use crate::error::DdpError;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 pub(super) struct Driver<H: CommHook> {
-    hook: H,
+    hook: Arc<Mutex<H>>,
     in_flight: HashMap<usize, (GradBucket, H::InFlight)>,
 }
 
 impl<H: CommHook> Driver<H> {
-    pub(super) fn new(hook: H) -> Self {
+    pub(super) fn new(hook: Arc<Mutex<H>>) -> Self {
         Self { hook, in_flight: HashMap::new() }
     }
 }
@@ -25,7 +26,7 @@ impl<H: CommHook> Driver<H> {
 impl<H: CommHook> BucketHook for Driver<H> {
     fn start(&mut self, bucket: GradBucket) -> Result<(), BoxError> {
         let _no_grad = tch::no_grad_guard();
-        let in_flight = self.hook.start(&bucket)?;
+        let in_flight = lock(&self.hook).start(&bucket)?;
         self.in_flight.insert(bucket.index, (bucket, in_flight));
         Ok(())
     }
@@ -36,7 +37,7 @@ impl<H: CommHook> BucketHook for Driver<H> {
             .remove(&index)
             .ok_or_else(|| format!("bucket {index} was finished before it was started"))?;
         let _no_grad = tch::no_grad_guard();
-        let mean = self.hook.finish(&bucket, in_flight)?;
+        let mean = lock(&self.hook).finish(&bucket, in_flight)?;
         let like = &bucket.buffer;
         let fits = mean.defined()
             && check::other_layout(&mean).is_none()

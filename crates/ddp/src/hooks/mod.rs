@@ -6,9 +6,13 @@ mod one_bit;
 mod post_local_sgd;
 mod power_sgd;
 pub(crate) mod signs;
+mod state;
 mod top_k;
 mod warm_up;
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use overdrive_core::{StateDict, StateError};
 use overdrive_ffi::c10d::BucketHook;
 use tch::Tensor;
 
@@ -50,6 +54,28 @@ pub trait CommHook: Send {
     /// # Errors
     /// Any; backward then fails with [`DdpError::Hook`], and the model has to be wrapped anew.
     fn finish(&mut self, bucket: &GradBucket, in_flight: Self::InFlight) -> Result<Tensor, DdpError>;
+
+    /// What it carries from pass to pass, such as rounding errors; by default nothing. It is saved and loaded with the
+    /// state of [`DistributedDataParallel`](crate::DistributedDataParallel), which has the buckets.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        Ok(StateDict::new())
+    }
+
+    /// Loads such a state. Everything is checked before anything changes.
+    ///
+    /// # Errors
+    /// When an entry is missing, unknown, or of another type.
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        state.refuse_unknown(&[])
+    }
+
+    /// Whether what it carries is specific to its rank.
+    fn differs_by_rank(&self) -> bool {
+        false
+    }
 }
 
 impl<F> CommHook for F
@@ -67,6 +93,49 @@ where
     }
 }
 
-pub(crate) fn driven(hook: impl CommHook + 'static) -> Box<dyn BucketHook> {
-    Box::new(driver::Driver::new(hook))
+/// A hook that the reducer runs, and `DistributedDataParallel` saves and loads.
+pub(crate) struct Carried(Arc<Mutex<dyn Carries>>);
+
+impl std::fmt::Debug for Carried {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("CommHook")
+    }
+}
+
+impl Carried {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, dyn Carries + 'static> {
+        lock(&self.0)
+    }
+}
+
+/// A hook's state.
+pub(crate) trait Carries: Send {
+    fn state(&self) -> Result<StateDict, StateError>;
+    fn load(&mut self, state: &StateDict) -> Result<(), StateError>;
+    fn differs(&self) -> bool;
+}
+
+impl<H: CommHook> Carries for H {
+    fn state(&self) -> Result<StateDict, StateError> {
+        self.state_dict()
+    }
+
+    fn load(&mut self, state: &StateDict) -> Result<(), StateError> {
+        self.load_state_dict(state)
+    }
+
+    fn differs(&self) -> bool {
+        self.differs_by_rank()
+    }
+}
+
+/// The hook for the reducer, and for its state.
+pub(crate) fn driven(hook: impl CommHook + 'static) -> (Box<dyn BucketHook>, Carried) {
+    let hook = Arc::new(Mutex::new(hook));
+    (Box::new(driver::Driver::new(hook.clone())), Carried(hook))
+}
+
+/// A hook's panic is caught and reported; its state is as it left it.
+fn lock<H: ?Sized>(hook: &Mutex<H>) -> MutexGuard<'_, H> {
+    hook.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,11 @@
 //! Gradients averaged over all ranks at first, later over a sub-group or not at all.
 
+use overdrive_core::{StateDict, StateError};
 use overdrive_ffi::c10d::GradBucket;
 use tch::Tensor;
 
-use super::CommHook;
 use super::warm_up::{Steps, mean};
+use super::{CommHook, state};
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 use crate::work::Work;
@@ -44,5 +45,14 @@ impl CommHook for PostLocalSgd {
         let mean = in_flight.map_or_else(|| Ok(bucket.buffer.shallow_clone()), Work::wait)?;
         self.steps.count(bucket);
         Ok(mean)
+    }
+
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        Ok(state::of(&self.steps))
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        (self.steps, []) = state::read(state, [])?;
+        Ok(())
     }
 }

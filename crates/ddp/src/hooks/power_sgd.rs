@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
+use overdrive_core::{StateDict, StateError};
 use overdrive_ffi::c10d::{GradBucket, ReduceOp};
 use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Kind, Tensor};
 
-use super::CommHook;
 use super::warm_up::{Steps, mean};
+use super::{CommHook, state};
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 use crate::work::Work;
@@ -71,6 +72,14 @@ struct Memory {
     qs: Vec<Tensor>,
 }
 
+impl Memory {
+    /// On this device: a loaded state may be on another one.
+    fn on(self, device: Device) -> Result<Self, DdpError> {
+        let error = self.error.map(|error| error.f_to_device(device)).transpose()?;
+        Ok(Self { error, qs: self.qs.iter().map(|q| q.f_to_device(device)).collect::<Result<_, _>>()? })
+    }
+}
+
 /// A bucket's communication under way.
 #[derive(Debug)]
 pub enum PowerSgdInFlight {
@@ -132,7 +141,7 @@ impl CommHook for PowerSgd {
         if self.steps.done() < self.options.start_power_sgd_iter {
             return Ok(PowerSgdInFlight::Mean(mean(&self.group, bucket)?));
         }
-        let mut memory = self.memory.remove(&bucket.index).unwrap_or_default();
+        let mut memory = self.memory.remove(&bucket.index).unwrap_or_default().on(bucket.buffer.device())?;
         if let Some(error) = &memory.error {
             let _changed = bucket.buffer.shallow_clone().f_add_(error)?;
         }
@@ -173,6 +182,35 @@ impl CommHook for PowerSgd {
         };
         self.steps.count(bucket);
         Ok(mean)
+    }
+
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        let mut state = state::of(&self.steps);
+        for (bucket, memory) in &self.memory {
+            memory.error.iter().for_each(|error| state::insert(&mut state, "error", &[*bucket], error));
+            for (number, q) in memory.qs.iter().enumerate() {
+                state::insert(&mut state, "q", &[*bucket, number], q);
+            }
+        }
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        let (steps, [errors, qs]) = state::read(state, [("error", 1), ("q", 2)])?;
+        let mut memory: HashMap<usize, Memory> = HashMap::new();
+        for (numbers, error) in errors {
+            memory.entry(numbers[0]).or_default().error = Some(error);
+        }
+        // In the order of their numbers.
+        for (numbers, q) in qs {
+            memory.entry(numbers[0]).or_default().qs.push(q);
+        }
+        (self.steps, self.memory) = (steps, memory);
+        Ok(())
+    }
+
+    fn differs_by_rank(&self) -> bool {
+        self.options.use_error_feedback
     }
 }
 

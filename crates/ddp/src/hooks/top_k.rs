@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
+use overdrive_core::{StateDict, StateError};
 use overdrive_ffi::c10d::GradBucket;
 use overdrive_ffi::{Arg, LazyOp, compress};
 use tch::{Kind, Tensor};
 
-use super::CommHook;
 use super::warm_up::{Steps, mean};
+use super::{CommHook, state};
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 use crate::work::Work;
@@ -71,7 +72,7 @@ impl CommHook for TopK {
         // At least one if there is any, and at most all.
         let kept = ((self.share * count as f64).ceil() as i64).clamp(1.min(count), count);
         let error = match self.errors.remove(&bucket.index).filter(|error| error.numel() == grads.numel()) {
-            Some(error) => error,
+            Some(error) => error.f_to_device(grads.device())?,
             None => grads.f_zeros_like()?,
         };
         let (places, values) = take_largest(&grads, &error, kept)?;
@@ -96,6 +97,23 @@ impl CommHook for TopK {
         };
         self.steps.count(bucket);
         Ok(mean)
+    }
+
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        let mut state = state::of(&self.steps);
+        self.errors.iter().for_each(|(bucket, error)| state::insert(&mut state, "error", &[*bucket], error));
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        let (steps, [errors]) = state::read(state, [("error", 1)])?;
+        self.errors = errors.into_iter().map(|(numbers, error)| (numbers[0], error)).collect();
+        self.steps = steps;
+        Ok(())
+    }
+
+    fn differs_by_rank(&self) -> bool {
+        true
     }
 }
 

@@ -19,6 +19,10 @@ pub(super) fn mean(group: &ProcessGroup, bucket: &GradBucket) -> Result<Work<Ten
 pub(super) struct Steps(u64);
 
 impl Steps {
+    pub(super) fn after(steps: u64) -> Self {
+        Self(steps)
+    }
+
     pub(super) fn done(&self) -> u64 {
         self.0
     }

@@ -19,6 +19,7 @@ mod nccl;
 mod network;
 mod options;
 mod power_sgd;
+mod resumes;
 mod sparse;
 mod spawned;
 mod strangers;
@@ -55,6 +56,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("hooks", hooks::scenario),
     ("power_sgd", power_sgd::scenario),
     ("infinities", infinities::scenario),
+    ("resumes", resumes::scenario),
     ("sparse", sparse::scenario),
     ("ends", ends::scenario),
     ("panicking_hook", hook_failures::panicking),
@@ -132,6 +134,7 @@ fn main() -> Result<ExitCode> {
         plain("power_sgd_of_2_is_its_algorithm", "power_sgd", 2),
         plain("power_sgd_of_3_is_its_algorithm", "power_sgd", 3),
         plain("infinities_pass_and_invalid_parameters_are_refused", "infinities", 2),
+        plain("runs_of_3_resume_to_the_bit_with_each_hook", "resumes", 3),
         plain("sparse_gradients_are_averaged", "sparse", 3),
         plain("groups_end_in_order", "ends", 2),
         plain("a_hooks_panic_is_resumed_in_the_caller", "panicking_hook", 2),

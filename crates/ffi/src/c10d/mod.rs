@@ -23,7 +23,7 @@ pub use bucket_hook::{BucketHook, GradBucket};
 pub use collective::{Collective, CollectiveKind, ReduceOp, Work};
 pub use group::{Backend, GroupFailure, GroupOptions, ProcessGroup, flight_record, nccl_is_compiled};
 pub use listen::is_loopback;
-pub use reducer::{Reducer, ReducerOptions, backward};
+pub use reducer::{BucketLayout, Reducer, ReducerOptions, backward};
 pub use store::{Store, TcpStoreOptions};
 
 fn c_string(text: &str) -> Result<CString, Error> {

@@ -35,6 +35,16 @@ pub struct ReducerOptions<'a> {
     pub broadcast_buffers: bool,
 }
 
+/// How the parameters are divided into buckets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketLayout {
+    /// The numbers of each bucket's parameters, in the order in which they lie in it; buckets in the order in which they
+    /// are reduced.
+    pub buckets: Vec<Vec<usize>>,
+    /// Whether it stays; otherwise it is rebuilt once, in the order of the first pass's gradients.
+    pub is_final: bool,
+}
+
 /// Averages gradients over ranks while backward runs.
 ///
 /// It hooks into the parameters' gradients until it is dropped.
@@ -45,6 +55,8 @@ pub struct ReducerOptions<'a> {
 pub struct Reducer {
     handle: NonNull<raw::Reducer>,
     hook: Option<Arc<Shared>>,
+    /// How many parameters it has.
+    count: usize,
 }
 
 // SAFETY: the reducer locks around its state, and libtorch itself calls it from several threads.
@@ -93,7 +105,7 @@ impl Reducer {
             raw::od_reducer_new(group.as_ptr(), list, names, sparse, &wanted, &mut out, err)
         })?;
         let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no reducer"))?;
-        Ok(Self { handle, hook: None })
+        Ok(Self { handle, hook: None, count: params.len() })
     }
 
     /// Call it before each forward pass. Takes times if the backward is `synchronised`, and rebuilds the buckets once
@@ -164,6 +176,43 @@ impl Reducer {
         check(|err| unsafe { raw::od_reducer_sink(self.as_ptr(), outputs.as_ptr(), &mut out, err) })?;
         // SAFETY: on success `out` is a list that we own.
         unsafe { TensorList::from_raw(out) }
+    }
+
+    /// How the parameters are divided into buckets now.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn layout(&self) -> Result<BucketLayout, Error> {
+        let (mut numbers, mut lengths) = (vec![0; self.count], vec![0; self.count]);
+        let (mut buckets, mut is_final) = (0, 0);
+        // SAFETY: the handle is live, and no layout has more buckets than parameters.
+        check(|err| unsafe {
+            let (numbers, lengths) = (numbers.as_mut_ptr(), lengths.as_mut_ptr());
+            raw::od_reducer_layout(self.as_ptr(), numbers, lengths, &mut buckets, &mut is_final, err)
+        })?;
+        let mut rest = numbers.as_slice();
+        let bucket = |length: &usize| {
+            let (bucket, behind) = rest.split_at(*length);
+            rest = behind;
+            bucket.to_vec()
+        };
+        Ok(BucketLayout { buckets: lengths[..buckets].iter().map(bucket).collect(), is_final: is_final != 0 })
+    }
+
+    /// Divides the parameters so, on all members before the same pass.
+    ///
+    /// # Errors
+    /// When a parameter is missing or there twice, a bucket is empty or mixes dtypes, devices or sparse gradients, or the
+    /// last pass is not complete; nothing has changed then.
+    pub fn lay_out(&self, layout: &BucketLayout) -> Result<(), Error> {
+        let numbers = layout.buckets.concat();
+        let lengths: Vec<usize> = layout.buckets.iter().map(Vec::len).collect();
+        let is_final = i32::from(layout.is_final);
+        // SAFETY: the handle is live, and the lengths add up to the numbers.
+        check(|err| unsafe {
+            let (numbers, count) = (numbers.as_ptr(), lengths.len());
+            raw::od_reducer_lay_out(self.as_ptr(), numbers, lengths.as_ptr(), count, is_final, err)
+        })
     }
 
     /// Sends gradients as float16.
