@@ -11,7 +11,7 @@ usage: run.sh [--out DIR] [--minutes N] [--quick]
   --minutes N   time limit for everything together (default: 20)
   --quick       fewer steps in the bench, no whole training
 
-Needs bash, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python.
+Needs bash, gzip, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python.
 Exits with 0 when every stage passed, or was skipped because every test of it needs a GPU.
 END
 }
@@ -58,6 +58,14 @@ mkdir -p "$out" || fail "cannot make $out"
 { : >"$out/.part" && rm "$out/.part"; } 2>/dev/null || fail "cannot write to $out"
 work=$(mktemp -d) || fail "cannot make a temporary folder"
 trap 'rm -rf "$work"' EXIT
+bin=$work/bin
+mkdir "$bin"
+for packed in "$here"/bin/*.gz; do
+  program=$bin/$(basename "$packed" .gz)
+  gzip -dc "$packed" >"$program" && chmod +x "$program" || fail "cannot unpack $packed to $bin"
+done
+"$bin/overdrive-bench" --help >/dev/null ||
+  fail "cannot run the programs in $bin; if no program may run there, set TMPDIR to another folder"
 mkfifo "$work/pipe" || fail "cannot make a pipe in $work"
 deadline=$(($(date +%s) + minutes * 60))
 
@@ -106,7 +114,7 @@ finish() {
 
 device() {
   local ours
-  ours=$("$here/bin/overdrive-bench" --check-device) || return 1
+  ours=$("$bin/overdrive-bench" --check-device) || return 1
   echo "python3 sees a GPU: $python_cuda; overdrive: $ours"
   if [ "$python_cuda" = True ] && ! grep -qiE 'cuda"?: *true' <<<"$ours"; then
     echo "error: python3 sees a GPU and these programs do not"
@@ -114,15 +122,15 @@ device() {
   fi
 }
 export -f device
-export here python_cuda
+export bin python_cuda
 
 echo "torch $version in $torch; everything within $minutes minutes"
 stage device 120 bash -c device || finish
-stage gpu-tests 300 "$here/bin/overdrive-gpu-tests" --skip calibration::
+stage gpu-tests 300 "$bin/overdrive-gpu-tests" --skip calibration::
 # In a process of its own, because it asks the device for what is refused. A failure says where the stand-in is wrong.
-stage calibration 120 "$here/bin/overdrive-gpu-tests" calibration::
-stage parity 420 "$here/bin/overdrive-parity" --cases "$here/parity/cases" --mnist "$here/data/mnist"
-stage bench 900 "$here/bin/overdrive-bench" --data "$here/data/mnist" --json "$work/bench.json" \
+stage calibration 120 "$bin/overdrive-gpu-tests" calibration::
+stage parity 420 "$bin/overdrive-parity" --cases "$here/parity/cases" --mnist "$here/data/mnist"
+stage bench 900 "$bin/overdrive-bench" --data "$here/data/mnist" --json "$work/bench.json" \
   --report "$work/bench.html" ${bench_options[@]+"${bench_options[@]}"}
-stage versus 300 "$here/bin/overdrive-versus" step --json "$work/versus.json"
+stage versus 300 "$bin/overdrive-versus" step --json "$work/versus.json"
 finish

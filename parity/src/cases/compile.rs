@@ -106,6 +106,7 @@ impl Forward for Gpt {
 
 pub fn compiled_gpt(given: &Given<'_>) -> Result<Found> {
     let (embedding, norm) = (nn::Embedding::new(16, 8)?, nn::LayerNorm::new(8)?);
-    let model = Gpt { embedding, norm, attention: nn::Linear::new(8, 24)?, project: nn::Linear::new(8, 8)? };
+    let attention = nn::Linear::builder(8, 24).bias(false).build()?;
+    let model = Gpt { embedding, norm, attention, project: nn::Linear::new(8, 8)? };
     trained(given, &model, |model| Ok(AdamW::builder(model).lr(1e-2).build()?), 20)
 }
