@@ -8,6 +8,7 @@ use overdrive_ffi::c10d::{Reducer, ReducerOptions};
 use overdrive_ffi::{TensorId, TensorList};
 use tch::Tensor;
 
+use super::buffers::Buffers;
 use super::{DistributedDataParallel, State, agree};
 use crate::check;
 use crate::error::DdpError;
@@ -192,10 +193,10 @@ impl DdpBuilder {
             named.iter().map(|(_, tensor)| tensor.f_detach()).collect::<Result<Vec<_>, _>>()
         };
         let mut states = detached(&params)?;
-        let buffers = detached(&buffers)?;
-        states.extend(buffers.iter().map(Tensor::shallow_clone));
+        let named: Vec<_> = buffers.iter().map(|(name, _)| name.clone()).zip(detached(&buffers)?).collect();
+        states.extend(named.iter().map(|(_, buffer)| buffer.shallow_clone()));
         let states = TensorList::new(&states)?;
-        let buffers = TensorList::new(&buffers)?;
+        let buffers = if self.broadcast_buffers { Buffers::new(named)? } else { None };
         let (trained, frozen): (Vec<_>, Vec<_>) = params.into_iter().partition(|(_, tensor)| tensor.requires_grad());
         if trained.is_empty() {
             return Err(DdpError::NoParameters);
@@ -230,7 +231,7 @@ impl DdpBuilder {
             averaged: trained.iter().map(|(_, tensor)| TensorId::of(tensor)).collect(),
             params: trained,
             frozen,
-            buffers: (self.broadcast_buffers && !buffers.is_empty()).then_some(buffers),
+            buffers,
             states,
             finds_unused: self.find_unused_parameters && !self.static_graph,
             has_sparse: !self.sparse.is_empty(),

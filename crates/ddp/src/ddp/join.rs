@@ -3,7 +3,7 @@
 use overdrive_ffi::c10d::ReduceOp;
 use tch::{Kind, Tensor};
 
-use super::{DistributedDataParallel, builder};
+use super::{BufferHookLocation, Buffers, DistributedDataParallel, builder};
 use crate::error::DdpError;
 use crate::work::Work;
 
@@ -25,8 +25,8 @@ impl DistributedDataParallel {
     /// losses in the loop.
     ///
     /// # Errors
-    /// With [`sparse_gradients`](super::DdpBuilder::sparse_gradients) or
-    /// [`skip_all_reduce_unused_params`](super::DdpBuilder::skip_all_reduce_unused_params); when a rank has exited or does not
+    /// With [`sparse_gradients`](super::DdpBuilder::sparse_gradients),
+    /// [`skip_all_reduce_unused_params`](super::DdpBuilder::skip_all_reduce_unused_params) or a buffer hook; when a rank has exited or does not
     /// take part within the group's timeout; [`DdpError::HookHasFailed`] when the communication hook failed before or in the
     /// loop; [`DdpError::Hook`] when it fails while this rank answers others. Where a hook fails only on some ranks, the
     /// others wait until the timeout.
@@ -44,8 +44,12 @@ impl DistributedDataParallel {
             return Err(DdpError::CannotHoldBack("join is already running, and cannot be nested"));
         }
         self.hook_works()?;
-        if self.has_sparse || self.skips_unused {
-            let option = if self.has_sparse { "sparse_gradients" } else { "skip_all_reduce_unused_params" };
+        let options = [
+            ("sparse_gradients", self.has_sparse),
+            ("skip_all_reduce_unused_params", self.skips_unused),
+            ("a buffer hook", self.buffers.as_ref().is_some_and(Buffers::has_hook)),
+        ];
+        if let Some((option, _)) = options.iter().find(|(_, is_set)| *is_set) {
             let reason = format!("a rank that has finished cannot answer the others with {option}");
             return Err(DdpError::Unsupported { op: "join", reason });
         }
@@ -103,7 +107,7 @@ impl DistributedDataParallel {
     /// Takes part in the collectives of the other ranks' next forward and backward pass.
     fn shadow(&self) -> Result<(), DdpError> {
         self.reducer.borrow().before_forward(false).map_err(|source| self.failed("join", source))?;
-        self.broadcast_buffers(false)?;
+        self.sync_buffers_at(BufferHookLocation::PreForward, false)?;
         let mut flag = self.number(0.0)?;
         self.group.on_host(self.group.all_reduce_async(&mut flag, ReduceOp::Sum)?)?;
         let synchronised = flag.f_double_value(&[0])? > 0.0;

@@ -1,6 +1,7 @@
 //! `DistributedDataParallel`: gradients averaged over ranks while backward runs.
 
 mod agree;
+mod buffers;
 mod builder;
 mod join;
 mod outputs;
@@ -20,6 +21,8 @@ use crate::error::DdpError;
 use crate::group::ProcessGroup;
 use crate::hooks::{self, Carried, CommHook};
 
+pub use buffers::BufferHookLocation;
+use buffers::Buffers;
 pub use builder::DdpBuilder;
 pub use outputs::Outputs;
 pub use sync::NoSync;
@@ -72,7 +75,7 @@ pub struct DistributedDataParallel {
     /// Parameters that required no gradient when this was made: the reducer does not know them.
     frozen: Vec<(String, Tensor)>,
     /// `None` where they are not broadcast.
-    buffers: Option<TensorList>,
+    buffers: Option<Buffers>,
     /// All parameters and buffers, without their gradients.
     states: TensorList,
     finds_unused: bool,
@@ -148,22 +151,6 @@ impl DistributedDataParallel {
         let mut outputs = model();
         self.after_forward(outputs.tensors_mut())?;
         Ok(outputs)
-    }
-
-    /// Overwrites the buffers (running statistics, say) of all ranks with those of rank 0, if a training step has run since
-    /// the last time; a forward pass that trains does it by itself. Does nothing with
-    /// [`broadcast_buffers(false)`](DdpBuilder::broadcast_buffers).
-    ///
-    /// # Errors
-    /// When a rank has exited or does not take part within the group's timeout, the hook has failed, or it is called
-    /// from within one.
-    ///
-    /// # Syncs
-    /// Waits for all ranks.
-    pub fn sync_buffers(&self) -> Result<(), DdpError> {
-        self.check_hook()?;
-        self.outside_backward("sync_buffers")?;
-        self.broadcast_buffers(true)
     }
 
     /// Runs backward from a loss. `loss.backward()` does the same, but panics where this returns an error.
@@ -292,7 +279,7 @@ impl DistributedDataParallel {
             self.reducer.borrow().divide_by(active.engine(), by_world_size)?;
         }
         self.reducer.borrow().before_forward(synchronised).map_err(|source| self.failed("forward", source))?;
-        self.broadcast_buffers(true)?;
+        self.sync_buffers_at(BufferHookLocation::PreForward, true)?;
         if joining.is_some() {
             self.announce_backward(synchronised)?;
         }
@@ -300,6 +287,7 @@ impl DistributedDataParallel {
     }
 
     fn after_forward(&self, mut outputs: Vec<&mut Tensor>) -> Result<(), DdpError> {
+        self.sync_buffers_at(BufferHookLocation::PostForward, true)?;
         let handles: Vec<Tensor> = outputs.iter().map(|tensor| tensor.shallow_clone()).collect();
         let seen = self.reducer.borrow().sink(&TensorList::new(&handles)?)?.to_vec()?;
         for (output, seen) in outputs.iter_mut().zip(&seen) {
@@ -320,20 +308,6 @@ impl DistributedDataParallel {
         let outputs = TensorList::new(outputs)?;
         self.reducer.borrow().arm(&outputs).map_err(|source| self.failed("forward", source))?;
         state.needs_buffers = true;
-        Ok(())
-    }
-
-    /// Overwrites buffers with one rank's, if a synchronised backward has run since the last time. `active`: this rank
-    /// has inputs.
-    fn broadcast_buffers(&self, active: bool) -> Result<(), DdpError> {
-        let Some(buffers) = &self.buffers else { return Ok(()) };
-        if !self.state.borrow().needs_buffers {
-            return Ok(());
-        }
-        let root = if self.state.borrow().joining.is_some() { self.common_rank(active)? } else { 0 };
-        let sent = self.group.engine().broadcast_coalesced(buffers, builder::BROADCAST_BYTES, root);
-        sent.map_err(|source| self.failed("broadcast of buffers", source))?;
-        self.state.borrow_mut().needs_buffers = false;
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 mod compress;
 mod driver;
+mod hierarchical;
 mod one_bit;
 mod post_local_sgd;
 mod power_sgd;
@@ -20,6 +21,7 @@ use crate::error::DdpError;
 use crate::work::Work;
 
 pub use compress::CastCompress;
+pub use hierarchical::HierarchicalAllReduce;
 pub use one_bit::{OneBit, OneBitInFlight};
 pub use overdrive_ffi::c10d::GradBucket;
 pub use post_local_sgd::PostLocalSgd;

@@ -2,12 +2,14 @@
 //! after which its processes are killed and the test fails; nothing else is timed.
 
 mod averages;
+mod buffers;
 mod coalesced;
 mod collectives;
 mod combinations;
 mod ends;
 mod faults;
 mod harness;
+mod hierarchy;
 mod hook_failures;
 mod hooks;
 mod infinities;
@@ -53,9 +55,12 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("join", training::join),
     ("sync_batch_norm", averages::sync_batch_norm),
     ("local_sgd", averages::local_sgd),
+    ("buffers", buffers::scenario),
     ("hooks", hooks::scenario),
     ("power_sgd", power_sgd::scenario),
     ("infinities", infinities::scenario),
+    ("hierarchy", hierarchy::scenario),
+    ("hierarchy_on_the_wire", network::hierarchy),
     ("resumes", resumes::scenario),
     ("sparse", sparse::scenario),
     ("ends", ends::scenario),
@@ -134,6 +139,8 @@ fn main() -> Result<ExitCode> {
         plain("power_sgd_of_2_is_its_algorithm", "power_sgd", 2),
         plain("power_sgd_of_3_is_its_algorithm", "power_sgd", 3),
         plain("infinities_pass_and_invalid_parameters_are_refused", "infinities", 2),
+        plain("gradients_are_averaged_inside_of_hosts_first", "hierarchy", 4),
+        plain("buffers_are_what_their_hook_makes_of_them", "buffers", 2),
         plain("runs_of_3_resume_to_the_bit_with_each_hook", "resumes", 3),
         plain("sparse_gradients_are_averaged", "sparse", 3),
         plain("groups_end_in_order", "ends", 2),
@@ -186,6 +193,7 @@ fn main() -> Result<ExitCode> {
         ("nccl_sums_and_copies", nccl::sums_and_copies, &no_gpu),
         ("nccl_trains", nccl::trains, &no_gpu),
         ("hooks_send_the_bytes_that_their_ratios_predict", network::bytes_on_the_wire, &no_network),
+        ("a_hosts_gradients_cross_the_network_once", network::a_host_sends_once, &no_network),
         ("a_cut_link_is_reported", network::cut_link, &no_network),
         ("ranks_of_one_host_listen_at_the_loopback_whatever_its_name", network::listeners_of_one_host, &no_network),
         ("ranks_of_two_hosts_listen_at_their_addresses_alone", network::listeners, &no_network),

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, TopK};
-use overdrive_ddp::{DdpError, DistributedDataParallel, ProcessGroup};
+use overdrive_ddp::hooks::{CastCompress, HierarchicalAllReduce, OneBit, PowerSgd, PowerSgdOptions, TopK};
+use overdrive_ddp::{DdpError, DistributedDataParallel, ProcessGroup, ReduceOp};
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
 use crate::faults;
 use crate::harness::{Meeting, PATIENCE, Rank, all_through, free_port, start_by};
-use crate::listeners;
+use crate::{hooks, listeners};
 
 /// The name of the cable's end on each host.
 const CABLE: &str = "od0";
@@ -53,14 +53,19 @@ impl Hosts {
 
     /// One rank on each host.
     fn start(&self, scenario: &str, vars: &[(&str, &str)]) -> Result<Vec<Rank>> {
+        self.start_several(scenario, 1, vars)
+    }
+
+    /// So many ranks on each host.
+    fn start_several(&self, scenario: &str, each: usize, vars: &[(&str, &str)]) -> Result<Vec<Rank>> {
         let port = free_port();
         let vars = [&[("MASTER_ADDR", self.address(0)), ("GLOO_SOCKET_IFNAME", CABLE)], vars].concat();
-        let on = |(rank, host): (usize, &String)| {
+        let on = |rank: usize| {
             let mut command = Command::new("ip");
-            command.args(["netns", "exec", host]).arg(std::env::current_exe()?);
-            start_by(command, scenario, rank, 2, port, &vars)
+            command.args(["netns", "exec", &self.0[rank / each]]).arg(std::env::current_exe()?);
+            start_by(command, scenario, rank, 2 * each, port, &vars)
         };
-        self.0.iter().enumerate().map(on).collect()
+        (0..2 * each).map(on).collect()
     }
 
     fn cut(&self, host: usize) -> Result<()> {
@@ -93,6 +98,15 @@ pub fn missing() -> Option<String> {
 pub fn bytes_on_the_wire() -> Result<()> {
     let (hosts, started) = (Hosts::new()?, Instant::now());
     for rank in all_through(hosts.start("wire", &[])?, started)? {
+        rank.output.lines().filter(|line| line.contains("bytes")).for_each(|line| println!("{line}"));
+    }
+    Ok(())
+}
+
+/// Two ranks on each host: what crosses the cable.
+pub fn a_host_sends_once() -> Result<()> {
+    let (hosts, started) = (Hosts::new()?, Instant::now());
+    for rank in all_through(hosts.start_several("hierarchy_on_the_wire", 2, &[])?, started)? {
         rank.output.lines().filter(|line| line.contains("bytes")).for_each(|line| println!("{line}"));
     }
     Ok(())
@@ -172,6 +186,31 @@ const HOOKS: &[(&str, u64, Register)] = &[
 fn sent() -> Result<u64> {
     let path = Path::new("/sys/class/net").join(CABLE).join("statistics/tx_bytes");
     Ok(std::fs::read_to_string(path)?.trim().parse()?)
+}
+
+/// Counts the bytes that a host of two ranks sends over the cable for a mean of all four.
+pub fn hierarchy(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let mut hook = HierarchicalAllReduce::new(&group, 2)?;
+    let (bytes, gradients) = (4 * SIDE * SIDE, Tensor::randn([SIDE * SIDE], FLOAT));
+    let counted = |run: &mut dyn FnMut(&Tensor) -> Result<()>| -> Result<f64> {
+        // The first exchange of two ranks connects them.
+        run(&gradients.copy())?;
+        group.barrier()?;
+        let before = sent()?;
+        // Nobody sends before all have read.
+        group.barrier()?;
+        run(&gradients.copy())?;
+        group.barrier()?;
+        Ok((sent()? - before) as f64 / bytes as f64)
+    };
+    let flat = counted(&mut |gradients| Ok(group.all_reduce(&mut gradients.shallow_clone(), ReduceOp::Avg)?))?;
+    let once = counted(&mut |gradients| hooks::runs(&mut hook, gradients, &[SIDE, SIDE]).map(drop))?;
+    println!("rank {}: its host sends {flat:.4} times the gradients' bytes, and {once:.4} times", meeting.rank);
+    // With headers and acknowledgements, as below.
+    let is_near = |found: f64, payload: f64| (payload..1.11 * payload + 0.01).contains(&found);
+    ensure!(is_near(flat, 1.5) && is_near(once, 1.0), "{flat} flat, and {once} inside of hosts first");
+    Ok(())
 }
 
 /// Counts the bytes that this host sends over the cable while a model is trained with each hook.
