@@ -281,6 +281,12 @@ pub enum DdpError {
     /// Accumulation asked to hold gradients back within `join`, or `join` was nested. The text says which.
     #[error("{0}")]
     CannotHoldBack(&'static str),
+    /// A rank has no more inputs, in a loop of `join_with` that ends on all ranks then.
+    #[error("rank {rank}: the loop ended because a rank has no more inputs, and throw_on_early_termination is set")]
+    InputsExhausted {
+        /// This rank.
+        rank: usize,
+    },
     /// A call in the middle of a backward pass, by a hook, or by another thread while the communication hook runs.
     #[error("{call} was called while a backward pass is under way, but should be called before or after it")]
     WithinBackward {

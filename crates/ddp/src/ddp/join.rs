@@ -7,12 +7,48 @@ use super::{BufferHookLocation, Buffers, DistributedDataParallel, builder};
 use crate::error::DdpError;
 use crate::work::Work;
 
+/// Options of [`join_with`](DistributedDataParallel::join_with).
+///
+/// # Source
+/// The arguments of `Join`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JoinOptions {
+    /// Divide gradients by the number of ranks that still have inputs, and not by the world size
+    /// (`divide_by_initial_world_size=False`).
+    pub by_active_ranks: bool,
+    /// End the loop on all ranks, with [`DdpError::InputsExhausted`], as soon as one rank has finished: then no rank trains
+    /// without the others. Each forward pass waits for all ranks.
+    pub throw_on_early_termination: bool,
+}
+
+/// Something with collectives of its own in a loop of [`join_with`](DistributedDataParallel::join_with): a rank that has
+/// finished answers those of the ranks that go on.
+///
+/// # Source
+/// `Joinable`, `JoinHook`
+pub trait Joinable {
+    /// Answers the collectives of one iteration, with values that add nothing.
+    ///
+    /// # Errors
+    /// Any; `join_with` returns it.
+    fn main_hook(&self) -> Result<(), DdpError>;
+
+    /// Is called on all ranks when all have finished. `is_last_joiner`: this rank was one of the last.
+    ///
+    /// # Errors
+    /// Any; `join_with` returns it.
+    fn post_hook(&self, _is_last_joiner: bool) -> Result<(), DdpError> {
+        Ok(())
+    }
+}
+
 /// Resets the state of `join` when the training in it ends, also by a panic.
 struct Joining<'a>(&'a DistributedDataParallel);
 
 impl Drop for Joining<'_> {
     fn drop(&mut self) {
-        self.0.state.borrow_mut().joining = None;
+        let mut state = self.0.state.borrow_mut();
+        (state.joining, state.is_exhausted) = (None, false);
     }
 }
 
@@ -40,38 +76,89 @@ impl DistributedDataParallel {
     /// # Source
     /// `DistributedDataParallel.join`
     pub fn join<T>(&self, by_active_ranks: bool, train: impl FnOnce() -> T) -> Result<T, DdpError> {
+        self.join_with(JoinOptions { by_active_ranks, ..JoinOptions::default() }, &[], train)
+    }
+
+    /// [`join`](Self::join) with options, and with others that have collectives in the loop: in each iteration behind those
+    /// of this `DistributedDataParallel`, in the order in which they are given.
+    ///
+    /// # Errors
+    /// As `join`; [`DdpError::InputsExhausted`] on every rank with
+    /// [`throw_on_early_termination`](JoinOptions::throw_on_early_termination), which forward passes in the loop return
+    /// too; and the errors of `others`.
+    ///
+    /// # Panics
+    /// As `join`.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    ///
+    /// # Source
+    /// `torch.distributed.algorithms.Join`
+    pub fn join_with<T>(
+        &self,
+        options: JoinOptions,
+        others: &[&dyn Joinable],
+        train: impl FnOnce() -> T,
+    ) -> Result<T, DdpError> {
         if self.state.borrow().joining.is_some() {
             return Err(DdpError::CannotHoldBack("join is already running, and cannot be nested"));
         }
         self.hook_works()?;
-        let options = [
+        let unanswered = [
             ("sparse_gradients", self.has_sparse),
             ("skip_all_reduce_unused_params", self.skips_unused),
             ("a buffer hook", self.buffers.as_ref().is_some_and(Buffers::has_hook)),
         ];
-        if let Some((option, _)) = options.iter().find(|(_, is_set)| *is_set) {
+        if let Some((option, _)) = unanswered.iter().find(|(_, is_set)| *is_set) {
             let reason = format!("a rank that has finished cannot answer the others with {option}");
             return Err(DdpError::Unsupported { op: "join", reason });
         }
-        self.state.borrow_mut().joining = Some(!by_active_ranks);
+        self.state.borrow_mut().joining = Some(options);
         let _joining = Joining(self);
         let result = train();
+        if self.state.borrow().is_exhausted {
+            return Err(DdpError::InputsExhausted { rank: self.group.rank() });
+        }
         let mut is_last = true;
         while self.active_ranks()? > 0 {
             is_last = false;
+            if options.throw_on_early_termination {
+                self.go_on(false)?;
+            }
             self.shadow()?;
+            others.iter().try_for_each(|other| other.main_hook())?;
         }
         // All take the model of a rank that was active to the end.
         let root = self.common_rank(is_last)?;
         let sent = self.group.engine().broadcast_coalesced(&self.states, builder::BROADCAST_BYTES, root);
         sent.map_err(|source| self.failed("join", source))?;
+        others.iter().try_for_each(|other| other.post_hook(is_last))?;
         Ok(result)
     }
 
     /// Counts this rank as active before a forward pass.
-    pub(super) fn announce_forward(&self) -> Result<Work, DdpError> {
+    pub(super) fn announce_forward(&self, options: JoinOptions) -> Result<Work, DdpError> {
+        if self.state.borrow().is_exhausted {
+            return Err(DdpError::InputsExhausted { rank: self.group.rank() });
+        }
         let mut one = self.number(1.0)?;
-        self.group.all_reduce_async(&mut one, ReduceOp::Sum)
+        let active = self.group.all_reduce_async(&mut one, ReduceOp::Sum)?;
+        if options.throw_on_early_termination {
+            self.go_on(true)?;
+        }
+        Ok(active)
+    }
+
+    /// An error if not all ranks have inputs.
+    fn go_on(&self, has_inputs: bool) -> Result<(), DdpError> {
+        let mut exhausted = self.number(f64::from(u8::from(!has_inputs)))?;
+        self.group.on_host(self.group.all_reduce_async(&mut exhausted, ReduceOp::Sum)?)?;
+        if exhausted.f_double_value(&[0])? > 0.0 {
+            self.state.borrow_mut().is_exhausted = true;
+            return Err(DdpError::InputsExhausted { rank: self.group.rank() });
+        }
+        Ok(())
     }
 
     /// Announces whether this rank's backward averages gradients. Active ranks do not wait for the result.

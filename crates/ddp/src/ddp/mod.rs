@@ -24,6 +24,7 @@ use crate::hooks::{self, Carried, CommHook};
 pub use buffers::BufferHookLocation;
 use buffers::Buffers;
 pub use builder::DdpBuilder;
+pub use join::{JoinOptions, Joinable};
 pub use outputs::Outputs;
 pub use sync::NoSync;
 
@@ -99,8 +100,10 @@ struct State {
     /// Outputs of the last forward pass, empty unless the reducer searches them for unused parameters; `None` when
     /// there was no forward pass.
     outputs: Option<Vec<Tensor>>,
-    /// In `join`: whether to divide by the world size although some ranks have finished.
-    joining: Option<bool>,
+    /// In `join`.
+    joining: Option<JoinOptions>,
+    /// The loop in `join` has ended because a rank has no more inputs.
+    is_exhausted: bool,
 }
 
 impl DistributedDataParallel {
@@ -274,9 +277,9 @@ impl DistributedDataParallel {
         if self.skips_unused && !synchronised {
             return Err(DdpError::CannotHoldBack(HELD_BACK_UNUSED));
         }
-        if let Some(by_world_size) = joining {
-            let active = self.announce_forward()?;
-            self.reducer.borrow().divide_by(active.engine(), by_world_size)?;
+        if let Some(options) = joining {
+            let active = self.announce_forward(options)?;
+            self.reducer.borrow().divide_by(active.engine(), !options.by_active_ranks)?;
         }
         self.reducer.borrow().before_forward(synchronised).map_err(|source| self.failed("forward", source))?;
         self.sync_buffers_at(BufferHookLocation::PreForward, true)?;

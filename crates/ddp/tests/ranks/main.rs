@@ -13,6 +13,7 @@ mod hierarchy;
 mod hook_failures;
 mod hooks;
 mod infinities;
+mod joins;
 mod kills;
 mod listeners;
 mod metrics;
@@ -53,6 +54,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("combinations", combinations::scenario),
     ("models_that_differ", training::models_that_differ),
     ("join", training::join),
+    ("joins", joins::scenario),
     ("sync_batch_norm", averages::sync_batch_norm),
     ("local_sgd", averages::local_sgd),
     ("buffers", buffers::scenario),
@@ -141,6 +143,7 @@ fn main() -> Result<ExitCode> {
         plain("infinities_pass_and_invalid_parameters_are_refused", "infinities", 2),
         plain("gradients_are_averaged_inside_of_hosts_first", "hierarchy", 4),
         plain("buffers_are_what_their_hook_makes_of_them", "buffers", 2),
+        plain("others_join_and_loops_end_with_the_shortest", "joins", 3),
         plain("runs_of_3_resume_to_the_bit_with_each_hook", "resumes", 3),
         plain("sparse_gradients_are_averaged", "sparse", 3),
         plain("groups_end_in_order", "ends", 2),
