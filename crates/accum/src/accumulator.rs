@@ -207,7 +207,7 @@ impl<S: GradientSync> Accumulator<S> {
         if closes && steps_in_backward {
             // This pass itself steps, so gradients cannot be multiplied after it: multiply those accumulated so far,
             // and this pass's weight, before it.
-            let (window, factor) = self.total(counted, reference)?;
+            let (window, factor) = self.total(self.sync.sum(counted as f64)?, reference);
             multiply(opt, factor)?;
             weight *= factor;
             total = Some(window);
@@ -218,6 +218,8 @@ impl<S: GradientSync> Accumulator<S> {
         // Open from here on, so that `abandon` resumes synchronisation even if this backward pass fails.
         let unscaled = self.window.map_or_else(|| UNSCALED.made(), |window| window.unscaled);
         self.window = Some(Window { counted, unscaled });
+        // Summed while backward runs.
+        let sum = (closes && total.is_none()).then(|| self.sync.start_sum(counted as f64)).transpose()?;
         if count > 0 {
             self.sync.backward(&weighted(loss, weight)?).map_err(of_backward)?;
         } else if closes && total != Some(0.0) {
@@ -229,8 +231,8 @@ impl<S: GradientSync> Accumulator<S> {
             return Ok(None);
         }
         self.window = None;
-        if total.is_none() {
-            let (window, factor) = self.total(counted, reference)?;
+        if let Some(sum) = sum {
+            let (window, factor) = self.total(sum()?, reference);
             multiply(opt, factor)?;
             total = Some(window);
         }
@@ -274,15 +276,14 @@ impl<S: GradientSync> Accumulator<S> {
         Ok(self.reference.unwrap_or(1.0))
     }
 
-    /// The window's count over all ranks, and the factor that makes its gradients those of the large batch.
-    fn total(&mut self, counted: i64, reference: f64) -> Result<(f64, f64), AccumError> {
-        let total = self.sync.sum(counted as f64)?;
+    /// The window's count over all ranks, `total`, and the factor that makes its gradients those of the large batch.
+    fn total(&mut self, total: f64, reference: f64) -> (f64, f64) {
         // Ranks average their gradients; the large batch's gradient is their sum.
         let ranks = self.sync.world_size() as f64;
         // A short window at the end of an epoch must not lower the reference: the next full window's gradients would be
         // larger than the first's.
         self.reference = self.reference.map(|reference| reference.max(total / ranks));
-        Ok((total, if total > 0.0 { ranks * reference / total } else { 1.0 }))
+        (total, if total > 0.0 { ranks * reference / total } else { 1.0 })
     }
 
     /// Refuses a parameter that `sync` should average but does not, or that a DDP averages without `sync`.

@@ -76,7 +76,20 @@ pub trait GradientSync {
     /// # Syncs
     /// Waits for every rank.
     fn sum(&self, value: f64) -> Result<f64, SyncError>;
+
+    /// Begins a sum, and returns what waits for it, so that a backward pass can run meanwhile. Each rank must begin its sums
+    /// and other collectives in the same order. By default the sum is made here.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum), here or in the wait.
+    fn start_sum(&self, value: f64) -> Result<PendingSum, SyncError> {
+        let sum = self.sum(value)?;
+        Ok(Box::new(move || Ok(sum)))
+    }
 }
+
+/// Waits for a sum over ranks.
+pub type PendingSum = Box<dyn FnOnce() -> Result<f64, SyncError>>;
 
 /// A single process, with no other ranks.
 #[derive(Clone, Copy, Debug, Default)]
@@ -133,6 +146,10 @@ macro_rules! pass_on {
 
             fn sum(&self, value: f64) -> Result<f64, SyncError> {
                 (**self).sum(value)
+            }
+
+            fn start_sum(&self, value: f64) -> Result<PendingSum, SyncError> {
+                (**self).start_sum(value)
             }
         }
     )+};

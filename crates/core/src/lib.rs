@@ -35,7 +35,7 @@ pub use activity::{Activity, ActivityGuard, ActivityObserver, ActivityObserverEn
 pub use averages::Averages;
 pub use cache_fill::{CacheFill, FillingCache};
 pub use forward_error::ForwardError;
-pub use gradient_sync::{AveragedBy, GradientSync, SingleProcess, SyncError};
+pub use gradient_sync::{AveragedBy, GradientSync, PendingSum, SingleProcess, SyncError};
 pub use locked_file::LockedFile;
 pub use look_ahead::{HeldBatches, is_taken_ahead, take_ahead, when_handed_out};
 pub use marks::{

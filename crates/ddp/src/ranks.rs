@@ -1,6 +1,6 @@
 //! `RankGroup` and `GradientSync` for a process group.
 
-use overdrive_core::{AveragedBy, GradientSync, RankGroup, SyncError};
+use overdrive_core::{AveragedBy, GradientSync, PendingSum, RankGroup, SyncError};
 use overdrive_ffi::c10d::ReduceOp;
 use tch::{Kind, Tensor};
 
@@ -45,8 +45,15 @@ impl GradientSync for ProcessGroup {
     /// The ranks' hosts wait for one another, not for the device: over NCCL the number goes through a group over Gloo,
     /// which the first sum makes.
     fn sum(&self, value: f64) -> Result<f64, SyncError> {
+        self.start_sum(value)?()
+    }
+
+    fn start_sum(&self, value: f64) -> Result<PendingSum, SyncError> {
         let mut total = Tensor::f_from_slice(&[value]).map_err(DdpError::from)?;
-        self.of_the_host()?.all_reduce(&mut total, ReduceOp::Sum)?;
-        Ok(total.f_double_value(&[0]).map_err(DdpError::from)?)
+        let work = self.of_the_host()?.all_reduce_async(&mut total, ReduceOp::Sum)?;
+        Ok(Box::new(move || {
+            work.wait()?;
+            Ok(total.f_double_value(&[0]).map_err(DdpError::from)?)
+        }))
     }
 }

@@ -1,6 +1,6 @@
 //! Leaving gradients local: by `no_sync`, and for gradient accumulation.
 
-use overdrive_core::{AveragedBy, GradientSync, SyncError};
+use overdrive_core::{AveragedBy, GradientSync, PendingSum, SyncError};
 use overdrive_ffi::TensorId;
 use tch::Tensor;
 
@@ -105,5 +105,9 @@ impl GradientSync for DistributedDataParallel {
 
     fn sum(&self, value: f64) -> Result<f64, SyncError> {
         self.group.sum(value)
+    }
+
+    fn start_sum(&self, value: f64) -> Result<PendingSum, SyncError> {
+        self.group.start_sum(value)
     }
 }
