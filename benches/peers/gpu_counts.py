@@ -6,6 +6,7 @@ version, then answers each line `CLOCK-INDEX STEPS` with the processor seconds t
 the clock `process` or `thread`.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -139,7 +140,7 @@ def step_of(recipe, capturable=False):
             if inputs.dtype == torch.uint8:
                 inputs = inputs / 255
         for some, wanted in zip(inputs.chunk(parts), targets.chunk(parts)):
-            with torch.autocast("cuda", dtype=kind, enabled=recipe["autocast"] is not None):
+            with torch.autocast("cuda", dtype=kind) if recipe["autocast"] else contextlib.nullcontext():
                 loss = functional.cross_entropy(model(some), wanted)
             scaler.scale(loss / parts if parts > 1 else loss).backward()
         if recipe["clip"]:

@@ -333,5 +333,5 @@ fn random(like: &Tensor, rows: i64, columns: i64, seed: u64) -> Result<Tensor, D
     let normal = |_| (-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos();
     let numbers: Vec<f64> = (0..rows * columns).map(normal).collect();
     let matrix = Tensor::f_from_slice(&numbers)?.f_view([rows, columns])?;
-    Ok(matrix.f_to_kind(like.kind())?.f_to_device(like.device())?)
+    Ok(overdrive_ffi::upload(&matrix.f_to_kind(like.kind())?, like.device())?)
 }

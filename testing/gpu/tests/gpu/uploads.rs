@@ -4,8 +4,12 @@ use anyhow::{Result, ensure};
 use overdrive::dataload::{MixUp, OnDevice, TensorDataset, ToFloat};
 use overdrive::ffi::{self, Rows};
 use overdrive::prelude::*;
-use overdrive_ddp::hooks::{OneBit, PowerSgd, PowerSgdOptions, TopK};
-use overdrive_ddp::{Backend, CommHook, DistributedDataParallel, InitMethod, ProcessGroup, SyncBatchNorm};
+use overdrive_ddp::hooks::{
+    CastCompress, HierarchicalAllReduce, OneBit, PostLocalSgd, PowerSgd, PowerSgdOptions, TopK,
+};
+use overdrive_ddp::{
+    Backend, CommHook, DistributedDataParallel, InitMethod, OneBitAdam, OneBitAdamOptions, ProcessGroup, SyncBatchNorm,
+};
 use overdrive_fakecuda::{Counts, Fake, Pace, runtime, waits};
 use tch::nn;
 
@@ -131,6 +135,7 @@ pub fn a_cache_on_the_device_uploads_each_sample_once() -> Result<()> {
     let (samples, places) = (48 * (16 * 4 + 8), 48 * 8);
     let first = fake.counts();
     ensure!(uploaded(&first) == samples + places, "{first:?}");
+    ensure!(waits(&first) == 0 && !first.contains_key(PAGEABLE), "{first:?}");
     fake.reset();
     for batch in &loader {
         drop(batch?);
@@ -145,6 +150,15 @@ pub fn a_new_scale_is_set_without_waiting() -> Result<()> {
     drop(scaler.scale(&Tensor::ones([1], FLOAT))?);
     costs(0, || scaler.update_to(1024.0))?;
     ensure!(scaler.scale_value()? == 1024.0);
+    Ok(())
+}
+
+/// The caller writes to all of it: clearing it first would cost as much as the copy.
+pub fn pinned_memory_is_not_cleared() -> Result<()> {
+    drop(ffi::empty_pinned(&[1 << 16], Kind::Float)?.fill_(7.0));
+    // libtorch's allocator gives the same block again.
+    let again = ffi::empty_pinned(&[1 << 16], Kind::Float)?;
+    ensure!(again.eq(7.0).all().int64_value(&[]) == 1, "the block was cleared, or is another one");
     Ok(())
 }
 
@@ -210,9 +224,25 @@ pub fn hooks_and_statistics_over_nccl_neither_wait_nor_upload() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let group = alone(&folder)?;
     let power = PowerSgdOptions { start_power_sgd_iter: 2, ..Default::default() };
-    costs_of_hook(&group, OneBit::new(&group, 0))?;
-    costs_of_hook(&group, TopK::new(&group, 0.1, 0)?)?;
-    costs_of_hook(&group, PowerSgd::new(&group, power)?)?;
+    costs_of_hook(0, &group, OneBit::new(&group, 0))?;
+    costs_of_hook(0, &group, TopK::new(&group, 0.1, 0)?)?;
+    costs_of_hook(0, &group, PowerSgd::new(&group, power)?)?;
+    // A new right factor in each step, of the only matrix: 64 numbers.
+    let power = PowerSgdOptions { warm_start: false, ..power };
+    costs_of_hook(4 * 64, &group, PowerSgd::new(&group, power)?)?;
+    costs_of_hook(0, &group, CastCompress::half(&group))?;
+    costs_of_hook(0, &group, PostLocalSgd::new(&group, None, 0))?;
+    costs_of_hook(0, &group, HierarchicalAllReduce::new(&group, 1)?)?;
+    let weights = Tensor::randn([64, 64], FLOAT).set_requires_grad(true);
+    let options = OneBitAdamOptions { freeze_step: 1, ..OneBitAdamOptions::default() };
+    let mut opt = OneBitAdam::new(&group, [&weights], options)?;
+    let mut step = || -> Result<()> {
+        weights.square().sum(Kind::Float).backward();
+        opt.step()?;
+        Ok(opt.zero_grad()?)
+    };
+    (0..FIRST_PASSES).try_for_each(|_| step())?;
+    costs(0, step)?;
 
     let norm_vs = nn::VarStore::new(GPU);
     let norm = SyncBatchNorm::new(norm_vs.root(), 3, Default::default(), &group);
@@ -220,7 +250,7 @@ pub fn hooks_and_statistics_over_nccl_neither_wait_nor_upload() -> Result<()> {
     costs(0, || norm.forward_t(&images, true).map(|it| it.sum(Kind::Float).backward()))
 }
 
-fn costs_of_hook(group: &ProcessGroup, hook: impl CommHook + 'static) -> Result<()> {
+fn costs_of_hook(bytes: u64, group: &ProcessGroup, hook: impl CommHook + 'static) -> Result<()> {
     let vs = nn::VarStore::new(GPU);
     let linear = nn::linear(vs.root(), 64, 64, Default::default());
     let ddp = DistributedDataParallel::builder(group).build(&vs)?;
@@ -232,5 +262,5 @@ fn costs_of_hook(group: &ProcessGroup, hook: impl CommHook + 'static) -> Result<
     };
     // PowerSGD's first matrices are uploaded in the step after its warm-up.
     (0..FIRST_PASSES + 1).try_for_each(|_| step())?;
-    costs(0, step)
+    costs(bytes, step)
 }

@@ -14,11 +14,13 @@ const BATCH: i64 = 16;
 const SEEDS: u64 = 50;
 
 /// Where a rank's batches come from.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Source {
     Loader,
     DeviceCache,
 }
+
+const SOURCES: [Source; 2] = [Source::Loader, Source::DeviceCache];
 
 /// Trains with each seed of the device's progress, from 0, which is the eager one.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
@@ -26,7 +28,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let (on_nccl, seeds): (bool, u64) = (backend == "nccl", seeds.parse()?);
     let group = group(meeting, if on_nccl { Backend::Nccl } else { Backend::Gloo })?;
     let device = if on_nccl { Device::Cuda(meeting.rank) } else { Device::Cpu };
-    for seed in 0..=seeds {
+    for (seed, source) in (0..=seeds).flat_map(|seed| SOURCES.map(|source| (seed, source))) {
         if let Some(fake) = Fake::get() {
             fake.find_races(true);
             ensure!(fake.guard_pinned(true), "pinned memory cannot be guarded");
@@ -37,11 +39,11 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
                 _ => Pace::Random(seed - 1),
             });
         }
-        let source = if seed % 2 == 0 { Source::Loader } else { Source::DeviceCache };
+        let at = || format!("rank {}, {source:?}, seed {seed}", meeting.rank);
         let result = train(&group, device, source);
         let notes = Fake::get().map(Fake::notes).unwrap_or_default();
-        ensure!(notes.is_empty(), "rank {}, seed {seed}: {}", meeting.rank, notes.join("; "));
-        let result = result.with_context(|| format!("rank {}, seed {seed}", meeting.rank))?;
+        ensure!(notes.is_empty(), "{}: {}", at(), notes.join("; "));
+        let result = result.with_context(at)?;
         println!("result {}", result.iter().map(f64::to_string).collect::<Vec<_>>().join(" "));
     }
     if on_nccl { uses_only(meeting.rank, meeting.size) } else { Ok(()) }
@@ -102,12 +104,13 @@ fn as_over_gloo(size: usize) -> Result<()> {
         let (expected, found) = (results(gloo)?, results(nccl)?);
         let expected = expected.first().context("nothing over Gloo")?;
         ensure!(expected.len() == 2 * BATCHES as usize + 4, "{expected:?}");
-        ensure!(found.len() as u64 == seeds + 1, "{} results of rank {rank}", found.len());
-        for (seed, found) in found.iter().enumerate() {
+        ensure!(found.len() == SOURCES.len() * (seeds as usize + 1), "{} results of rank {rank}", found.len());
+        for (number, found) in found.iter().enumerate() {
             let is_near = |(found, expected): (&f64, &f64)| (found - expected).abs() <= 1e-5 * expected.abs().max(1.0);
             ensure!(
                 found.len() == expected.len() && found.iter().zip(expected).all(is_near),
-                "rank {rank}, seed {seed}: {found:?} over NCCL, {expected:?} over Gloo"
+                "rank {rank}, seed {}: {found:?} over NCCL, {expected:?} over Gloo",
+                number / SOURCES.len()
             );
         }
     }

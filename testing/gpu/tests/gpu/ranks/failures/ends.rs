@@ -1,6 +1,7 @@
 //! How groups and works end: closed, dropped, given up, and made anew.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
@@ -40,7 +41,23 @@ pub fn drops(rank: Rank, meeting: &Meeting, what: &str) -> Result<()> {
         return tell(meeting, "nothing");
     }
     if group.rank() == 1 {
-        stay_away();
+        if what == "lost" { std::process::abort() } else { stay_away() }
+    }
+    if what == "lost" {
+        let error = group.barrier().err().context("a rank is missing")?;
+        ensure!(name(&error) == "Lost", "{error}");
+        drop(group);
+        return tell(meeting, "dropped");
+    }
+    if what == "in a panic" {
+        // Its timeout is longer than anybody waits for this rank.
+        let under_way = work(&mut sum)?;
+        let panicking = AssertUnwindSafe(move || {
+            let _dropped = (group, under_way);
+            panic!("planted");
+        });
+        ensure!(catch_unwind(panicking).is_err());
+        return tell(meeting, "dropped");
     }
     if what == "stalled" {
         group.set_timeout(SHORT)?;

@@ -73,7 +73,7 @@ fn told(case: &str, what: &str, size: usize, is_asked: fn(usize) -> bool, ends: 
             anyhow::bail!("{case}, {what}: rank {rank} was told nothing: {status}\n{output}\n{errors}");
         }
     }
-    if case.ends_with("stalls") || ["aborted", "stalled", "timed out", "not closed"].contains(&what) {
+    if case.ends_with("stalls") || ["aborted", "stalled", "timed out", "in a panic", "not closed"].contains(&what) {
         ensure!(ranks[1].is_running()?, "{case}, {what}: the stalled rank has ended");
     }
     if ends {
@@ -281,9 +281,11 @@ pub fn what_is_under_way_can_be_dropped() -> Result<()> {
 }
 
 /// libtorch's watchdog knows of the timeout too, and would end the process when its pause is over.
-pub fn a_group_can_be_dropped_after_a_timeout() -> Result<()> {
-    let told = told("drop", "timed out", SIZE, others, true)?;
-    ensure!(told == ["dropped"; SIZE - 1], "{told:?}");
+pub fn a_group_can_be_dropped_after_a_failure_and_in_a_panic() -> Result<()> {
+    for what in ["timed out", "lost", "in a panic"] {
+        let told = told("drop", what, SIZE, others, true)?;
+        ensure!(told == ["dropped"; SIZE - 1], "{what}: {told:?}");
+    }
     Ok(())
 }
 
