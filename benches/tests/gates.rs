@@ -33,7 +33,8 @@ fn main() -> Result<()> {
     tch::set_num_threads(1);
     let trial = |name: String, test: Box<dyn FnOnce() -> Result<()> + Send>| {
         let test = move || test().map_err(|error| Failed::from(format!("{error:#}")));
-        Trial::test(name, test).with_ignored_flag(!has_stand_ins)
+        // Counts and losses of the same step.
+        Trial::test(name, test).with_kind("control flow, numbers").with_ignored_flag(!has_stand_ins)
     };
     let ours = OUR_OPTIMIZERS.map(|optimizer| Recipe::new("mlp", optimizer));
     let steps = recipes().into_iter().chain(ours);

@@ -83,6 +83,7 @@ fn main() -> Result<ExitCode> {
         loading::the_last_batch_is_free_when_its_epoch_has_ended,
         loading::a_cache_on_the_device_is_filled_beside_the_computation,
         loading::a_cache_on_the_device_keeps_the_samples_alone,
+        loading::batches_ahead_take_no_more_than_the_devices_budget,
         loading::a_missing_wait_is_found,
         loading::a_missing_record_stream_is_found,
         loading::a_pinned_buffer_used_again_is_found,

@@ -80,6 +80,24 @@ fn left_reserved(workers: usize, dropped: Dropped) -> Result<i64> {
     Ok(left)
 }
 
+/// Workers that run ahead are held to the budget of the device, which is another one than the host's.
+pub fn batches_ahead_take_no_more_than_the_devices_budget() -> Result<()> {
+    const AHEAD: i64 = 3;
+    let bytes = FLOATS * 4;
+    let samples = FnDataset::new(24, |_| Ok(Tensor::ones([FLOATS], (Kind::Float, Device::Cpu))));
+    let builder = DataLoader::builder(samples).batch_size(1).num_workers(2).prefetch_factor(8);
+    let loader = builder.device_budget((AHEAD * bytes) as usize).to_device(GPU).build()?;
+    let before = cuda::memory_stats(0)?.allocated_bytes;
+    cuda::reset_peak_memory_stats(0)?;
+    for batch in &loader {
+        drop(batch?);
+    }
+    // Those ahead, and the one that is taken.
+    let peak = cuda::memory_stats(0)?.allocated_peak_bytes - before;
+    ensure!(peak >= bytes && peak <= (AHEAD + 1) * bytes, "{peak} bytes, of batches of {bytes}");
+    Ok(())
+}
+
 /// A cache keeps its samples, and no batch.
 pub fn a_cache_on_the_device_keeps_the_samples_alone() -> Result<()> {
     const SAMPLES: i64 = 4;

@@ -15,7 +15,7 @@ use crate::{GPU, fake};
 
 pub use memory::{
     a_cache_on_the_device_is_filled_beside_the_computation, a_cache_on_the_device_keeps_the_samples_alone,
-    the_last_batch_is_free_when_its_epoch_has_ended,
+    batches_ahead_take_no_more_than_the_devices_budget, the_last_batch_is_free_when_its_epoch_has_ended,
 };
 pub use planted::{
     a_batch_dropped_early_is_found, a_loader_that_forgets_a_wait_is_found, a_missing_record_stream_is_found,
