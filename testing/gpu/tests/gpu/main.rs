@@ -94,6 +94,7 @@ fn main() -> Result<ExitCode> {
         uploads::rows_on_the_device_are_gathered_without_waiting,
         uploads::a_cache_on_the_device_uploads_each_sample_once,
         uploads::a_new_scale_is_set_without_waiting,
+        uploads::steps_fed_by_a_loader_neither_wait_nor_upload_more_than_the_batch,
         uploads::pinned_memory_is_not_cleared,
         uploads::accumulation_over_nccl_neither_waits_nor_uploads,
         uploads::a_step_within_join_neither_waits_nor_uploads,

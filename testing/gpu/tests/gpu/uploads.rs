@@ -1,8 +1,9 @@
 //! What goes to the device without need, and what the host waits for without need: counted on a fake device.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use overdrive::dataload::{MixUp, OnDevice, TensorDataset, ToFloat};
 use overdrive::ffi::{self, Rows};
+use overdrive::nn::metrics::AverageMeter;
 use overdrive::prelude::*;
 use overdrive_ddp::hooks::{
     CastCompress, HierarchicalAllReduce, OneBit, PostLocalSgd, PowerSgd, PowerSgdOptions, TopK,
@@ -142,6 +143,39 @@ pub fn a_cache_on_the_device_uploads_each_sample_once() -> Result<()> {
     }
     let second = fake.counts();
     ensure!(uploaded(&second) == places && waits(&second) == 0 && !second.contains_key(PAGEABLE), "{second:?}");
+    Ok(())
+}
+
+/// A loader, half precision with a scaler, an optimizer and a meter: a whole epoch of steps.
+pub fn steps_fed_by_a_loader_neither_wait_nor_upload_more_than_the_batch() -> Result<()> {
+    for workers in [0, 2] {
+        let labels = Tensor::randint(4, [64], (Kind::Int64, Device::Cpu));
+        let samples = (Tensor::randn([64, 16], (Kind::Float, Device::Cpu)), labels);
+        let builder = DataLoader::builder(TensorDataset::new(samples)?).batch_size(8).num_workers(workers);
+        let loader = builder.to_device(GPU).build()?;
+        let model =
+            sequential![overdrive::nn::Linear::new(16, 32)?, overdrive::nn::Relu, overdrive::nn::Linear::new(32, 4)?];
+        model.to(GPU)?;
+        let mut opt = AdamW::builder(&model).build()?;
+        let mut scaler = GradScaler::new(GPU);
+        let mut meter = AverageMeter::new("loss");
+        let epoch = || -> Result<()> {
+            for batch in &loader {
+                let (inputs, targets) = batch?;
+                let loss = {
+                    let _autocast = AutocastGuard::new(GPU, Kind::Half)?;
+                    model.forward(&inputs)?.cross_entropy_for_logits(&targets)
+                };
+                scaler.scale(&loss)?.f_backward()?;
+                scaler.step(&mut opt)?;
+                scaler.update()?;
+                opt.zero_grad()?;
+                meter.update(&loss, 8)?;
+            }
+            Ok(())
+        };
+        costs(64 * (16 * 4 + 8), epoch).with_context(|| format!("{workers} workers"))?;
+    }
     Ok(())
 }
 
