@@ -64,6 +64,8 @@ for packed in "$here"/bin/*.gz; do
   program=$bin/$(basename "$packed" .gz)
   gzip -dc "$packed" >"$program" && chmod +x "$program" || fail "cannot unpack $packed to $bin"
 done
+# Programs look for data beside them.
+ln -s "$here/data" "$bin/data" || fail "cannot make a link in $bin"
 "$bin/overdrive-bench" --help >/dev/null ||
   fail "cannot run the programs in $bin; if no program may run there, set TMPDIR to another folder"
 mkfifo "$work/pipe" || fail "cannot make a pipe in $work"

@@ -377,8 +377,8 @@ def main():
     # Inductor has this program compute their checksums.
     config.aot_inductor.precompile_headers &= shutil.which("openssl") is not None
     # Elsewhere in the folder for temporary files, which all users share.
-    codecache._HEADER_DIR = os.path.join(cache, "headers")
-    codecache._HEADER_LOCK_DIR = os.path.join(cache, "headers", "locks")
+    codecache._HEADER_DIR = os.path.join(cache, "inductor-headers")
+    codecache._HEADER_LOCK_DIR = os.path.join(cache, "inductor-headers", "locks")
     print("stage trace", flush=True)
     program, least = export(request)
     if least:

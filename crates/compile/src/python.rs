@@ -186,7 +186,20 @@ pub(crate) fn compile(
             }
         }
     }
-    let status = child.wait().map_err(|error| failed(error.to_string(), String::new()))?;
+    // One that has made the package may still hang at its end.
+    let status = loop {
+        match child.try_wait().map_err(|error| failed(error.to_string(), String::new()))? {
+            Some(status) => break status,
+            None if began.elapsed() < cache.timeout => thread::sleep(Duration::from_millis(5)),
+            None => {
+                let _ = child.kill().and_then(|()| child.wait());
+                if done {
+                    return Ok(());
+                }
+                return Err(CompileError::Ended { python: python.to_owned(), limit: cache.timeout });
+            }
+        }
+    };
     if status.success() && done {
         return Ok(());
     }

@@ -12,7 +12,7 @@ pub(crate) const COMPILING: &str = "compiling-";
 /// What nothing was made in for so long is in nobody's use: such a folder was left by a process that was killed.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// The compiled headers, which all compilations use.
-const HEADERS: &str = "headers";
+const HEADERS: &str = "inductor-headers";
 /// What Python has found out about the processor's vectors.
 const VECTORS: &str = "vectors-";
 /// The files of a step, in the order in which they are deleted: without its package there is none, and the lock is held
@@ -29,12 +29,21 @@ struct Files {
 
 /// What a file of the cache belongs to; `None` for one that is not the cache's.
 fn owner(name: &str) -> Option<&str> {
-    if name == HEADERS || name.starts_with(VECTORS) {
+    if name == HEADERS || name.strip_prefix(VECTORS).is_some_and(is_checksum) {
         return Some(name);
     }
     let (key, kind) = name.split_once('.')?;
-    let is_key = key.len() == 64 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
-    (is_key && KINDS.contains(&kind)).then_some(key)
+    (is_checksum(key) && KINDS.contains(&kind)).then_some(key)
+}
+
+fn is_checksum(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Whether it is the folder of a compilation: `compiling-` and the six letters and digits of a temporary folder.
+fn is_compilation(path: &Path, name: &str) -> bool {
+    let is_drawn = |drawn: &str| drawn.len() == 6 && drawn.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    name.strip_prefix(COMPILING).is_some_and(is_drawn) && path.is_dir()
 }
 
 /// Deletes what was used least recently, with all that belongs to it, until the cache's files in this folder take at most
@@ -44,7 +53,7 @@ pub(crate) fn make(folder: &Path, limit: u64, key: &str) {
     let mut steps: HashMap<String, Files> = HashMap::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        if name.starts_with(COMPILING) {
+        if is_compilation(&path, &name) {
             if size(&path).is_some_and(|(_, used)| is_abandoned(used)) {
                 remove(&path);
             }
@@ -157,10 +166,10 @@ mod tests {
     #[test]
     fn records_and_headers_count_and_headers_in_use_stay() {
         let (old, new) = (key("a") + ".json", key("b") + ".pt2");
-        let folder = folder_with(&[(&old, 3), ("headers/all.h.gch", 0), (&new, 0)]);
+        let folder = folder_with(&[(&old, 3), ("inductor-headers/all.h.gch", 0), (&new, 0)]);
         make(folder.path(), 10, &key("b"));
-        assert_eq!(left(folder.path()), [new.as_str(), "headers"]);
-        let folder = folder_with(&[(&old, 1), ("headers/all.h.gch", 2), (&new, 0)]);
+        assert_eq!(left(folder.path()), [new.as_str(), "inductor-headers"]);
+        let folder = folder_with(&[(&old, 1), ("inductor-headers/all.h.gch", 2), (&new, 0)]);
         make(folder.path(), 20, &key("b"));
         assert_eq!(left(folder.path()), [old.as_str(), &new]);
     }
@@ -168,19 +177,30 @@ mod tests {
     /// The folder may be one with other things in it.
     #[test]
     fn what_is_not_the_caches_stays() {
-        let others = [".bashrc", "data/train.bin", "model.pt2", "notes.json", "step.lock"];
+        let others = [
+            ".bashrc",
+            "compiling-notes",
+            "compiling-thesis/main.tex",
+            "data/train.bin",
+            "headers/all.h",
+            "model.pt2",
+            "notes.json",
+            "step.lock",
+            "vectors-mine",
+        ];
         let mut files: Vec<(&str, u64)> = others.iter().map(|name| (*name, 9)).collect();
         let step = [key("a") + ".pt2", key("a") + ".explain.json", format!("vectors-{}", key("b"))];
         files.extend(step.iter().map(|name| (name.as_str(), 9)));
         let folder = folder_with(&files);
         make(folder.path(), 0, "");
-        assert_eq!(left(folder.path()), [".bashrc", "data", "model.pt2", "notes.json", "step.lock"]);
+        let kept = others.map(|name| name.split('/').next().unwrap_or(name));
+        assert_eq!(left(folder.path()), kept);
     }
 
     #[test]
     fn what_a_killed_compilation_left_is_deleted_a_day_later() {
-        let folder = folder_with(&[("compiling-old/step.pt2", 1), ("compiling-new/step.pt2", 0)]);
+        let folder = folder_with(&[("compiling-a1B2c3/step.pt2", 1), ("compiling-d4E5f6/step.pt2", 0)]);
         make(folder.path(), u64::MAX, "key");
-        assert_eq!(left(folder.path()), ["compiling-new"]);
+        assert_eq!(left(folder.path()), ["compiling-d4E5f6"]);
     }
 }

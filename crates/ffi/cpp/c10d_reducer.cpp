@@ -68,6 +68,14 @@ class HeldReducer final : public c10d::Reducer,
     return numbers;
   }
 
+  // Called by the hook, while the reducer is locked.
+  std::optional<overdrive::LentHook::Place> place(const at::Tensor& buffer) const {
+    for (size_t i = 0; i < buckets_.size(); ++i)
+      if (buckets_[i].gradients.is_same(buffer))
+        return overdrive::LentHook::Place{i, i + 1 == buckets_.size(), buckets_[i].variables};
+    return std::nullopt;
+  }
+
   bool is_final() {
     std::lock_guard<std::mutex> lock(mutex_);
     return has_rebuilt_bucket_;
@@ -91,7 +99,15 @@ class HeldReducer final : public c10d::Reducer,
       TORCH_CHECK(!bucket.empty(), "a bucket has a parameter");
     }
     TORCH_CHECK(count == params_.size(), "a layout has each parameter once");
+    TORCH_CHECK(!static_graph_, "the buckets of a static graph are known after its first passes alone");
+    TORCH_CHECK(!expect_autograd_hooks_, "a forward pass has begun whose backward pass has not run");
     ensure_prior_reduction_finished();
+    // What is known of the gradients' order belongs to the passes so far.
+    if (has_rebuilt_bucket_ == is_final && std::equal(buckets_.begin(), buckets_.end(), buckets.begin(), buckets.end(),
+                                                      [](const Bucket& bucket, const std::vector<size_t>& numbers) {
+                                                        return bucket.variable_indices == numbers;
+                                                      }))
+      return;
     has_rebuilt_bucket_ = is_final;
     rebuilt_params_.clear();
     rebuilt_param_indices_.clear();
@@ -383,7 +399,9 @@ od_status od_reducer_set_hook(od_reducer* reducer, void* owner, int32_t (*start)
                               at::Tensor* (*finish)(void*, size_t), void (*drop)(void*), od_error* err) noexcept {
   std::unique_ptr<overdrive::LentHook> hook;
   try {
-    hook = std::make_unique<overdrive::LentHook>(owner, start, finish, drop);
+    // The reducer owns the hook.
+    auto places = [held = reducer->reducer.get()](const at::Tensor& buffer) { return held->place(buffer); };
+    hook = std::make_unique<overdrive::LentHook>(owner, start, finish, drop, places);
   } catch (const std::bad_alloc& e) {
     drop(owner);
     return overdrive::fail(err, OD_OUT_OF_MEMORY, e.what(), e.what());

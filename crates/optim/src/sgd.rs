@@ -86,7 +86,12 @@ impl Algorithm for SgdOptions {
     fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
         let some = step.params.get(0)?;
         // The parameters' dtype may have been changed since the optimizer was built.
-        let fused = step.fused && (step.scale.is_some() || Self::has_fused_kernel(some.device(), some.kind()));
+        let fused = step.fused && Self::has_fused_kernel(some.device(), some.kind());
+        if step.fused && !fused && step.scale.is_some() {
+            let why = "the parameters were converted to 16 bits after the optimizer was built, and it cannot step them with a \
+                       scale: build it after the conversion";
+            return Err(tch::TchError::Torch(why.to_owned()).into());
+        }
         let one = |params: &TensorList, grads: &TensorList, buffers: Option<&TensorList>, first| match fused {
             true => self.fused((params, grads, buffers), first, step),
             false => self.foreach((params, grads, buffers), first, step),

@@ -164,6 +164,12 @@ impl ArrowColumns {
         self.selected.iter().map(|selected| &self.leaf(selected).field)
     }
 
+    /// The names of the columns of nulls.
+    pub(super) fn masks(&self) -> Vec<Arc<str>> {
+        let masked = self.selected.iter().filter(|selected| matches!(selected.nulls, OnNull::Mask));
+        masked.map(|selected| selected.mask_name.clone()).collect()
+    }
+
     /// A checksum of what was selected, and of what becomes of nulls; 0 for all columns without nulls. The bytes of rows
     /// depend on it.
     pub(super) fn fingerprint(&self) -> u64 {

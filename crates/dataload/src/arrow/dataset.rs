@@ -247,7 +247,7 @@ impl ArrowDataset {
         }
         let columns = join(read, self.columns.empty()?)?;
         let (names, arrays): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
-        Table::new(names.into_iter(), arrays, rows)
+        Ok(Table::new(names.into_iter(), arrays, rows)?.with_masks(self.columns.masks()))
     }
 
     /// Rows of the selected columns of a record batch.

@@ -72,7 +72,7 @@ impl ArrowColumns {
                 }
             }
         }
-        Ok(Table::from_columns(columns, rows))
+        Ok(Table::from_columns(columns, rows).with_masks(self.masks()))
     }
 
     fn check_schema(&self, batch: &RecordBatch) -> Result<(), DataError> {

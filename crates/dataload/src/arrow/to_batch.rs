@@ -47,12 +47,12 @@ impl Table {
         {
             return Err(DataError::option("texts", "names of columns of strings", format!("{name:?}")));
         }
-        let rows = [self.rows() as i64];
-        let is_mask = |column: &Column| matches!(column, Column::Tensor(mask) if mask.kind() == Kind::Bool && mask.size() == rows);
-        let mask_of = |name: &str| self.get(&format!("{name}.is_null")).filter(|column| is_mask(column));
-        let masks = |name: &str| name.strip_suffix(".is_null").is_some_and(|column| self.get(column).is_some());
+        let mask_of = |name: &str| {
+            let mask = format!("{name}.is_null");
+            self.get(&mask).filter(|_| self.is_mask(&mask))
+        };
         let (mut fields, mut arrays) = (Vec::new(), Vec::new());
-        for (name, column) in self.columns().filter(|(name, column)| !(masks(name) && is_mask(column))) {
+        for (name, column) in self.columns().filter(|(name, _)| !self.is_mask(name)) {
             let refused = |error: ArrowError| DataError::option("column", format!("{name:?} as an array"), error);
             let data = match column {
                 Column::Tensor(tensor) => of_tensor(tensor, name)?,

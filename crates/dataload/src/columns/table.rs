@@ -27,6 +27,8 @@ pub enum Column {
 pub struct Table {
     rows: usize,
     columns: Vec<(Arc<str>, Column)>,
+    /// The columns that tell where another one, `name` of `name.is_null`, has nulls.
+    masks: Vec<Arc<str>>,
 }
 
 impl Table {
@@ -36,12 +38,23 @@ impl Table {
         rows: usize,
     ) -> Result<Self, DataError> {
         let columns = names.zip(arrays).map(|(name, array)| Ok((name, array.into_values()?)));
-        Ok(Self { rows, columns: columns.collect::<Result<_, DataError>>()? })
+        Ok(Self { rows, columns: columns.collect::<Result<_, DataError>>()?, masks: Vec::new() })
     }
 
     #[cfg(feature = "arrow")]
     pub(crate) fn from_columns(columns: Vec<(Arc<str>, Column)>, rows: usize) -> Self {
-        Self { rows, columns }
+        Self { rows, columns, masks: Vec::new() }
+    }
+
+    #[cfg(feature = "arrow")]
+    pub(crate) fn with_masks(mut self, masks: Vec<Arc<str>>) -> Self {
+        self.masks = masks;
+        self
+    }
+
+    #[cfg(feature = "arrow")]
+    pub(crate) fn is_mask(&self, name: &str) -> bool {
+        self.masks.iter().any(|mask| **mask == *name)
     }
 
     /// How many rows there are.
@@ -114,7 +127,8 @@ impl TensorBatch for Table {
             };
             Ok((name.clone(), values))
         });
-        Ok(Self { rows: self.rows, columns: columns.collect::<Result<_, DataError>>()? })
+        let columns = columns.collect::<Result<_, DataError>>()?;
+        Ok(Self { rows: self.rows, columns, masks: self.masks.clone() })
     }
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {

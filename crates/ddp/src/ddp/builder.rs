@@ -213,7 +213,7 @@ impl DdpBuilder {
         let options = ReducerOptions {
             bucket_bytes,
             bucket_list: &bucket_list,
-            skip_unused: self.skip_all_reduce_unused_params,
+            skip_unused: self.skip_all_reduce_unused_params && self.find_unused_parameters,
             find_unused_parameters: self.find_unused_parameters,
             gradient_as_bucket_view: self.gradient_as_bucket_view,
             static_graph: self.static_graph,
@@ -234,6 +234,7 @@ impl DdpBuilder {
             buffers,
             states,
             finds_unused: self.find_unused_parameters && !self.static_graph,
+            is_static: self.static_graph,
             has_sparse: !self.sparse.is_empty(),
             skips_unused: self.skip_all_reduce_unused_params && self.find_unused_parameters,
             state: RefCell::new(State { needs_buffers: true, ..State::default() }),

@@ -193,7 +193,7 @@ impl DistributedDataParallel {
 
     /// Takes part in the collectives of the other ranks' next forward and backward pass.
     fn shadow(&self) -> Result<(), DdpError> {
-        self.reducer.borrow().before_forward(false).map_err(|source| self.failed("join", source))?;
+        self.begin_forward(false, "join")?;
         self.sync_buffers_at(BufferHookLocation::PreForward, false)?;
         let mut flag = self.number(0.0)?;
         self.group.on_host(self.group.all_reduce_async(&mut flag, ReduceOp::Sum)?)?;

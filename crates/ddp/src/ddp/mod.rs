@@ -80,6 +80,8 @@ pub struct DistributedDataParallel {
     /// All parameters and buffers, without their gradients.
     states: TensorList,
     finds_unused: bool,
+    /// Buckets change after the first passes, whatever was loaded.
+    is_static: bool,
     /// Some gradients are sparse.
     has_sparse: bool,
     /// Unused parameters are not reduced, so that gradients from an earlier pass would stay local.
@@ -281,10 +283,19 @@ impl DistributedDataParallel {
             let active = self.announce_forward(options)?;
             self.reducer.borrow().divide_by(active.engine(), !options.by_active_ranks)?;
         }
-        self.reducer.borrow().before_forward(synchronised).map_err(|source| self.failed("forward", source))?;
+        self.begin_forward(synchronised, "forward")?;
         self.sync_buffers_at(BufferHookLocation::PreForward, true)?;
         if joining.is_some() {
             self.announce_backward(synchronised)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the reducer, which may divide the parameters into other buckets now, and then the hook.
+    fn begin_forward(&self, synchronised: bool, op: &'static str) -> Result<(), DdpError> {
+        let rebuilt = self.reducer.borrow().before_forward(synchronised).map_err(|source| self.failed(op, source))?;
+        if let Some(hook) = self.hook.borrow().as_ref().filter(|_| rebuilt) {
+            hook.lock().rebuilt();
         }
         Ok(())
     }

@@ -15,7 +15,9 @@ const HOOK: &str = "hook";
 /// The division into buckets, in which sums over more than two ranks are rounded, and what the communication hook
 /// carries from pass to pass. Without it a resumed run begins with other buckets, and lossy hooks without their errors.
 ///
-/// Load it on all ranks before the same pass, after registering the hook. PyTorch saves neither.
+/// Load it on all ranks before the same pass, after registering the hook. With
+/// [`static_graph`](super::DdpBuilder::static_graph) there is no such state. PyTorch saves no division into buckets, and of
+/// hooks PowerSGD's state, if the program does.
 ///
 /// For `&DistributedDataParallel` too, since other parts borrow it.
 impl Stateful for DistributedDataParallel {
@@ -85,10 +87,15 @@ impl Stateful for &DistributedDataParallel {
 
 impl DistributedDataParallel {
     fn between_passes(&self) -> Result<(), StateError> {
-        match self.reducer.borrow().is_within_backward() {
-            true => Err(StateError::NotSaved { reason: "a backward pass is under way: call it between passes" }),
-            false => Ok(()),
-        }
+        let reason = match (self.is_static, self.reducer.borrow().is_within_backward()) {
+            (_, true) => "a backward pass is under way: call it between passes",
+            (true, _) => {
+                "with static_graph the buckets, and what a hook keeps for them, are made in the first passes of each \
+                 process: leave the DistributedDataParallel out of the checkpoint"
+            }
+            (false, false) => return Ok(()),
+        };
+        Err(StateError::NotSaved { reason })
     }
 }
 

@@ -78,6 +78,10 @@ pub trait CommHook: Send {
     fn differs_by_rank(&self) -> bool {
         false
     }
+
+    /// The parameters have been divided into other buckets: what it carries for buckets belongs to none of them. Once, in a
+    /// process without a loaded state after its first pass.
+    fn buckets_rebuilt(&mut self) {}
 }
 
 impl<F> CommHook for F
@@ -115,6 +119,7 @@ pub(crate) trait Carries: Send {
     fn state(&self) -> Result<StateDict, StateError>;
     fn load(&mut self, state: &StateDict) -> Result<(), StateError>;
     fn differs(&self) -> bool;
+    fn rebuilt(&mut self);
 }
 
 impl<H: CommHook> Carries for H {
@@ -128,6 +133,10 @@ impl<H: CommHook> Carries for H {
 
     fn differs(&self) -> bool {
         self.differs_by_rank()
+    }
+
+    fn rebuilt(&mut self) {
+        self.buckets_rebuilt();
     }
 }
 

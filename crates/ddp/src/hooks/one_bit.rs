@@ -124,4 +124,9 @@ impl CommHook for OneBit {
     fn differs_by_rank(&self) -> bool {
         true
     }
+
+    fn buckets_rebuilt(&mut self) {
+        self.means.clear();
+        self.loaded = Default::default();
+    }
 }

@@ -142,6 +142,9 @@ impl CommHook for PowerSgd {
             return Ok(PowerSgdInFlight::Mean(mean(&self.group, bucket)?));
         }
         let mut memory = self.memory.remove(&bucket.index).unwrap_or_default().on(bucket.buffer.device())?;
+        // Another bucket's, of a loaded state.
+        memory.error =
+            memory.error.filter(|error| (error.numel(), error.kind()) == (bucket.buffer.numel(), bucket.buffer.kind()));
         if let Some(error) = &memory.error {
             let _changed = bucket.buffer.shallow_clone().f_add_(error)?;
         }
@@ -155,7 +158,10 @@ impl CommHook for PowerSgd {
                 None => whole.push(gradient.shallow_clone()),
             }
         }
-        let fits = memory.qs.len() == matrices.len();
+        let of_matrix = |((q, matrix), rank): ((&Tensor, &Tensor), &i64)| {
+            q.size() == [matrix.size()[1], *rank] && q.kind() == matrix.kind()
+        };
+        let fits = memory.qs.len() == matrices.len() && memory.qs.iter().zip(&matrices).zip(&ranks).all(of_matrix);
         if !(self.options.warm_start && fits) {
             let seed = self.options.random_seed ^ (self.steps.done() << 20) ^ bucket.index as u64;
             let fresh = |(index, (matrix, &rank)): (usize, (&Tensor, &i64))| {
@@ -212,6 +218,10 @@ impl CommHook for PowerSgd {
     fn differs_by_rank(&self) -> bool {
         self.options.use_error_feedback
     }
+
+    fn buckets_rebuilt(&mut self) {
+        self.memory.clear();
+    }
 }
 
 impl PowerSgd {
@@ -259,6 +269,9 @@ impl PowerSgd {
             }
             memory.error = error;
             memory.qs = parts(&flatten(&memory.qs)?.f_where_self(&lost, &sum)?, &qs)?;
+        } else {
+            // All were sent whole: nothing is left for the next step.
+            *memory = Memory::default();
         }
         Ok(bucket.buffer.shallow_clone())
     }

@@ -115,6 +115,10 @@ impl CommHook for TopK {
     fn differs_by_rank(&self) -> bool {
         true
     }
+
+    fn buckets_rebuilt(&mut self) {
+        self.errors.clear();
+    }
 }
 
 /// Adds gradients to `error` in place, and moves its largest numbers out: returns their indices and values.

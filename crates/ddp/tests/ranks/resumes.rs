@@ -3,11 +3,12 @@
 use anyhow::{Result, ensure};
 use overdrive_core::{Entry, StateDict, Stateful};
 use overdrive_ddp::hooks::{OneBit, PostLocalSgd, PowerSgd, PowerSgdOptions, TopK};
-use overdrive_ddp::{DistributedDataParallel, ProcessGroup};
+use overdrive_ddp::{CommHook, DdpError, DistributedDataParallel, GradBucket, ProcessGroup, ReduceOp};
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
 use crate::harness::Meeting;
+use crate::hooks::{close, grads, runs};
 
 const SAVED: i64 = 6;
 const STEPS: i64 = 12;
@@ -35,6 +36,8 @@ impl Run {
             }
             "top-k" => ddp.register_comm_hook(TopK::new(group, 0.1, 2)?)?,
             "1-bit" => ddp.register_comm_hook(OneBit::new(group, 2))?,
+            "top-k at once" => ddp.register_comm_hook(TopK::new(group, 0.1, 0)?)?,
+            "1-bit at once" => ddp.register_comm_hook(OneBit::new(group, 0))?,
             "post-local SGD" => ddp.register_comm_hook(PostLocalSgd::new(group, None, SAVED as u64 + 2))?,
             _ => {}
         }
@@ -101,7 +104,129 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         without.train(group.rank(), SAVED..STEPS)?;
         ensure!(!are_equal(&whole.copy(), &without.copy()), "{hook}: the state makes no difference");
     }
-    refusals(&group)
+    refusals(&group)?;
+    before_the_rebuild(&group)?;
+    static_graphs(&group)?;
+    other_buckets(&group)?;
+    between_forward_and_backward(&group)?;
+    another_approximation(&group)
+}
+
+/// Factors of another rank, and errors that nothing adds to any more, are not used.
+fn another_approximation(group: &ProcessGroup) -> Result<()> {
+    let hook = |matrix_approximation_rank, min_compression_rate| {
+        let options = PowerSgdOptions {
+            start_power_sgd_iter: 2,
+            matrix_approximation_rank,
+            min_compression_rate,
+            ..Default::default()
+        };
+        PowerSgd::new(group, options)
+    };
+    let gradients = grads(group.rank(), 1, 120).to_kind(Kind::Float);
+    let mut one = hook(1, 2.0)?;
+    for _ in 0..4 {
+        runs(&mut one, &gradients.copy(), &[12, 10])?;
+    }
+    let state = one.state_dict()?.copied()?;
+    ensure!(state.tensor("q.0.0", &[10, 1], Kind::Float).is_ok() && state.get("error.0").is_ok(), "{state:?}");
+    let mut two = hook(2, 2.0)?;
+    two.load_state_dict(&state)?;
+    runs(&mut two, &gradients.copy(), &[12, 10])?;
+    ensure!(two.state_dict()?.tensor("q.0.0", &[10, 2], Kind::Float).is_ok());
+    // It sends all of them whole.
+    let mut none = hook(1, 1e6)?;
+    none.load_state_dict(&state)?;
+    runs(&mut none, &gradients.copy(), &[12, 10])?;
+    let mean = runs(&mut none, &gradients.copy(), &[12, 10])?;
+    ensure!(none.state_dict()?.get("error.0").is_err());
+    let all: Vec<Tensor> = (0..group.size()).map(|rank| grads(rank, 1, 120)).collect();
+    close(&mean, &crate::hooks::mean(&all), "without compression")
+}
+
+/// A state from before the buckets were rebuilt has errors of buckets that are no more: they are dropped, and no pass fails.
+fn before_the_rebuild(group: &ProcessGroup) -> Result<()> {
+    for hook in ["top-k at once", "1-bit at once"] {
+        let early = Run::new(group, hook)?;
+        early.train(group.rank(), 0..1)?;
+        let mut resumed = Run::new(group, hook)?;
+        resumed.write(&early.copy());
+        resumed.ddp.load_state_dict(&early.ddp.state_dict()?.copied()?)?;
+        resumed.train(group.rank(), 1..5)?;
+        for param in resumed.copy() {
+            let all = group.all_gather(&param)?;
+            ensure!(all.iter().all(|other| other.equal(&param)), "{hook}: the ranks' models differ");
+        }
+    }
+    Ok(())
+}
+
+/// libtorch numbers all buckets of their first pass alike; hooks get each bucket's own number.
+fn static_graphs(group: &ProcessGroup) -> Result<()> {
+    let params: Vec<Tensor> = [(Kind::Float, 300), (Kind::Double, 200), (Kind::Float, 100)]
+        .map(|(kind, count)| Tensor::ones([count], (kind, Device::Cpu)).set_requires_grad(true))
+        .into();
+    let named = params.iter().enumerate().map(|(number, param)| (number.to_string(), param.shallow_clone()));
+    let mut ddp = DistributedDataParallel::builder(group).static_graph(true).build_from(named.collect(), Vec::new())?;
+    ddp.register_comm_hook(TopK::new(group, 0.5, 1)?)?;
+    for _ in 0..4 {
+        let loss = ddp.forward(|| {
+            let sums = params.iter().map(|param| param.square().sum(Kind::Double));
+            sums.fold(Tensor::from(0.0), |sum, part| sum + part)
+        })?;
+        ddp.backward(&loss)?;
+    }
+    for error in [ddp.state_dict().map(drop), ddp.load_state_dict(&StateDict::new())] {
+        let error = error.expect_err("its buckets are made anew").to_string();
+        ensure!(error.contains("static_graph"), "{error}");
+    }
+    Ok(())
+}
+
+/// A program that has trained loads another division: a hook sees each bucket's own parameters.
+fn other_buckets(group: &ProcessGroup) -> Result<()> {
+    let mut run = Run::new(group, "none")?;
+    run.ddp.register_comm_hook({
+        let group = group.clone();
+        move |bucket: &GradBucket| {
+            let fits = |(gradient, param): (&Tensor, &Tensor)| gradient.size() == param.size();
+            let pairs = bucket.gradients.len() == bucket.parameters.len();
+            if !pairs || !bucket.gradients.iter().zip(&bucket.parameters).all(fits) {
+                return Err(DdpError::NoParameters);
+            }
+            let mut mean = bucket.buffer.shallow_clone();
+            Ok(group.all_reduce_async(&mut mean, ReduceOp::Avg)?.and_then(move |()| Ok(mean)))
+        }
+    })?;
+    run.train(group.rank(), 0..4)?;
+    for (numbers, lengths) in [([0i64, 1, 2, 3, 4, 5], vec![2i64, 2, 2]), ([5, 3, 1, 0, 2, 4], vec![6])] {
+        let mut state = StateDict::new();
+        state.insert("bucket_parameters", Entry::Tensor(Tensor::from_slice(&numbers)));
+        state.insert("bucket_lengths", Entry::Tensor(Tensor::from_slice(&lengths)));
+        state.insert("buckets_are_final", Entry::Bool(true));
+        run.ddp.load_state_dict(&state)?;
+        ensure!(are_same(&run.ddp.state_dict()?, &state));
+        run.train(group.rank(), 4..7)?;
+    }
+    Ok(())
+}
+
+fn between_forward_and_backward(group: &ProcessGroup) -> Result<()> {
+    let mut run = Run::new(group, "top-k")?;
+    run.train(group.rank(), 0..1)?;
+    let other = Run::new(group, "top-k")?;
+    other.train(group.rank(), 0..4)?;
+    let (state, before) = (other.ddp.state_dict()?, run.ddp.state_dict()?.copied()?);
+    let inputs = Tensor::ones([4, 24], (Kind::Float, Device::Cpu));
+    // The first forward after the first pass divides the parameters anew.
+    let loss = run.ddp.forward(|| run.net.forward(&inputs))?.sum(Kind::Float);
+    ensure!(!are_same(&run.ddp.state_dict()?, &before));
+    let before = run.ddp.state_dict()?.copied()?;
+    let error = run.ddp.load_state_dict(&state).expect_err("a backward pass is still to come").to_string();
+    ensure!(error.contains("backward pass has not run"), "{error}");
+    ensure!(are_same(&run.ddp.state_dict()?, &before));
+    run.ddp.backward(&loss)?;
+    Ok(run.ddp.load_state_dict(&state)?)
 }
 
 /// Refused, and nothing has changed.

@@ -1,6 +1,6 @@
 //! bfloat16 parameters with updates smaller than their precision.
 
-use overdrive_core::{Optimizer, Stateful};
+use overdrive_core::{GradScale, Optimizer, Stateful};
 use overdrive_optim::{Adafactor, AdamW, Asgd, AveragedModel, Averaging, Lamb, LowPrecision, NAdam, Rprop, Sgd};
 use tch::{Kind, Tensor};
 
@@ -68,6 +68,11 @@ fn sgd_moves_every_weight() {
             late.sum(kind).backward();
             opt.step().unwrap();
             assert!(late.detach().equal(&Tensor::full([N], 0.75, (kind, CPU))), "{kind:?}");
+            // A scale would need the fused kernel.
+            let found_inf = Tensor::zeros([], (Kind::Float, CPU));
+            let scale = GradScale { scale: None, found_inf: &found_inf };
+            let error = opt.step_scaled(scale).unwrap_err().to_string();
+            assert!(error.contains("after the optimizer was built"), "{error}");
         }
     }
 }
