@@ -25,6 +25,7 @@ mod power_sgd;
 mod resumes;
 mod sparse;
 mod spawned;
+mod starts;
 mod strangers;
 mod torchrun;
 mod training;
@@ -64,6 +65,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("hierarchy", hierarchy::scenario),
     ("hierarchy_on_the_wire", network::hierarchy),
     ("resumes", resumes::scenario),
+    ("starts", starts::scenario),
     ("sparse", sparse::scenario),
     ("ends", ends::scenario),
     ("panicking_hook", hook_failures::panicking),
@@ -144,6 +146,7 @@ fn main() -> Result<ExitCode> {
         plain("gradients_are_averaged_inside_of_hosts_first", "hierarchy", 4),
         plain("buffers_are_what_their_hook_makes_of_them", "buffers", 2),
         plain("others_join_and_loops_end_with_the_shortest", "joins", 3),
+        plain("groups_and_reducers_start_and_end_in_any_order", "starts", 2),
         plain("runs_of_3_resume_to_the_bit_with_each_hook", "resumes", 3),
         plain("sparse_gradients_are_averaged", "sparse", 3),
         plain("groups_end_in_order", "ends", 2),
