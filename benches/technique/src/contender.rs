@@ -229,6 +229,8 @@ fn whole(job: &Job, device: Device, mut wait: impl FnMut() -> Result<()>) -> Res
     let mut clock = Clock::start(device);
     let feed = feed(job, device)?;
     let mut trainer = trainer(job, device)?;
+    // The text's pieces are those of Python's contenders.
+    tch::manual_seed(i64::from(job.seed));
     let mut result = Whole { seed: job.seed, ..Whole::default() };
     let is_text = job.workload == Workload::Text;
     let mut batches = if is_text { endless(job, &*feed)? } else { Box::new(std::iter::empty()) };

@@ -105,7 +105,7 @@ mod tests {
     use std::process::Command;
 
     use sha2::{Digest, Sha256};
-    use tch::Kind;
+    use tch::{Kind, Tensor};
 
     use super::*;
 
@@ -115,31 +115,50 @@ import hashlib, json, sys
 import common, digits, photos, text
 models = [digits.Cnn, lambda: photos.resnet(7), text.Gpt]
 of = lambda values: hashlib.sha256(values.detach().numpy().tobytes()).hexdigest()
-print(json.dumps([[of(values) for values in common.initial(model).parameters()] for model in models]))
+weights = [[of(values) for values in common.initial(model).parameters()] for model in models]
+common.torch.manual_seed(5)
+batches = iter(text.Pieces())
+pieces = [of(part) for _ in range(2) for part in next(batches)]
+print(json.dumps([weights, pieces]))
 ";
 
     /// Needs a Python with PyTorch and torchvision; `OVERDRIVE_PYTHON` sets the interpreter.
     #[test]
-    fn all_contenders_begin_with_pythons_weights() {
+    fn all_contenders_begin_with_pythons_weights_and_read_its_pieces_of_text() {
         let python = std::env::var("OVERDRIVE_PYTHON").unwrap_or_else(|_| "python3".to_owned());
         let imported = Command::new(&python).args(["-c", "import torch, torchvision"]).output();
         if !imported.is_ok_and(|output| output.status.success()) {
             println!("skipped: no Python with PyTorch and torchvision");
             return;
         }
-        let job = r#"{"contender": "pytorch", "device": "cpu", "seed": 5, "batch_size": 1, "threads": 1}"#;
+        let play = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/text/hamlet.txt");
+        let job = serde_json::json!({
+            "workload": "text", "contender": "pytorch", "parts": [], "device": "cpu", "seed": 5, "threads": 1,
+            "batch_size": 3, "tries": true, "has_bf16": false, "options": null, "settle_seconds": 0.0,
+            "turn_seconds": 0.0, "length": 1, "train": play, "test": null, "test_images": 0,
+        });
         let peers = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
-        let output = Command::new(&python).args(["-c", PYTHON, job]).env("PYTHONPATH", peers).output().unwrap();
+        let output =
+            Command::new(&python).args(["-c", PYTHON, &job.to_string()]).env("PYTHONPATH", peers).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let theirs: Vec<Vec<String>> = serde_json::from_slice(&output.stdout).unwrap();
+        let (theirs, pieces): (Vec<Vec<String>>, Vec<String>) = serde_json::from_slice(&output.stdout).unwrap();
+        let hex = |bytes: Vec<u8>| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         for (workload, theirs) in [Workload::Digits, Workload::Photos, Workload::Text].into_iter().zip(theirs) {
             let ours = weights(workload, 5, Device::Cpu, 7).unwrap();
             let checksum = |weight: &Parameter| {
                 let values: Vec<f32> = weight.tensor().detach().flatten(0, -1).to_kind(Kind::Float).try_into().unwrap();
-                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-                Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+                hex(values.iter().flat_map(|value| value.to_le_bytes()).collect())
             };
             assert_eq!(ours.iter().map(checksum).collect::<Vec<_>>(), theirs, "{workload}");
         }
+        let feed = super::super::text::feed(&serde_json::from_value(job).unwrap(), Device::Cpu).unwrap();
+        tch::manual_seed(5);
+        let batches = feed.epoch(0).take(2).map(Result::unwrap);
+        let checksum = |part: Tensor| {
+            let numbers: Vec<i64> = part.flatten(0, -1).try_into().unwrap();
+            hex(numbers.iter().flat_map(|number| number.to_le_bytes()).collect())
+        };
+        let ours: Vec<String> = batches.flat_map(|(inputs, targets)| [inputs, targets]).map(checksum).collect();
+        assert_eq!(ours, pieces);
     }
 }

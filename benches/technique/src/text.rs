@@ -1,7 +1,9 @@
 //! The text: a small GPT over the characters of a play.
 
-use anyhow::Result;
-use tch::data::TextData;
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result};
+use overdrive_dataload::DataError;
 use tch::nn::Module;
 use tch::{Device, Kind, Tensor, nn};
 
@@ -85,27 +87,39 @@ impl Block {
     }
 }
 
-/// Random pieces of the text, from tch's `TextData`.
+/// Pieces of the text at random places, drawn from libtorch's generator as in `peers/text.py`: the same for a seed.
 ///
 /// # Errors
 /// When the text cannot be read.
 pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
     let batch_size = (job.batch_size / job.micro_batches()) as i64;
-    Ok(Box::new(Pieces { text: TextData::new(&job.train)?, context: context(device), batch_size }))
+    let text = std::fs::read_to_string(&job.train).with_context(|| format!("cannot read {}", job.train.display()))?;
+    let characters: BTreeSet<char> = text.chars().collect();
+    let numbers: BTreeMap<char, i64> = characters.into_iter().zip(0..).collect();
+    let text = Tensor::from_slice(&text.chars().map(|character| numbers[&character]).collect::<Vec<_>>());
+    Ok(Box::new(Pieces { text, context: context(device), batch_size }))
 }
 
 struct Pieces {
-    text: TextData,
+    /// The numbers of all characters.
+    text: Tensor,
     context: i64,
     batch_size: i64,
 }
 
 impl Feed for Pieces {
     fn epoch(&self, _: u64) -> Batches<'_> {
-        let pieces = self.text.iter_shuffle(self.context + 1, self.batch_size);
-        Box::new(pieces.map(|piece| {
-            let piece = piece.to_kind(Kind::Int64);
-            Ok((piece.narrow(1, 0, self.context), piece.narrow(1, 1, self.context)))
-        }))
+        let last = self.text.size()[0] - self.context;
+        let batch = move |_| {
+            let places = Tensor::f_randint(last, [self.batch_size], (Kind::Int64, Device::Cpu))?;
+            let places = Vec::<i64>::try_from(&places)?;
+            let pieces = |from: i64| {
+                let pieces = places.iter().map(|at| self.text.f_narrow(0, at + from, self.context));
+                Tensor::f_stack(&pieces.collect::<Result<Vec<_>, _>>()?, 0)
+            };
+            Ok((pieces(0)?, pieces(1)?))
+        };
+        let batches = last / self.batch_size;
+        Box::new((0..batches).map(batch).map(|batch: Result<_, tch::TchError>| batch.map_err(DataError::Tensor)))
     }
 }
