@@ -21,7 +21,7 @@ pub enum BufferHookLocation {
     PostForward,
 }
 
-type Hook = Box<dyn FnMut(&[(String, Tensor)]) -> Result<(), DdpError>>;
+type Hook = Box<dyn FnMut(&[(String, Tensor)]) -> Result<(), DdpError> + Send>;
 
 /// The buffers that ranks exchange.
 pub(super) struct Buffers {
@@ -78,7 +78,7 @@ impl DistributedDataParallel {
     pub fn register_buffer_comm_hook(
         &self,
         location: BufferHookLocation,
-        hook: impl FnMut(&[(String, Tensor)]) -> Result<(), DdpError> + 'static,
+        hook: impl FnMut(&[(String, Tensor)]) -> Result<(), DdpError> + Send + 'static,
     ) -> Result<(), DdpError> {
         self.outside_backward("register_buffer_comm_hook")?;
         if let Some(buffers) = &self.buffers {

@@ -1,7 +1,7 @@
 //! A hook for buffers in place of the broadcast of rank 0's.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use anyhow::{Result, ensure};
 use overdrive_ddp::{BufferHookLocation, DdpError, DistributedDataParallel, ReduceOp};
@@ -17,12 +17,12 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         let vs = nn::VarStore::new(Device::Cpu);
         let norm = nn::batch_norm1d(vs.root() / "norm", 3, Default::default());
         let ddp = DistributedDataParallel::new(&vs, &group)?;
-        let (calls, fails) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+        let (calls, fails) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let hook = {
             let (calls, fails, group) = (calls.clone(), fails.clone(), group.clone());
             move |buffers: &[(String, Tensor)]| {
-                calls.set(calls.get() + 1);
-                if fails.get() {
+                calls.fetch_add(1, Relaxed);
+                if fails.load(Relaxed) {
                     return Err(DdpError::NoParameters);
                 }
                 // `num_batches_tracked` is a whole number in PyTorch's modules.
@@ -40,7 +40,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         };
         let step = || -> Result<()> { Ok(ddp.backward(&forward()?.square().sum(Kind::Float))?) };
         (0..4).try_for_each(|_| step())?;
-        ensure!(calls.get() == 4, "{location:?}: called {} times", calls.get());
+        ensure!(calls.load(Relaxed) == 4, "{location:?}: called {} times", calls.load(Relaxed));
         // The means of this rank's batches are 1 or 2. After the forward pass they have just been averaged.
         let mean = vs.variables()["norm.running_mean"].mean(Kind::Double);
         let all: Vec<f64> = group.all_gather(&mean)?.iter().map(|mean| mean.double_value(&[])).collect();
@@ -50,11 +50,11 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         // Momentum 0.1 four times towards 1.5.
         ensure!((centre - 1.5 * (1.0 - 0.9f64.powi(4))).abs() < 1e-3, "{location:?}: {all:?}");
         // Its errors are the forward pass's, and it is called again.
-        fails.set(true);
+        fails.store(true, Relaxed);
         ensure!(matches!(forward(), Err(DdpError::NoParameters)));
-        fails.set(false);
+        fails.store(false, Relaxed);
         step()?;
-        ensure!(calls.get() == 6, "{location:?}: called {} times", calls.get());
+        ensure!(calls.load(Relaxed) == 6, "{location:?}: called {} times", calls.load(Relaxed));
         let refused = ddp.join(false, || ());
         ensure!(
             matches!(&refused, Err(DdpError::Unsupported { op: "join", reason }) if reason.contains("buffer hook"))

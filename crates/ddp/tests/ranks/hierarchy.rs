@@ -36,7 +36,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
 fn trains(group: &ProcessGroup) -> Result<()> {
     let train = |hierarchical: bool| -> Result<Vec<Tensor>> {
         tch::manual_seed(1);
-        let vs = nn::VarStore::new(Device::Cpu);
+        let mut vs = nn::VarStore::new(Device::Cpu);
         let linear = |name, from, to| nn::linear(vs.root() / name, from, to, Default::default());
         let net = nn::seq().add(linear("a", 24, 33)).add_fn(Tensor::relu).add(linear("b", 33, 7));
         vs.double();

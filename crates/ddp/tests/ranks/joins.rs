@@ -43,7 +43,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     let length = |rank: usize| 3 + 2 * rank;
     tch::manual_seed(1);
-    let vs = nn::VarStore::new(Device::Cpu);
+    let mut vs = nn::VarStore::new(Device::Cpu);
     let linear = nn::linear(vs.root(), 3, 2, Default::default());
     vs.double();
     let ddp = DistributedDataParallel::new(&vs, &group)?;

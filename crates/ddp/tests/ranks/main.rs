@@ -195,7 +195,7 @@ fn main() -> Result<ExitCode> {
     let no_network = network::missing();
     let no_python = torchrun::python().is_none().then(|| "no Python with torch 2.11".to_owned());
     let no_gpu = nccl::missing();
-    let needy: [(&'static str, Test, &Option<String>); 7] = [
+    let needy: [(&'static str, Test, &Option<String>); 8] = [
         ("nccl_sums_and_copies", nccl::sums_and_copies, &no_gpu),
         ("nccl_trains", nccl::trains, &no_gpu),
         ("hooks_send_the_bytes_that_their_ratios_predict", network::bytes_on_the_wire, &no_network),
