@@ -82,7 +82,7 @@ def skip_module(out, module, wanted, package):
 
 
 # Without one of these, the cases that need it are skipped. g++ is no module, but a case says so in the same way.
-OPTIONAL = {"PIL", "g++", "numpy", "prodigyopt", "safetensors", "schedulefree", "timm", "torchinfo", "torchvision", "transformers"}
+OPTIONAL = {"PIL", "g++", "huggingface_hub", "numpy", "prodigyopt", "safetensors", "schedulefree", "timm", "torchinfo", "torchvision", "transformers"}
 
 
 def main():
@@ -100,13 +100,17 @@ def main():
             continue
         recorder = Recorder()
         torch.manual_seed(0)
+        failure = missing = None
         try:
             function(recorder)
-            failure = None
-        except Exception:  # the Rust half reports a failed case
-            failure = traceback.format_exc()
+        except Exception as error:  # the Rust half reports a failed case
+            package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else None
+            if package in OPTIONAL:
+                missing = package
+            else:
+                failure = traceback.format_exc()
         save_safetensors(out / f"{name}.safetensors", recorder.tensors)
-        record = {"checks": recorder.checks, "values": recorder.values, "failure": failure}
+        record = {"checks": recorder.checks, "values": recorder.values, "failure": failure, "missing": missing}
         (out / f"{name}.json").write_text(json.dumps(record))
         print(name, flush=True)
 

@@ -126,18 +126,18 @@ fn another_approximation(group: &ProcessGroup) -> Result<()> {
     let gradients = grads(group.rank(), 1, 120).to_kind(Kind::Float);
     let mut one = hook(1, 2.0)?;
     for _ in 0..4 {
-        runs(&mut one, &gradients.copy(), &[12, 10])?;
+        let _ = runs(&mut one, &gradients.copy(), &[12, 10])?;
     }
     let state = one.state_dict()?.copied()?;
     ensure!(state.tensor("q.0.0", &[10, 1], Kind::Float).is_ok() && state.get("error.0").is_ok(), "{state:?}");
     let mut two = hook(2, 2.0)?;
     two.load_state_dict(&state)?;
-    runs(&mut two, &gradients.copy(), &[12, 10])?;
+    let _ = runs(&mut two, &gradients.copy(), &[12, 10])?;
     ensure!(two.state_dict()?.tensor("q.0.0", &[10, 2], Kind::Float).is_ok());
     // It sends all of them whole.
     let mut none = hook(1, 1e6)?;
     none.load_state_dict(&state)?;
-    runs(&mut none, &gradients.copy(), &[12, 10])?;
+    let _ = runs(&mut none, &gradients.copy(), &[12, 10])?;
     let mean = runs(&mut none, &gradients.copy(), &[12, 10])?;
     ensure!(none.state_dict()?.get("error.0").is_err());
     let all: Vec<Tensor> = (0..group.size()).map(|rank| grads(rank, 1, 120)).collect();

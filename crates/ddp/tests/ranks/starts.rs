@@ -17,7 +17,7 @@ const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 enum Alive {
     Group(ProcessGroup),
     Work(Work, Tensor),
-    Wrapped(DistributedDataParallel, Vec<Tensor>),
+    Wrapped(Box<DistributedDataParallel>, Vec<Tensor>),
 }
 
 pub fn scenario(meeting: &Meeting) -> Result<()> {
@@ -72,5 +72,5 @@ fn wrapped(group: &ProcessGroup, hook: usize, passes: usize) -> Result<Alive> {
     if passes == 1 {
         drop(forward()?);
     }
-    Ok(Alive::Wrapped(ddp, params))
+    Ok(Alive::Wrapped(Box::new(ddp), params))
 }
