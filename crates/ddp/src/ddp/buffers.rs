@@ -40,6 +40,10 @@ impl Buffers {
     /// `None` without buffers.
     pub(super) fn new(named: Vec<(String, Tensor)>) -> Result<Option<Self>, DdpError> {
         let list = TensorList::new(&named.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
+        // A hook after the forward pass would be a change of what batch normalization has kept for backward, where it does
+        // not use it: as in PyTorch, autograd does not see what ranks exchange.
+        let unseen = |(name, tensor): (String, Tensor)| Ok((name, tensor.f_data()?));
+        let named = named.into_iter().map(unseen).collect::<Result<Vec<_>, DdpError>>()?;
         Ok((!named.is_empty()).then(|| Self { list, named, hook: RefCell::new(None) }))
     }
 
@@ -65,10 +69,11 @@ impl DistributedDataParallel {
         self.exchange_buffers(true)
     }
 
-    /// Calls `hook` with the names and tensors of all buffers instead of overwriting them with rank 0's: to average them,
-    /// for instance. It is called on all ranks, once after each synchronised backward: before or after the next forward
-    /// pass that trains. It writes to the tensors, and may run any collectives. Another call replaces it. Without buffers,
-    /// and with [`broadcast_buffers(false)`](super::DdpBuilder::broadcast_buffers), it is never called.
+    /// Calls `hook` with the names and tensors of all buffers instead of overwriting them with rank 0's: to average
+    /// them, for instance. It is called on all ranks, once after each synchronised backward: before or after the next
+    /// forward pass that trains. It writes to the tensors, which autograd does not see, and may run any collectives.
+    /// Another call replaces it. Without buffers, and with
+    /// [`broadcast_buffers(false)`](super::DdpBuilder::broadcast_buffers), it is never called.
     ///
     /// # Errors
     /// [`DdpError::WithinBackward`] in the middle of a pass.
