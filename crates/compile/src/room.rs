@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use overdrive_core::LockedFile;
 
 /// The folders of compilations that are under way.
-pub(crate) const COMPILING: &str = "compiling-";
+pub(crate) const COMPILING: &str = "overdrive-compiling-";
 /// What nothing was made in for so long is in nobody's use: such a folder was left by a process that was killed.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// The compiled headers, which all compilations use.
@@ -40,7 +40,7 @@ fn is_checksum(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Whether it is the folder of a compilation: `compiling-` and the six letters and digits of a temporary folder.
+/// Whether it is the folder of a compilation: `overdrive-compiling-` and the six letters and digits of a temporary folder.
 fn is_compilation(path: &Path, name: &str) -> bool {
     let is_drawn = |drawn: &str| drawn.len() == 6 && drawn.bytes().all(|byte| byte.is_ascii_alphanumeric());
     name.strip_prefix(COMPILING).is_some_and(is_drawn) && path.is_dir()
@@ -199,8 +199,9 @@ mod tests {
 
     #[test]
     fn what_a_killed_compilation_left_is_deleted_a_day_later() {
-        let folder = folder_with(&[("compiling-a1B2c3/step.pt2", 1), ("compiling-d4E5f6/step.pt2", 0)]);
+        let folder =
+            folder_with(&[("overdrive-compiling-a1B2c3/step.pt2", 1), ("overdrive-compiling-d4E5f6/step.pt2", 0)]);
         make(folder.path(), u64::MAX, "key");
-        assert_eq!(left(folder.path()), ["compiling-d4E5f6"]);
+        assert_eq!(left(folder.path()), ["overdrive-compiling-d4E5f6"]);
     }
 }

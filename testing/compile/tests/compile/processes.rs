@@ -151,7 +151,7 @@ fn a_killed_compiler_leaves_an_uncompiled_run_and_the_next_one_compiles() {
     let left = left_in(folder.path());
     // The loss by itself was compiled then; of the killed step, the record is left.
     let packages = left.iter().filter(|name| name.ends_with(".pt2")).count();
-    assert!(packages == 1 && !left.iter().any(|name| name.starts_with("compiling-")), "{left:?}");
+    assert!(packages == 1 && !left.iter().any(|name| name.contains("compiling-")), "{left:?}");
 
     let (again, _) = end(start(folder.path(), None));
     assert!(again.ends_with("compiled: yes"), "{again}");
