@@ -14,7 +14,8 @@ pub struct Place<'a> {
     pub nnodes: usize,
     pub master_addr: &'a str,
     pub master_port: u16,
-    pub attempt: u32,
+    /// After failures; torchrun does not count changes of the nodes either.
+    pub restarts: u32,
     pub max_restarts: u32,
     pub run_id: &'a str,
     pub role: &'a str,
@@ -39,7 +40,7 @@ pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
         ("ROLE_NAME", place.role.to_owned()),
         ("MASTER_ADDR", without_brackets(place.master_addr).to_owned()),
         ("MASTER_PORT", place.master_port.to_string()),
-        ("TORCHELASTIC_RESTART_COUNT", place.attempt.to_string()),
+        ("TORCHELASTIC_RESTART_COUNT", place.restarts.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", place.max_restarts.to_string()),
         ("TORCHELASTIC_RUN_ID", place.run_id.to_owned()),
     ];

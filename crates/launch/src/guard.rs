@@ -122,7 +122,9 @@ fn alone(host: &Host) -> End {
         let reserved = if plan.master_port.is_none() { Some(ReservedPort::new()?) } else { None };
         let team = Team {
             attempt,
+            restarts: attempt,
             node_rank: 0,
+            nnodes: 1,
             first_rank: 0,
             world_size: plan.nproc,
             master_addr: plan.master_addr.clone().unwrap_or_else(|| "127.0.0.1".to_owned()),

@@ -8,15 +8,12 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::process::{Pid, getpid, kill_process};
-use signal_hook::iterator::{Handle, Signals};
+use rustix::process::getpid;
 
 use crate::error::LaunchError;
+use crate::forwarding::Forwarding;
 use crate::plan::Plan;
 use crate::roles::{self, ROLE, Role};
 use crate::secret::{Secret, Trust};
@@ -75,11 +72,41 @@ impl Launch {
         self
     }
 
-    /// Hosts, each of which runs a launcher; 1 unless set. Several hosts need [`rdzv_endpoint`](Self::rdzv_endpoint)
-    /// and [`secret`](Self::secret).
+    /// Hosts, each of which runs a launcher; 1 unless set. With [`min_nodes`](Self::min_nodes), the most of them.
+    /// Several hosts need [`rdzv_endpoint`](Self::rdzv_endpoint) and [`secret`](Self::secret).
+    #[doc(alias = "max_nodes")]
     #[must_use]
     pub fn nnodes(mut self, nnodes: usize) -> Self {
         self.plan.nnodes = nnodes;
+        self
+    }
+
+    /// Makes the run elastic: it begins when this many hosts have joined, and goes on without lost hosts while this many
+    /// are left. All ranks are started again, with their new `RANK` and `WORLD_SIZE`, when a host is lost, leaves by a
+    /// signal to its launcher, or joins; such restarts do not count as [`max_restarts`](Self::max_restarts). The loss of
+    /// node 0 ends the run. Must be the same on all nodes; [`nnodes`](Self::nnodes) unless set.
+    ///
+    /// With fewer hosts the run waits for the [`join_timeout`](Self::join_timeout), and ends with
+    /// [`LaunchError::NodesMissing`].
+    ///
+    /// # Source
+    /// `LaunchConfig.min_nodes`; `--nnodes MIN:MAX` of torchrun.
+    #[must_use]
+    pub fn min_nodes(mut self, min_nodes: usize) -> Self {
+        self.plan.min_nodes = Some(min_nodes);
+        self
+    }
+
+    /// How long an elastic run waits for more hosts once [`min_nodes`](Self::min_nodes) have joined; 30 s unless set. It
+    /// does not wait when all are there. A host that joins later waits for this long at most, and for a second after the
+    /// last one that has joined.
+    ///
+    /// # Source
+    /// torchrun's `last_call_timeout`.
+    #[doc(alias = "last_call_timeout")]
+    #[must_use]
+    pub fn last_call(mut self, timeout: Duration) -> Self {
+        self.plan.last_call = timeout.min(Duration::from_secs(u32::MAX.into()));
         self
     }
 
@@ -341,36 +368,4 @@ fn guard_lost(status: std::io::Result<ExitStatus>, interrupted: Option<i32>) -> 
         Err(error) => format!("was lost: {error}"),
     };
     LaunchError::Guard(format!("the guard process {how}; the ranks were ended"))
-}
-
-/// A thread that forwards signals to the guard.
-struct Forwarding {
-    handle: Handle,
-    thread: JoinHandle<()>,
-    ending: Arc<AtomicI32>,
-}
-
-impl Forwarding {
-    fn start(wanted: &[i32], guard: &Child) -> std::io::Result<Self> {
-        let mut incoming = Signals::new(signals::not_ignored(wanted))?;
-        let (handle, guard) = (incoming.handle(), Pid::from_child(guard));
-        let ending = Arc::new(AtomicI32::new(0));
-        let last = Arc::clone(&ending);
-        let thread = thread::Builder::new().name("signals".to_owned()).spawn(move || {
-            for number in incoming.forever() {
-                if signals::ends_the_run(number) {
-                    last.store(number, Ordering::Relaxed);
-                }
-                let _ = signals::from_number(number).map(|signal| kill_process(guard, signal));
-            }
-        })?;
-        Ok(Self { handle, thread, ending })
-    }
-
-    /// Returns the last signal that asked to end the run.
-    fn stop(self) -> Option<i32> {
-        self.handle.close();
-        let _ = self.thread.join();
-        Some(self.ending.load(Ordering::Relaxed)).filter(|number| *number != 0)
-    }
 }

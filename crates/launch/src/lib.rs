@@ -23,6 +23,7 @@ mod attempt;
 mod environment;
 mod error;
 mod failures;
+mod forwarding;
 mod guard;
 mod host_name;
 mod launch;

@@ -33,7 +33,11 @@ pub struct Plan {
     pub is_own_program: bool,
     pub envs: Vec<(OsString, OsString)>,
     pub nproc: usize,
+    /// Of an elastic run the most.
     pub nnodes: usize,
+    /// Set for an elastic run.
+    pub min_nodes: Option<usize>,
+    pub last_call: Duration,
     pub node_rank: Option<usize>,
     pub endpoint: Option<(String, u16)>,
     pub is_host: Option<bool>,
@@ -69,6 +73,8 @@ impl Plan {
             envs: Vec::new(),
             nproc: 1,
             nnodes: 1,
+            min_nodes: None,
+            last_call: Duration::from_secs(30),
             node_rank: None,
             endpoint: None,
             is_host: None,
@@ -124,6 +130,12 @@ impl Plan {
         if !(1..=MOST_NODES).contains(&self.nnodes) {
             return refuse(format!("--nnodes {}: give 1 to {MOST_NODES} hosts", self.nnodes));
         }
+        if self.fewest_nodes() == 0 || self.fewest_nodes() > self.nnodes {
+            return refuse(format!(
+                "--nnodes {}: the fewest hosts have to be at least 1, and not more than the most; give MIN:MAX, like 2:4",
+                self.nnodes_text()
+            ));
+        }
         if let Some(rank) = self.node_rank.filter(|rank| *rank >= self.nnodes) {
             return refuse(format!("--node-rank {rank}: ranks of {} nodes are 0 to {}", self.nnodes, self.nnodes - 1));
         }
@@ -176,6 +188,20 @@ impl Plan {
                 refuse(format!("{what} names local rank {rank}; this host has local ranks 0 to {}", self.nproc - 1))
             }
         }
+    }
+
+    pub fn fewest_nodes(&self) -> usize {
+        self.min_nodes.unwrap_or(self.nnodes)
+    }
+
+    /// Whether the number of nodes may change during the run.
+    pub fn is_elastic(&self) -> bool {
+        self.fewest_nodes() != self.nnodes
+    }
+
+    /// `2`, or `1:4` for an elastic run.
+    pub fn nnodes_text(&self) -> String {
+        if self.is_elastic() { format!("{}:{}", self.fewest_nodes(), self.nnodes) } else { self.nnodes.to_string() }
     }
 
     pub fn is_shown(&self, local_rank: usize) -> bool {
@@ -241,6 +267,8 @@ mod tests {
         assert!(refused(|plan| plan.nproc = 5000).contains("--nproc-per-node 5000"));
         assert_eq!(refused(|plan| plan.nnodes = 0), "--nnodes 0: give 1 to 65536 hosts");
         assert!(refused(|plan| plan.nnodes = 2).contains("--rdzv-endpoint"));
+        assert!(refused(|plan| (plan.min_nodes, plan.nnodes) = (Some(4), 2)).starts_with("--nnodes 4:2: the fewest"));
+        assert!(refused(|plan| (plan.min_nodes, plan.nnodes) = (Some(0), 2)).starts_with("--nnodes 0:2: the fewest"));
         let meets = |plan: &mut Plan| (plan.nnodes, plan.endpoint) = (2, Some(("a".into(), 1)));
         assert!(refused(meets).starts_with("2 nodes need a secret, the same on all of them"));
         assert_eq!(refused(|plan| plan.run_id = "x".repeat(1025)), "--rdzv-id has 1025 bytes; give at most 1024");

@@ -2,6 +2,7 @@
 //! `main`.
 #![forbid(unsafe_code)]
 
+mod elastic;
 mod failures;
 mod launcher;
 mod library;
@@ -30,6 +31,7 @@ fn main() {
         signals::TESTS,
         nodes::TESTS,
         lost::TESTS,
+        elastic::TESTS,
         strangers::TESTS,
         options::TESTS,
         library::TESTS,

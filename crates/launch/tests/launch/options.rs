@@ -143,7 +143,10 @@ fn invalid_options_are_refused_before_anything_starts() {
     };
     refused(&["--nproc-per-node=0"], "--nproc-per-node 0: give 1 to 1024 ranks on this host");
     refused(&["--nproc-per-node=many"], "give a number from 1 on, gpu, cpu or auto");
-    refused(&["--nnodes=1:4"], "a range of hosts is not supported");
+    refused(&["--nnodes=4:1"], "--nnodes 4:1: the fewest hosts come first; give MIN:MAX, like 1:4");
+    refused(&["--nnodes=0:2"], "--nnodes 0:2: the fewest hosts have to be at least 1");
+    refused(&["--nnodes=1:many"], "give a number of hosts from 1 on, or MIN:MAX, like 2:4");
+    refused(&["--nnodes=1:2"], "2 nodes need an endpoint");
     refused(&["--nnodes=2"], "--rdzv-endpoint node0:29500");
     refused(&["--nnodes=2", "--node-rank=2", "--master-addr=here"], "--node-rank 2: ranks of 2 nodes are 0 to 1");
     refused(&["--rdzv-endpoint=here:there", "--nnodes=2"], "give a host and a port");

@@ -44,7 +44,8 @@ pub struct Cli {
     )]
     pub nproc_per_node: String,
 
-    /// Number of hosts; start this launcher on each
+    /// Number of hosts; start this launcher on each. MIN:MAX makes the run elastic: it begins with MIN hosts, goes on
+    /// without lost ones while MIN are left, and takes in those that join later, by starting all ranks again
     #[arg(long, value_name = "M", env = "PET_NNODES", default_value = "1", allow_negative_numbers = true)]
     pub nnodes: String,
 
@@ -75,8 +76,8 @@ pub struct Cli {
     #[arg(long, value_name = "ID", alias = "rdzv_id", env = "PET_RDZV_ID", default_value = "none")]
     pub rdzv_id: String,
 
-    /// join_timeout or timeout in seconds, is_host, keep_alive_interval in seconds, keep_alive_max_attempt; torchrun's
-    /// other keys are ignored
+    /// join_timeout or timeout in seconds, last_call_timeout in seconds (how long an elastic run that has MIN hosts waits
+    /// for more), is_host, keep_alive_interval in seconds, keep_alive_max_attempt; torchrun's other keys are ignored
     #[arg(long, value_name = "KEY=VALUE,..", alias = "rdzv_conf", env = "PET_RDZV_CONF", default_value = "")]
     pub rdzv_conf: String,
 

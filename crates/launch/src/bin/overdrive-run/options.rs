@@ -116,11 +116,16 @@ fn signals(names: &str) -> Result<Vec<i32>, LaunchError> {
 
 /// Sets the number of hosts, this host's rank, and the endpoint at which the launchers join.
 fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, LaunchError> {
-    let nnodes = if cli.standalone { 1 } else { values::nnodes(&cli.nnodes)? };
-    let mut launch =
-        launch.nnodes(nnodes).keep_alive(rendezvous.keep_alive_interval, rendezvous.keep_alive_max_attempt);
+    let (fewest, nnodes) = if cli.standalone { (1, 1) } else { values::nnodes(&cli.nnodes)? };
+    let mut launch = launch
+        .nnodes(nnodes)
+        .min_nodes(fewest)
+        .keep_alive(rendezvous.keep_alive_interval, rendezvous.keep_alive_max_attempt);
     if let Some(timeout) = rendezvous.join_timeout {
         launch = launch.join_timeout(timeout);
+    }
+    if let Some(last_call) = rendezvous.last_call {
+        launch = launch.last_call(last_call);
     }
     if nnodes == 1 {
         // A single host needs no endpoint, because no other launcher joins.

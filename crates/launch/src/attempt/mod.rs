@@ -1,23 +1,21 @@
 //! One attempt: starts this host's ranks, and waits until all of their processes have ended.
 
-use std::os::unix::process::CommandExt;
+mod start;
+
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde::{Deserialize, Serialize};
 
-use crate::environment::{self, Place};
 use crate::error::{LaunchError, RankEnd, RankFailure};
 use crate::failures::Failures;
-use crate::output::{self, Console, Kind, Output, Progress, Route};
+use crate::output::{self, Console, Kind, Output};
 use crate::plan::Plan;
 use crate::process::{self, DEATH_LIMIT};
 use crate::rendezvous::FromNodeZero;
-use crate::roles::{ROLE, Role};
 use crate::signals;
 
 /// What the guard waits for.
@@ -30,8 +28,13 @@ pub enum Event {
 /// The ranks that this host runs in one attempt, and the address of their store.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Team {
+    /// How often the ranks were started before.
     pub attempt: u32,
+    /// How often they were started again after a failure; other reasons are changes of the nodes.
+    pub restarts: u32,
     pub node_rank: usize,
+    /// Nodes that take part.
+    pub nnodes: usize,
     pub first_rank: usize,
     pub world_size: usize,
     pub master_addr: String,
@@ -133,87 +136,6 @@ enum Cause {
 }
 
 impl Attempt<'_> {
-    fn start(&self, local_rank: usize, progress: &Arc<Progress>) -> Result<Running, LaunchError> {
-        let (host, team, plan) = (self.host, self.team, &self.host.plan);
-        let rank = team.first_rank + local_rank;
-        let folder = host.logs.as_ref().map(|logs| logs.join(format!("attempt_{}/{local_rank}", team.attempt)));
-        if let Some(folder) = &folder {
-            std::fs::create_dir_all(folder).map_err(LaunchError::system(format!("create {}", folder.display())))?;
-        }
-        let error_file = folder.as_ref().map(|folder| folder.join("error.json"));
-        let place = Place {
-            rank,
-            local_rank,
-            world_size: team.world_size,
-            local_world_size: plan.nproc,
-            node_rank: team.node_rank,
-            nnodes: plan.nnodes,
-            master_addr: &team.master_addr,
-            master_port: team.master_port,
-            attempt: team.attempt,
-            max_restarts: plan.max_restarts,
-            run_id: &plan.run_id,
-            role: &plan.role,
-            error_file: error_file.as_deref(),
-        };
-        let mut child = self.command(&place).spawn().map_err(|error| LaunchError::Program {
-            program: plan.program.display().to_string(),
-            reason: error.to_string(),
-            missing: false,
-        })?;
-        let pid = Pid::from_child(&child);
-
-        let files = plan.redirects.of(local_rank);
-        let copies = plan.tee.of(local_rank);
-        let route = |kind: Kind| -> Result<(Route, Option<PathBuf>), LaunchError> {
-            let meant = |streams: crate::Streams| if kind == Kind::Out { streams.out() } else { streams.err() };
-            let log = folder.as_ref().filter(|_| meant(files) || meant(copies)).map(|it| it.join(kind.file_name()));
-            let shown = plan.is_shown(local_rank) && (meant(copies) || !meant(files));
-            let route = Route {
-                kind,
-                prefix: plan.prefix(rank, local_rank).into_bytes(),
-                console: shown.then(|| Arc::clone(&host.console)),
-                file: log.as_deref().map(output::create).transpose()?,
-                progress: Arc::clone(progress),
-            };
-            Ok((route, log))
-        };
-        let (out, err) = (route(Kind::Out)?, route(Kind::Err)?);
-        let piped = || LaunchError::Guard("a rank was started without pipes for its output".to_owned());
-        let outputs = [
-            Output::start(child.stdout.take().ok_or_else(piped)?, out.0)?,
-            Output::start(child.stderr.take().ok_or_else(piped)?, err.0)?,
-        ];
-        Ok(Running { rank, pid, end: None, outputs, logs: [out.1, err.1] })
-    }
-
-    fn command(&self, place: &Place<'_>) -> Command {
-        let plan = &self.host.plan;
-        let guard = getpid().as_raw_pid();
-        let mut command = Command::new("/proc/self/exe");
-        if plan.is_own_program {
-            command = Command::new(&plan.file);
-            command.env(ROLE, Role::Rank(guard).to_variable());
-        } else {
-            command.arg0(&plan.program).arg(&plan.file).env(ROLE, Role::Exec(guard).to_variable());
-        }
-        for argument in &plan.args {
-            match argument.to_str() {
-                // torchrun's only macro.
-                Some(text) => command.arg(text.replace("${local_rank}", &place.local_rank.to_string())),
-                None => command.arg(argument),
-            };
-        }
-        for name in environment::NOT_FOR_RANKS {
-            command.env_remove(name);
-        }
-        command.envs(environment::of(place)).env(process::MARK, &plan.mark);
-        command.envs(self.host.threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string())));
-        command.envs(plan.envs.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        command
-    }
-
     /// Returns when every rank has ended. If they were told to end, waits for the processes that they started too,
     /// until the grace period is over.
     fn wait(&mut self) {
