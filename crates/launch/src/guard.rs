@@ -17,6 +17,7 @@ use signal_hook::iterator::Signals;
 use crate::attempt::{self, Ended, Event, Host, Outcome, Team};
 use crate::environment;
 use crate::error::LaunchError;
+use crate::error_file;
 use crate::output::Console;
 use crate::plan::Plan;
 use crate::port::{self, ReservedPort};
@@ -70,8 +71,9 @@ fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>>
         if let Some(logs) = &logs {
             console.say(&format!("outputs are in {}", logs.display()));
         }
+        let errors = if logs.is_none() { folder_for_errors(&plan, &console) } else { None };
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Ok(Host { plan, name, console, logs, threads, events })
+        Ok(Host { plan, name, console, logs, errors, threads, events })
     })();
     let result = host.and_then(|host| if host.plan.nnodes == 1 { alone(&host) } else { together(&host, sender) });
     result.map_or_else(|error| Some(Err(error)), |end| end.map(Ok))
@@ -109,6 +111,12 @@ fn folder_for_logs(plan: &Plan) -> Result<PathBuf, LaunchError> {
     let id = plan.run_id.replace('/', "_");
     let folder = tempfile::Builder::new().prefix(&format!("{id}_")).tempdir_in(&base).map_err(failed())?;
     Ok(folder.keep())
+}
+
+/// Without the folder, ranks run as well, but cannot record their errors.
+fn folder_for_errors(plan: &Plan, console: &Console) -> Option<error_file::Folder> {
+    let made = error_file::Folder::create(&plan.mark);
+    made.inspect_err(|error| console.say(&format!("ranks cannot record errors: no temporary folder: {error}"))).ok()
 }
 
 /// `Ok(None)`: the launcher has died.

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::process::getpid;
 
 use crate::error::LaunchError;
+use crate::error_file;
 use crate::forwarding::Forwarding;
 use crate::plan::Plan;
 use crate::roles::{self, ROLE, Role};
@@ -320,6 +321,7 @@ impl Launch {
             Some(result) => result,
             None => {
                 process::end_marked(&plan.mark);
+                error_file::Folder::remove_left(&plan.mark);
                 Err(guard_lost(status, interrupted))
             }
         }

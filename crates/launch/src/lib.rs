@@ -22,6 +22,7 @@
 mod attempt;
 mod environment;
 mod error;
+mod error_file;
 mod failures;
 mod forwarding;
 mod guard;
@@ -32,6 +33,7 @@ mod output;
 mod plan;
 mod port;
 mod process;
+mod record;
 mod rendezvous;
 mod roles;
 mod secret;
@@ -39,8 +41,10 @@ mod signals;
 mod streams;
 
 pub use error::{FailureReport, LaunchError, RankEnd, RankFailure};
+pub use error_file::RecordedError;
 pub use host_name::is_host;
 pub use launch::Launch;
+pub use record::record;
 pub use roles::helper;
 pub use signals::by_name as signal_by_name;
 pub use streams::{Streams, StreamsByRank};

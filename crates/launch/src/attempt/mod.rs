@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LaunchError, RankEnd, RankFailure};
+use crate::error_file;
 use crate::failures::Failures;
 use crate::output::{self, Console, Kind, Output};
 use crate::plan::Plan;
@@ -48,6 +49,8 @@ pub struct Host {
     pub console: Arc<Console>,
     /// The folder of this run's files.
     pub logs: Option<PathBuf>,
+    /// The folder of the ranks' error files if there is none for logs.
+    pub errors: Option<error_file::Folder>,
     pub threads: Option<usize>,
     pub events: Receiver<Event>,
 }
@@ -76,6 +79,7 @@ struct Running {
     end: Option<RankEnd>,
     outputs: [Output; 2],
     logs: [Option<PathBuf>; 2],
+    error_file: Option<PathBuf>,
 }
 
 /// Starts the ranks, and waits until all of their processes have ended and their output has been passed on.
@@ -286,6 +290,7 @@ impl Attempt<'_> {
             after,
             stream: shown.kind.name().to_owned(),
             output: shown.tail(),
+            error: rank.error_file.as_deref().and_then(error_file::read),
             log: rank.logs[usize::from(shown.kind == Kind::Err)].clone(),
         }
     }

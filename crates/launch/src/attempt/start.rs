@@ -22,7 +22,12 @@ impl Attempt<'_> {
         if let Some(folder) = &folder {
             std::fs::create_dir_all(folder).map_err(LaunchError::system(format!("create {}", folder.display())))?;
         }
-        let error_file = folder.as_ref().map(|folder| folder.join("error.json"));
+        let in_logs = folder.as_ref().map(|folder| folder.join("error.json"));
+        let error_file = in_logs.or_else(|| host.errors.as_ref().map(|errors| errors.file(team.attempt, local_rank)));
+        if let Some(file) = &error_file {
+            // Of a start whose port was taken. Usually there is none.
+            let _ = std::fs::remove_file(file);
+        }
         let place = Place {
             rank,
             local_rank,
@@ -66,7 +71,7 @@ impl Attempt<'_> {
             Output::start(child.stdout.take().ok_or_else(piped)?, out.0)?,
             Output::start(child.stderr.take().ok_or_else(piped)?, err.0)?,
         ];
-        Ok(Running { rank, pid, end: None, outputs, logs: [out.1, err.1] })
+        Ok(Running { rank, pid, end: None, outputs, logs: [out.1, err.1], error_file })
     }
 
     fn command(&self, place: &Place<'_>) -> Command {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod elastic;
+mod errors;
 mod failures;
 mod launcher;
 mod library;
@@ -15,14 +16,19 @@ mod port;
 mod signals;
 mod strangers;
 
+use std::process::ExitCode;
+
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A test's name and what it does.
 type Test = (&'static str, fn());
 
-fn main() {
+fn main() -> ExitCode {
     overdrive_launch::helper();
     library::be_a_rank_if_told();
+    if let Some(code) = errors::be_a_rank_if_told() {
+        return code;
+    }
     signals::restore_ignored();
     let all = [
         outputs::TESTS,
@@ -32,6 +38,7 @@ fn main() {
         nodes::TESTS,
         lost::TESTS,
         elastic::TESTS,
+        errors::TESTS,
         strangers::TESTS,
         options::TESTS,
         library::TESTS,
@@ -43,7 +50,7 @@ fn main() {
             Ok::<(), Failed>(())
         })
     };
-    libtest_mimic::run(&Arguments::from_args(), all.into_iter().flatten().map(trial).collect()).exit();
+    libtest_mimic::run(&Arguments::from_args(), all.into_iter().flatten().map(trial).collect()).exit()
 }
 
 /// Lists functions as tests under their names, with the module in front.
