@@ -1,25 +1,14 @@
-//! The launcher process: it starts the guard, forwards signals to it, and waits for the result.
+//! The options of a launch.
 
 use std::env;
 use std::ffi::OsStr;
-use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use rustix::process::getpid;
+use std::time::Duration;
 
 use crate::error::LaunchError;
-use crate::error_file;
-use crate::forwarding::Forwarding;
 use crate::plan::Plan;
-use crate::roles::{self, ROLE, Role};
 use crate::secret::{Secret, Trust};
 use crate::streams::StreamsByRank;
-use crate::{environment, guard, process, signals};
 
 /// Which ranks to start, and how. The defaults are torchrun's.
 ///
@@ -33,7 +22,7 @@ use crate::{environment, guard, process, signals};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Launch {
-    plan: Plan,
+    pub(crate) plan: Plan,
 }
 
 impl Launch {
@@ -254,6 +243,25 @@ impl Launch {
         self
     }
 
+    /// Copies lines of standard output that contain one of these texts, of all ranks that the console shows, with their
+    /// prefixes, to `<log_dir>/<run_id>_<unique>/attempt_<n>/filtered_stdout.log`. Empty texts are ignored.
+    ///
+    /// # Source
+    /// torchrun's `--duplicate-stdout-filters`, which takes the outputs of `--tee` alone.
+    #[must_use]
+    pub fn duplicate_stdout_filters(mut self, texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.plan.filters[0] = texts.into_iter().map(Into::into).filter(|text| !text.is_empty()).collect();
+        self
+    }
+
+    /// As [`duplicate_stdout_filters`](Self::duplicate_stdout_filters), for standard error; the file is
+    /// `filtered_stderr.log`.
+    #[must_use]
+    pub fn duplicate_stderr_filters(mut self, texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.plan.filters[1] = texts.into_iter().map(Into::into).filter(|text| !text.is_empty()).collect();
+        self
+    }
+
     /// The local ranks whose outputs the console shows; all unless set.
     #[must_use]
     pub fn local_ranks_filter(mut self, local_ranks: impl Into<Vec<usize>>) -> Self {
@@ -262,7 +270,7 @@ impl Launch {
     }
 
     /// The prefix of each line on the console: `[rank${rank}]: ` unless set. `${rank}`, `${local_rank}` and
-    /// `${role_name}` are filled in.
+    /// `${role_name}` are filled in. On a terminal each rank's prefix has a colour, unless `NO_COLOR` is set.
     #[doc(alias = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")]
     #[must_use]
     pub fn prefix(mut self, template: impl Into<String>) -> Self {
@@ -288,86 +296,4 @@ impl Launch {
         self.plan.signals = signals.into();
         self.forward_signals()
     }
-
-    /// Starts the ranks, restarts them after failures if allowed, and waits until all have succeeded.
-    ///
-    /// When it returns, all processes that the ranks have started have ended. If the calling process dies, even by
-    /// SIGKILL, the ranks and all that they have started get SIGKILL.
-    ///
-    /// # Errors
-    /// See [`LaunchError`]. The program and options are checked before anything is started.
-    ///
-    /// # Syncs
-    /// Blocks until the run has ended.
-    pub fn run(&self) -> Result<(), LaunchError> {
-        let mut plan = self.plan.clone();
-        plan.check()?;
-        plan.mark = unique_mark();
-        if !roles::has_helper() {
-            return Err(LaunchError::Guard(
-                "this program cannot be started as the guard: call overdrive_launch::helper() first in its main".into(),
-            ));
-        }
-        let (mut guard, mut socket) = start_guard(&plan)?;
-        // Without a thread or descriptor for this, signals keep their default action; the ranks still end with the
-        // launcher.
-        let forwarding = plan.forward_signals.then(|| Forwarding::start(&plan.signals, &guard).ok()).flatten();
-        let result = converse(&plan, &mut socket);
-        // Ends the guard if it did not end by itself.
-        drop(socket);
-        let status = guard.wait();
-        let interrupted = forwarding.and_then(Forwarding::stop);
-        match result {
-            Some(result) => result,
-            None => {
-                process::end_marked(&plan.mark);
-                error_file::Folder::remove_left(&plan.mark);
-                Err(guard_lost(status, interrupted))
-            }
-        }
-    }
-}
-
-/// Different for every launch on this host.
-fn unique_mark() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("{}-{}", getpid().as_raw_pid(), now.as_nanos())
-}
-
-fn start_guard(plan: &Plan) -> Result<(Child, UnixStream), LaunchError> {
-    let failed = |error: std::io::Error| LaunchError::Guard(format!("cannot start the guard process: {error}"));
-    let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-    // This program, even if its file has been replaced since.
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0(guard::NAME).env(ROLE, Role::Guard.to_variable());
-    // The guard carries the mark as well, so that it is found with the launch's other processes.
-    command.env(process::MARK, &plan.mark).env_remove(environment::SECRET).stdin(Stdio::from(OwnedFd::from(theirs)));
-    let guard = command.spawn().map_err(failed)?;
-    // `command` still holds the guard's end of the socket; without it, the socket closes when the guard dies.
-    drop(command);
-    Ok((guard, ours))
-}
-
-/// Sends the plan and waits for the result; None if the guard dies before it sends one.
-fn converse(plan: &Plan, socket: &mut UnixStream) -> Option<Result<(), LaunchError>> {
-    let mut text = serde_json::to_vec(plan).ok()?;
-    text.push(b'\n');
-    socket.write_all(&text).ok()?;
-    let mut result = Vec::new();
-    socket.read_to_end(&mut result).ok()?;
-    serde_json::from_slice(&result).ok()
-}
-
-fn guard_lost(status: std::io::Result<ExitStatus>, interrupted: Option<i32>) -> LaunchError {
-    if let Some(signal) = interrupted {
-        return LaunchError::Interrupted { signal, host: None };
-    }
-    let how = match status {
-        Ok(status) => match status.signal() {
-            Some(signal) => format!("was ended by {}", signals::describe(signal)),
-            None => format!("exited early ({status})"),
-        },
-        Err(error) => format!("was lost: {error}"),
-    };
-    LaunchError::Guard(format!("the guard process {how}; the ranks were ended"))
 }

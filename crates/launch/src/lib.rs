@@ -20,10 +20,12 @@
 #![forbid(unsafe_code)]
 
 mod attempt;
+mod colors;
 mod environment;
 mod error;
 mod error_file;
 mod failures;
+mod filters;
 mod forwarding;
 mod guard;
 mod host_name;
@@ -36,6 +38,7 @@ mod process;
 mod record;
 mod rendezvous;
 mod roles;
+mod run;
 mod secret;
 mod signals;
 mod streams;

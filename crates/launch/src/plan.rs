@@ -55,6 +55,8 @@ pub struct Plan {
     pub redirects: StreamsByRank,
     pub tee: StreamsByRank,
     pub log_dir: Option<OsString>,
+    /// Of standard output and standard error.
+    pub filters: [Vec<String>; 2],
     pub local_ranks_filter: Option<Vec<usize>>,
     pub prefix: String,
     pub signals: Vec<i32>,
@@ -92,6 +94,7 @@ impl Plan {
             redirects: StreamsByRank::default(),
             tee: StreamsByRank::default(),
             log_dir: None,
+            filters: Default::default(),
             local_ranks_filter: None,
             prefix: "[rank${rank}]: ".to_owned(),
             signals: signals::FORWARDED.to_vec(),
@@ -214,7 +217,8 @@ impl Plan {
     }
 
     pub fn wants_files(&self) -> bool {
-        self.log_dir.is_some() || self.redirects.any() || self.tee.any()
+        let filters = self.filters.iter().any(|texts| !texts.is_empty());
+        self.log_dir.is_some() || self.redirects.any() || self.tee.any() || filters
     }
 }
 

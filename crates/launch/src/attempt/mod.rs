@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{LaunchError, RankEnd, RankFailure};
 use crate::error_file;
 use crate::failures::Failures;
+use crate::filters::Filtered;
 use crate::output::{self, Console, Kind, Output};
 use crate::plan::Plan;
 use crate::process::{self, DEATH_LIMIT};
@@ -88,6 +89,7 @@ pub fn run(host: &Host, team: &Team) -> Result<Ended, LaunchError> {
     let mut attempt = Attempt {
         host,
         team,
+        filtered: filtered(host, team)?,
         ranks: Vec::new(),
         outcome: None,
         told_to_end: None,
@@ -115,9 +117,22 @@ pub fn run(host: &Host, team: &Team) -> Result<Ended, LaunchError> {
     Ok(attempt.ended())
 }
 
+/// The files with the lines of standard output and standard error that match the filters.
+fn filtered(host: &Host, team: &Team) -> Result<[Option<Arc<Filtered>>; 2], LaunchError> {
+    let Some(logs) = &host.logs else { return Ok([None, None]) };
+    let folder = logs.join(format!("attempt_{}", team.attempt));
+    std::fs::create_dir_all(&folder).map_err(LaunchError::system(format!("create {}", folder.display())))?;
+    let [out, err] = &host.plan.filters;
+    Ok([
+        Filtered::create(out, &folder.join("filtered_stdout.log"))?,
+        Filtered::create(err, &folder.join("filtered_stderr.log"))?,
+    ])
+}
+
 struct Attempt<'a> {
     host: &'a Host,
     team: &'a Team,
+    filtered: [Option<Arc<Filtered>>; 2],
     ranks: Vec<Running>,
     /// Why the attempt ends; None while it continues.
     outcome: Option<Cause>,

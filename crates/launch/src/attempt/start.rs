@@ -56,10 +56,13 @@ impl Attempt<'_> {
             let meant = |streams: crate::Streams| if kind == Kind::Out { streams.out() } else { streams.err() };
             let log = folder.as_ref().filter(|_| meant(files) || meant(copies)).map(|it| it.join(kind.file_name()));
             let shown = plan.is_shown(local_rank) && (meant(copies) || !meant(files));
+            let prefix = plan.prefix(rank, local_rank);
             let route = Route {
                 kind,
-                prefix: plan.prefix(rank, local_rank).into_bytes(),
+                prefix: host.console.prefix(kind, &prefix, rank),
+                plain_prefix: prefix.into_bytes(),
                 console: shown.then(|| Arc::clone(&host.console)),
+                filtered: self.filtered[usize::from(kind == Kind::Err)].clone().filter(|_| shown),
                 file: log.as_deref().map(output::create).transpose()?,
                 progress: Arc::clone(progress),
             };

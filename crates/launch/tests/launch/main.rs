@@ -15,6 +15,7 @@ mod outputs;
 mod port;
 mod signals;
 mod strangers;
+mod terminal;
 
 use std::process::ExitCode;
 
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     signals::restore_ignored();
     let all = [
         outputs::TESTS,
+        terminal::TESTS,
         failures::TESTS,
         orphans::TESTS,
         signals::TESTS,

@@ -218,7 +218,6 @@ fn unsupported_options_of_torchrun_are_refused() {
         ["--event-log-handler", "console"],
         ["--logs-specs", "mine"],
         ["--numa-binding", "node"],
-        ["--duplicate-stdout-filters", "loss"],
     ] {
         let ended = Launcher::script(&options, "echo started").end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{options:?}");

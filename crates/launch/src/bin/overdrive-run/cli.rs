@@ -149,6 +149,15 @@ pub struct Cli {
     )]
     pub local_ranks_filter: Option<String>,
 
+    /// Copy lines of standard output that contain one of these texts, of all ranks that the console shows, to
+    /// DIR/ID_UNIQUE/attempt_0/filtered_stdout.log; a comma within a text is written twice
+    #[arg(long, value_name = "TEXT,..", alias = "duplicate_stdout_filters", env = "PET_DUPLICATE_STDOUT_FILTERS")]
+    pub duplicate_stdout_filters: Option<String>,
+
+    /// The same for standard error, to filtered_stderr.log
+    #[arg(long, value_name = "TEXT,..", alias = "duplicate_stderr_filters", env = "PET_DUPLICATE_STDERR_FILTERS")]
+    pub duplicate_stderr_filters: Option<String>,
+
     /// The ranks' ROLE_NAME
     #[arg(long, value_name = "NAME", env = "PET_ROLE", default_value = "default")]
     pub role: String,
@@ -193,14 +202,6 @@ pub struct Cli {
     #[arg(long, alias = "virtual_local_rank", env = "PET_VIRTUAL_LOCAL_RANK", hide = true,
           value_parser = FalseyValueParser::new())]
     pub virtual_local_rank: bool,
-
-    /// Known, so that it can be refused with a reason
-    #[arg(long, alias = "duplicate_stdout_filters", env = "PET_DUPLICATE_STDOUT_FILTERS", hide = true)]
-    pub duplicate_stdout_filters: Option<String>,
-
-    /// Known, so that it can be refused with a reason
-    #[arg(long, alias = "duplicate_stderr_filters", env = "PET_DUPLICATE_STDERR_FILTERS", hide = true)]
-    pub duplicate_stderr_filters: Option<String>,
 
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true, hide = true)]

@@ -37,6 +37,8 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
         .role(&cli.role)
         .redirects(streams("--redirects", &cli.redirects)?)
         .tee(streams("--tee", &cli.tee)?)
+        .duplicate_stdout_filters(values::texts(cli.duplicate_stdout_filters.as_deref()))
+        .duplicate_stderr_filters(values::texts(cli.duplicate_stderr_filters.as_deref()))
         .forward_signals();
     if let Some(folder) = &cli.log_dir {
         launch = launch.log_dir(folder);
@@ -68,8 +70,6 @@ fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
         ("--logs-specs", cli.logs_specs.is_some()),
         ("--numa-binding", cli.numa_binding.as_ref().is_some()),
         ("--virtual-local-rank", cli.virtual_local_rank),
-        ("--duplicate-stdout-filters", cli.duplicate_stdout_filters.is_some()),
-        ("--duplicate-stderr-filters", cli.duplicate_stderr_filters.is_some()),
     ];
     match unsupported.iter().find(|option| option.1) {
         Some((name, _)) => refuse(format!("{name}: overdrive-run does not support this option; leave it out")),

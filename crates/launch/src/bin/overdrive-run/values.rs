@@ -91,6 +91,12 @@ pub fn local_ranks(text: &str) -> Result<Vec<usize>, LaunchError> {
     ranks.or_else(|_| refuse(format!("--local-ranks-filter {text}: give local ranks, like 0,1")))
 }
 
+/// Texts separated by commas. A comma within a text is written twice, as for torchrun.
+pub fn texts(list: Option<&str>) -> Vec<String> {
+    let parts = list.unwrap_or_default().replace(",,", "\0");
+    parts.split(',').filter(|text| !text.is_empty()).map(|text| text.replace('\0', ",")).collect()
+}
+
 /// None if the value is negative, not a number, or too large.
 pub fn seconds(value: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(value).ok().filter(|it| *it < Duration::from_secs(u32::MAX.into()))
@@ -188,6 +194,12 @@ mod tests {
         for text in ["x", "", "-1", "1:", ":4", "1:x", "1:2:3", "1-4", "1.5", "-1:2"] {
             assert!(why(text).starts_with(&format!("--nnodes {text}: give a number of hosts from 1 on, or MIN:MAX")));
         }
+    }
+
+    #[test]
+    fn texts_are_separated_by_commas() {
+        assert_eq!(texts(Some("loss,a,,b, c")), ["loss", "a,b", " c"]);
+        assert!(texts(None).is_empty() && texts(Some("")).is_empty());
     }
 
     #[test]
