@@ -18,6 +18,7 @@ use crate::attempt::{self, Ended, Event, Host, Outcome, Team};
 use crate::environment;
 use crate::error::LaunchError;
 use crate::error_file;
+use crate::numa::{self, Binding};
 use crate::output::Console;
 use crate::plan::Plan;
 use crate::port::{self, ReservedPort};
@@ -67,13 +68,19 @@ fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>>
                 "OMP_NUM_THREADS={threads} for each of {ranks} ranks (cores divided by ranks); set it to change that"
             ));
         }
+        let bindings = plan.numa_binding.map(|binding| numa::of_ranks(binding, plan.nproc)).transpose()?;
+        let bindings = bindings.unwrap_or_default();
+        if !bindings.is_empty() {
+            let cpus: Vec<String> = bindings.iter().map(Binding::to_text).collect();
+            console.say(&format!("CPUs of the local ranks: {}", cpus.join("; ")));
+        }
         let logs = plan.wants_files().then(|| folder_for_logs(&plan)).transpose()?;
         if let Some(logs) = &logs {
             console.say(&format!("outputs are in {}", logs.display()));
         }
         let errors = if logs.is_none() { folder_for_errors(&plan, &console) } else { None };
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Ok(Host { plan, name, console, logs, errors, threads, events })
+        Ok(Host { plan, name, console, logs, errors, threads, bindings, events })
     })();
     let result = host.and_then(|host| if host.plan.nnodes == 1 { alone(&host) } else { together(&host, sender) });
     result.map_or_else(|error| Some(Err(error)), |end| end.map(Ok))

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::error::LaunchError;
+use crate::numa::NumaBinding;
 use crate::plan::Plan;
 use crate::secret::{Secret, Trust};
 use crate::streams::StreamsByRank;
@@ -218,6 +219,15 @@ impl Launch {
     #[must_use]
     pub fn role(mut self, role: impl Into<String>) -> Self {
         self.plan.role = role.into();
+        self
+    }
+
+    /// Binds each rank to CPUs near its GPU; ranks may use all CPUs unless set. CPUs that cannot be found are a
+    /// [`LaunchError::System`], before any rank is started.
+    #[doc(alias = "numa_options")]
+    #[must_use]
+    pub fn numa_binding(mut self, binding: NumaBinding) -> Self {
+        self.plan.numa_binding = Some(binding);
         self
     }
 

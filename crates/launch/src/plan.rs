@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::LaunchError;
 use crate::failures::FAILURE_WINDOW;
 use crate::host_name::is_host;
+use crate::numa::NumaBinding;
 use crate::secret::Trust;
 use crate::signals;
 use crate::streams::StreamsByRank;
@@ -57,6 +58,7 @@ pub struct Plan {
     pub log_dir: Option<OsString>,
     /// Of standard output and standard error.
     pub filters: [Vec<String>; 2],
+    pub numa_binding: Option<NumaBinding>,
     pub local_ranks_filter: Option<Vec<usize>>,
     pub prefix: String,
     pub signals: Vec<i32>,
@@ -95,6 +97,7 @@ impl Plan {
             tee: StreamsByRank::default(),
             log_dir: None,
             filters: Default::default(),
+            numa_binding: None,
             local_ranks_filter: None,
             prefix: "[rank${rank}]: ".to_owned(),
             signals: signals::FORWARDED.to_vec(),

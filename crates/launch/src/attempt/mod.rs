@@ -14,6 +14,7 @@ use crate::error::{LaunchError, RankEnd, RankFailure};
 use crate::error_file;
 use crate::failures::Failures;
 use crate::filters::Filtered;
+use crate::numa::Binding;
 use crate::output::{self, Console, Kind, Output};
 use crate::plan::Plan;
 use crate::process::{self, DEATH_LIMIT};
@@ -53,6 +54,8 @@ pub struct Host {
     /// The folder of the ranks' error files if there is none for logs.
     pub errors: Option<error_file::Folder>,
     pub threads: Option<usize>,
+    /// The CPUs of each local rank; empty if they are not bound.
+    pub bindings: Vec<Binding>,
     pub events: Receiver<Event>,
 }
 

@@ -10,6 +10,7 @@ use rustix::process::{Pid, getpid};
 use super::{Attempt, Running};
 use crate::environment::{self, Place};
 use crate::error::LaunchError;
+use crate::numa::Binding;
 use crate::output::{self, Kind, Output, Progress, Route};
 use crate::process;
 use crate::roles::{ROLE, Role};
@@ -43,11 +44,14 @@ impl Attempt<'_> {
             role: &plan.role,
             error_file: error_file.as_deref(),
         };
+        // The rank inherits the CPUs of the thread that starts it.
+        let bound = host.bindings.get(local_rank).map(Binding::enter).transpose()?;
         let mut child = self.command(&place).spawn().map_err(|error| LaunchError::Program {
             program: plan.program.display().to_string(),
             reason: error.to_string(),
             missing: false,
         })?;
+        drop(bound);
         let pid = Pid::from_child(&child);
 
         let files = plan.redirects.of(local_rank);

@@ -2,6 +2,7 @@
 //! `main`.
 #![forbid(unsafe_code)]
 
+mod binding;
 mod elastic;
 mod errors;
 mod failures;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         nodes::TESTS,
         lost::TESTS,
         elastic::TESTS,
+        binding::TESTS,
         errors::TESTS,
         strangers::TESTS,
         options::TESTS,

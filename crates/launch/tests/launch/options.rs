@@ -150,6 +150,7 @@ fn invalid_options_are_refused_before_anything_starts() {
     refused(&["--nnodes=2"], "--rdzv-endpoint node0:29500");
     refused(&["--nnodes=2", "--node-rank=2", "--master-addr=here"], "--node-rank 2: ranks of 2 nodes are 0 to 1");
     refused(&["--rdzv-endpoint=here:there", "--nnodes=2"], "give a host and a port");
+    refused(&["--numa-binding=near"], "--numa-binding near: give node, socket, exclusive or core-complex");
     refused(&["--redirects=7"], "--redirects: `7` is not a choice of outputs");
     refused(&["--grace-period=-1"], "give seconds");
     refused(&["--rdzv-conf=colour=red"], "join_timeout");
@@ -213,12 +214,7 @@ fn invalid_hosts_are_refused_with_the_options_name() {
 }
 
 fn unsupported_options_of_torchrun_are_refused() {
-    for options in [
-        ["--rdzv-backend", "etcd"],
-        ["--event-log-handler", "console"],
-        ["--logs-specs", "mine"],
-        ["--numa-binding", "node"],
-    ] {
+    for options in [["--rdzv-backend", "etcd"], ["--event-log-handler", "console"], ["--logs-specs", "mine"]] {
         let ended = Launcher::script(&options, "echo started").end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{options:?}");
         ended.says(options[0]);

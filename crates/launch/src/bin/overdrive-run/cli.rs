@@ -119,6 +119,12 @@ pub struct Cli {
     #[arg(long, value_name = "SECONDS", alias = "failure_window", default_value = "1", allow_negative_numbers = true)]
     pub failure_window: f64,
 
+    /// Bind each rank to CPUs near its GPU: those of its NUMA node (node) or processor (socket), a share of the node's
+    /// cores (exclusive), or cores of the node with a common cache (core-complex). Without GPUs the ranks are divided
+    /// among the NUMA nodes [default: all CPUs]
+    #[arg(long, value_name = "MODE", alias = "numa_binding")]
+    pub numa_binding: Option<String>,
+
     /// Outputs that go to files only: 0 none, 1 standard output, 2 standard error, 3 both; or one of these per local
     /// rank, as in 0:3,1:2
     #[arg(
@@ -193,10 +199,6 @@ pub struct Cli {
     /// Known, so that it can be refused with a reason
     #[arg(long, alias = "logs_specs", hide = true)]
     pub logs_specs: Option<String>,
-
-    /// Known, so that it can be refused with a reason
-    #[arg(long, alias = "numa_binding", hide = true)]
-    pub numa_binding: Option<String>,
 
     /// Known, so that it can be refused with a reason
     #[arg(long, alias = "virtual_local_rank", env = "PET_VIRTUAL_LOCAL_RANK", hide = true,

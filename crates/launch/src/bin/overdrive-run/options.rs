@@ -46,6 +46,9 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
     if let Some(shown) = cli.local_ranks_filter.as_deref().filter(|it| !it.is_empty()) {
         launch = launch.local_ranks_filter(values::local_ranks(shown)?);
     }
+    if let Some(mode) = &cli.numa_binding {
+        launch = launch.numa_binding(mode.parse()?);
+    }
     if let Some(names) = &cli.signals_to_handle {
         launch = launch.signals(signals(names)?);
     }
@@ -68,7 +71,6 @@ fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
     let unsupported = [
         ("--event-log-handler", cli.event_log_handler.as_ref().filter(is_null).is_some()),
         ("--logs-specs", cli.logs_specs.is_some()),
-        ("--numa-binding", cli.numa_binding.as_ref().is_some()),
         ("--virtual-local-rank", cli.virtual_local_rank),
     ];
     match unsupported.iter().find(|option| option.1) {
