@@ -24,17 +24,20 @@ impl Host {
         }
         for cpu in 0..32 {
             let (core, folder) = (cpu % 16, format!("sys/devices/system/cpu/cpu{cpu}"));
+            if cpu > core {
+                // The two threads of a core have the same in all files.
+                let path = host.root.path().join(folder);
+                std::os::unix::fs::symlink(format!("cpu{core}"), path).unwrap();
+                continue;
+            }
             host.write(&format!("{folder}/topology/physical_package_id"), &format!("{}\n", core / 8));
             host.write(&format!("{folder}/topology/thread_siblings_list"), &format!("{core},{}\n", core + 16));
             let pair = core / 2 * 2;
             let shared = format!("{pair}-{},{}-{}\n", pair + 1, pair + 16, pair + 17);
             let alone = format!("{core},{}\n", core + 16);
-            for (index, level, kind, shared) in [
-                (0, 1, "Data", &alone),
-                (1, 1, "Instruction", &alone),
-                (2, 2, "Unified", &alone),
-                (3, 3, "Unified", &shared),
-            ] {
+            for (index, level, kind, shared) in
+                [(0, 1, "Data", &alone), (1, 9, "Instruction", &alone), (3, 3, "Unified", &shared)]
+            {
                 host.write(&format!("{folder}/cache/index{index}/level"), &format!("{level}\n"));
                 host.write(&format!("{folder}/cache/index{index}/type"), &format!("{kind}\n"));
                 host.write(&format!("{folder}/cache/index{index}/shared_cpu_list"), shared);
@@ -159,14 +162,17 @@ fn cuda_visible_devices_is_read_as_cuda_reads_it() {
 
 #[test]
 fn what_cannot_be_read_is_named() {
+    let host = Host::with_gpus();
     let broken = |path: &str, text: Option<&str>, binding: NumaBinding| {
-        let host = Host::with_gpus();
+        let file = host.root.path().join(path);
+        let before = fs::read_to_string(&file).unwrap();
         match text {
-            Some(text) => host.write(path, text),
-            None => fs::remove_file(host.root.path().join(path)).unwrap(),
+            Some(text) => fs::write(&file, text).unwrap(),
+            None => fs::remove_file(&file).unwrap(),
         }
         let why = host.plan(binding, 1, "0-31", None).unwrap_err();
         assert!(why.contains(path), "{why}");
+        fs::write(&file, before).unwrap();
     };
     broken("sys/bus/pci/devices/0000:07:00.0/numa_node", None, Node);
     broken("sys/bus/pci/devices/0000:07:00.0/numa_node", Some("none"), Node);
@@ -176,7 +182,6 @@ fn what_cannot_be_read_is_named() {
     broken("sys/devices/system/cpu/cpu0/topology/physical_package_id", None, Socket);
     broken("sys/devices/system/cpu/cpu0/topology/thread_siblings_list", Some("?"), Exclusive);
     broken("sys/devices/system/cpu/cpu0/cache/index3/level", Some("high"), CoreComplex);
-    let host = Host::with_gpus();
     host.remove("sys/devices/system/cpu/cpu0/cache");
     assert!(host.plan(CoreComplex, 1, "0-31", None).unwrap_err().contains("cpu0/cache: "));
     assert!("socket".parse() == Ok(Socket) && "core-complex".parse() == Ok(CoreComplex));
