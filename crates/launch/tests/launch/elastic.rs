@@ -73,7 +73,8 @@ impl Run {
     }
 }
 
-fn wait_for_file(path: &Path, nodes: &[&Running]) {
+/// Waits for a file that a rank makes; panics if a node ends before.
+pub fn wait_for_file(path: &Path, nodes: &[&Running]) {
     wait_for(&path.display().to_string(), || {
         let ended = nodes.iter().position(|node| node.has_ended());
         assert!(path.exists() || ended.is_none(), "node {ended:?} has ended before {} was there", path.display());
@@ -92,7 +93,8 @@ fn wait_for_ranks(run: &Run, ranks: usize, nodes: &[Running]) {
     }
 }
 
-fn lose(node: Running) {
+/// Kills a node, and waits until nothing of it is left.
+pub fn lose(node: Running) {
     node.signal(Signal::KILL);
     node.wait_until_gone();
 }

@@ -14,7 +14,9 @@ mod options;
 mod orphans;
 mod outputs;
 mod port;
+mod schedulers;
 mod signals;
+mod slurm;
 mod strangers;
 mod terminal;
 
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         binding::TESTS,
         errors::TESTS,
         strangers::TESTS,
+        schedulers::TESTS,
         options::TESTS,
         library::TESTS,
     ];
@@ -54,7 +57,16 @@ fn main() -> ExitCode {
             Ok::<(), Failed>(())
         })
     };
-    libtest_mimic::run(&Arguments::from_args(), all.into_iter().flatten().map(trial).collect()).exit()
+    let arguments = Arguments::from_args();
+    let mut trials: Vec<Trial> = all.into_iter().flatten().map(trial).collect();
+    let no_slurm = slurm::missing();
+    for test in slurm::TESTS {
+        if let (Some(reason), false) = (&no_slurm, arguments.list) {
+            println!("{}: skipped: {reason}", test.0);
+        }
+        trials.push(trial(test).with_ignored_flag(no_slurm.is_some()));
+    }
+    libtest_mimic::run(&arguments, trials).exit()
 }
 
 /// Lists functions as tests under their names, with the module in front.

@@ -145,7 +145,8 @@ fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launc
         });
     }
     launch = set_secret(launch, cli)?;
-    if let Some(rank) = cli.node_rank.or_else(|| values::slurm_node(nnodes)) {
+    let node_rank = if cli.node_rank.is_none() { values::slurm_node(nnodes)? } else { cli.node_rank };
+    if let Some(rank) = node_rank {
         launch = launch.node_rank(rank);
     }
     if let Some(is_host) = rendezvous.is_host {

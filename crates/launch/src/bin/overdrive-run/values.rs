@@ -164,10 +164,19 @@ fn time(pair: &str, value: &str) -> Result<Duration, LaunchError> {
 }
 
 /// This host's rank in a Slurm step (else job) of `nnodes` nodes; None elsewhere.
-pub fn slurm_node(nnodes: usize) -> Option<usize> {
+pub fn slurm_node(nnodes: usize) -> Result<Option<usize>, LaunchError> {
     let number = |name| env::var(name).ok()?.parse::<usize>().ok();
-    number("SLURM_STEP_NUM_NODES").or_else(|| number("SLURM_NNODES")).filter(|nodes| *nodes == nnodes)?;
-    number("SLURM_NODEID")
+    let nodes = number("SLURM_STEP_NUM_NODES").or_else(|| number("SLURM_NNODES"));
+    if nodes != Some(nnodes) {
+        return Ok(None);
+    }
+    match (number("SLURM_NODEID"), number("SLURM_LOCALID")) {
+        (Some(node), Some(task)) if task > 0 => refuse(format!(
+            "SLURM_LOCALID is {task}: srun has started several launchers on node {node}; start one on each, by \
+             --ntasks-per-node=1, and give the ranks by --nproc-per-node"
+        )),
+        (node, _) => Ok(node),
+    }
 }
 
 #[cfg(test)]
