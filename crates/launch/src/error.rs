@@ -141,7 +141,7 @@ pub struct RankFailure {
     pub pid: i32,
     /// How it ended.
     pub end: RankEnd,
-    /// How often the run had been restarted before.
+    /// How often the ranks had been started before.
     pub attempt: u32,
     /// The time since the first failure of its attempt.
     pub after: Duration,
@@ -167,7 +167,7 @@ pub struct FailureReport {
     pub also: Vec<RankFailure>,
     /// How the other ranks ended, by rank, including those in `also`. Most were ended by the launcher.
     pub others: Vec<(usize, RankEnd)>,
-    /// How often the run was restarted.
+    /// How often the run was restarted after a failure.
     pub restarts: u32,
 }
 

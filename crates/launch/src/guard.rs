@@ -68,7 +68,9 @@ fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>>
                 "OMP_NUM_THREADS={threads} for each of {ranks} ranks (cores divided by ranks); set it to change that"
             ));
         }
-        let bindings = plan.numa_binding.map(|binding| numa::of_ranks(binding, plan.nproc)).transpose()?;
+        let visible = plan.variable_of_ranks("CUDA_VISIBLE_DEVICES");
+        let of_ranks = |binding| numa::of_ranks(binding, plan.nproc, visible.as_deref());
+        let bindings = plan.numa_binding.map(of_ranks).transpose()?;
         let bindings = bindings.unwrap_or_default();
         if !bindings.is_empty() {
             let cpus: Vec<String> = bindings.iter().map(Binding::to_text).collect();

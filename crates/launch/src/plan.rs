@@ -210,6 +210,12 @@ impl Plan {
         if self.is_elastic() { format!("{}:{}", self.fewest_nodes(), self.nnodes) } else { self.nnodes.to_string() }
     }
 
+    /// A variable that ranks inherit, or that was set for them; None if it is not text.
+    pub fn variable_of_ranks(&self, name: &str) -> Option<String> {
+        let set = self.envs.iter().rev().find(|(other, _)| other == name).map(|(_, value)| value.clone());
+        set.or_else(|| env::var_os(name))?.into_string().ok()
+    }
+
     pub fn is_shown(&self, local_rank: usize) -> bool {
         self.local_ranks_filter.as_ref().is_none_or(|shown| shown.contains(&local_rank))
     }

@@ -53,13 +53,12 @@ impl FromStr for NumaBinding {
     }
 }
 
-/// The CPUs of each local rank.
-pub fn of_ranks(binding: NumaBinding, nproc: usize) -> Result<Vec<Binding>, LaunchError> {
+/// The CPUs of each local rank. `visible` is the ranks' `CUDA_VISIBLE_DEVICES`.
+pub fn of_ranks(binding: NumaBinding, nproc: usize, visible: Option<&str>) -> Result<Vec<Binding>, LaunchError> {
     let failed = |reason: String| LaunchError::System { doing: "bind ranks to CPUs".to_owned(), reason };
     let allowed = sched_getaffinity(None).map_err(|error| failed(error.to_string()))?;
     let allowed: Cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
-    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    plan(binding, nproc, &Topology::new(Path::new("/"), allowed), visible.as_deref()).map_err(failed)
+    plan(binding, nproc, &Topology::new(Path::new("/"), allowed), visible).map_err(failed)
 }
 
 fn plan(

@@ -52,6 +52,7 @@ impl Coordinator {
             inbox,
             attempt: 0,
             restarts: 0,
+            begun: false,
             port: None,
             last_heartbeat: Instant::now(),
             told_to_end: false,
@@ -84,6 +85,8 @@ struct Decider {
     attempt: u32,
     /// How often they were started again because a rank or, in a run of fixed size, a node had failed.
     restarts: u32,
+    /// Whether ranks were started before.
+    begun: bool,
     port: Option<ReservedPort>,
     last_heartbeat: Instant,
     /// A launcher whose end ends the run got a signal.
@@ -154,8 +157,8 @@ impl Decider {
         let plan = &self.members.plan;
         let (deadline, last_call) = (Instant::now() + plan.join_timeout, plan.last_call);
         self.members.find_places();
-        let mut waits_for_more = self.attempt == 0;
-        if self.attempt > 0 && self.members.plan.is_elastic() && !self.members.are_enough() {
+        let mut waits_for_more = !self.begun;
+        if self.begun && self.members.plan.is_elastic() && !self.members.are_enough() {
             let (there, fewest) = (self.members.nodes.len(), self.members.plan.fewest_nodes());
             self.say(&format!("{there} of at least {fewest} nodes are there; waiting for more"));
         }
@@ -199,6 +202,7 @@ impl Decider {
 
     fn begin(&mut self) -> Result<(), LaunchError> {
         let Members { plan, nodes, console, .. } = &mut self.members;
+        self.begun = true;
         self.port = None;
         let master_port = match plan.master_port {
             Some(given) => given,
