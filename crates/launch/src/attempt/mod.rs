@@ -239,6 +239,12 @@ impl Attempt<'_> {
             }
             Event::NodeZero(FromNodeZero::Stop { attempt }) if attempt != self.team.attempt => {}
             Event::NodeZero(said) => {
+                // Nothing follows these, so they count even if a rank has failed before.
+                let is_last = matches!(said, FromNodeZero::Finish(_) | FromNodeZero::Lost(_));
+                let is_gone = matches!(self.outcome, Some(Cause::Other(Outcome::LauncherGone)));
+                if is_last && !is_gone {
+                    self.outcome = None;
+                }
                 self.outcome.get_or_insert(Cause::Other(Outcome::NodeZero(said)));
                 self.stop(Signal::TERM);
             }
