@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::LaunchError;
 use crate::numa::NumaBinding;
-use crate::plan::Plan;
+use crate::plan::{Meeting, Plan};
 use crate::secret::{Secret, Trust};
 use crate::streams::StreamsByRank;
 
@@ -114,6 +114,30 @@ impl Launch {
     #[must_use]
     pub fn rdzv_endpoint(mut self, host: impl Into<String>, port: u16) -> Self {
         self.plan.endpoint = Some((host.into(), port));
+        self
+    }
+
+    /// An etcd of version 3.4 or later where the launchers elect node 0, in place of
+    /// [`rdzv_endpoint`](Self::rdzv_endpoint). When node 0 is lost, another node takes its place, and the ranks are
+    /// started again: in an elastic run without it, else when it has come back, which counts as a
+    /// [restart](Self::max_restarts). The run needs a [`run_id`](Self::run_id) of its own; nodes are numbered as they
+    /// join. [`master_addr`](Self::master_addr) is this host's address for the others; unless set, the one from which
+    /// it reaches etcd. etcd's TLS and passwords are not supported.
+    ///
+    /// # Source
+    /// torchrun's `--rdzv-backend etcd`, which speaks version 2 of etcd's protocol.
+    #[must_use]
+    pub fn rdzv_etcd(mut self, host: impl Into<String>, port: u16) -> Self {
+        self.plan.endpoint = Some((host.into(), port));
+        self.plan.meeting = Meeting::AtEtcd;
+        self
+    }
+
+    /// How long after the last sign of life of a node 0 that was [elected](Self::rdzv_etcd) another one may be elected;
+    /// 10 s unless set, at least 2 s. If node 0 cannot reach etcd for two thirds of it, all ranks are told to end.
+    #[must_use]
+    pub fn lease_timeout(mut self, timeout: Duration) -> Self {
+        self.plan.lease = timeout.min(Duration::from_secs(u32::MAX.into()));
         self
     }
 

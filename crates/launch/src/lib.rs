@@ -43,6 +43,7 @@ mod run;
 mod secret;
 mod signals;
 mod streams;
+mod together;
 
 pub use error::{FailureReport, LaunchError, RankEnd, RankFailure};
 pub use error_file::RecordedError;

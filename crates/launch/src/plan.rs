@@ -22,6 +22,17 @@ const MOST_RANKS: usize = 1024;
 const MOST_NODES: usize = 65_536;
 /// In bytes: nodes send the run's name in their greeting.
 const LONGEST_RUN_ID: usize = 1024;
+/// etcd grants no shorter ones.
+const SHORTEST_LEASE: Duration = Duration::from_secs(2);
+
+/// What is at the endpoint.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Meeting {
+    /// The launcher of node 0.
+    AtNodeZero,
+    /// An etcd, by which the launchers elect node 0.
+    AtEtcd,
+}
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Plan {
@@ -41,6 +52,9 @@ pub struct Plan {
     pub last_call: Duration,
     pub node_rank: Option<usize>,
     pub endpoint: Option<(String, u16)>,
+    pub meeting: Meeting,
+    /// Of node 0, where it is elected.
+    pub lease: Duration,
     pub is_host: Option<bool>,
     pub master_addr: Option<String>,
     pub master_port: Option<u16>,
@@ -81,6 +95,8 @@ impl Plan {
             last_call: Duration::from_secs(30),
             node_rank: None,
             endpoint: None,
+            meeting: Meeting::AtNodeZero,
+            lease: Duration::from_secs(10),
             is_host: None,
             master_addr: None,
             master_port: None,
@@ -160,8 +176,29 @@ impl Plan {
                 self.nnodes
             ));
         }
+        if self.meeting == Meeting::AtEtcd && self.nnodes > 1 {
+            self.check_election()?;
+        }
         if self.run_id.len() > LONGEST_RUN_ID {
             return refuse(format!("--rdzv-id has {} bytes; give at most {LONGEST_RUN_ID}", self.run_id.len()));
+        }
+        Ok(())
+    }
+
+    fn check_election(&self) -> Result<(), LaunchError> {
+        if self.run_id == "none" {
+            return refuse(
+                "--rdzv-id: runs that meet by etcd need a name of their own, like --rdzv-id job7".to_owned(),
+            );
+        }
+        if self.node_rank.is_some() || self.is_host.is_some() {
+            return refuse(
+                "--node-rank, is_host: with etcd the launchers elect node 0; leave these options out".into(),
+            );
+        }
+        if self.lease < SHORTEST_LEASE {
+            let least = SHORTEST_LEASE.as_secs();
+            return refuse(format!("lease_timeout={}: give {least} s or more", self.lease.as_secs_f64()));
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::cause::Cause;
 use super::door::{Door, GREETING_TIMEOUT, Heard};
+use super::election::{Kept, Lease, Past};
 use super::members::{Members, Node};
 use super::{FromNodeZero, NodeEnd, ToNodeZero};
 use crate::attempt::{self, Team};
@@ -26,15 +27,19 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
+    /// `past` and `lease` are those of a node 0 that was elected.
     pub fn start(
         listener: TcpListener,
         plan: &Plan,
         master_addr: &str,
         console: &Arc<Console>,
+        past: Option<Past>,
+        lease: Option<Lease>,
     ) -> Result<Self, LaunchError> {
         let failed = || LaunchError::system("serve the other nodes");
         let address = listener.local_addr().map_err(failed())?;
         let (heard, inbox) = channel();
+        let lease = lease.map(|lease| lease.keep(heard.clone())).transpose().map_err(failed())?;
         let door = Door {
             listener,
             trust: plan.trust.clone(),
@@ -50,8 +55,11 @@ impl Coordinator {
             members: Members::new(plan.clone(), Arc::clone(console)),
             master_addr: master_addr.to_owned(),
             inbox,
-            attempt: 0,
-            restarts: 0,
+            attempt: past.map_or(0, |past| past.attempt),
+            restarts: past.map_or(0, |past| past.restarts),
+            expected: past.map(|past| past.nnodes),
+            lease,
+            deposed: false,
             begun: false,
             port: None,
             last_heartbeat: Instant::now(),
@@ -68,12 +76,13 @@ impl Coordinator {
         (host, self.address.port())
     }
 
-    /// Waits, for at most `limit`, until the other nodes have been told how the run ended.
-    pub fn finish(self, limit: Duration) {
+    /// Waits, for at most `limit`, until the other nodes have been told how the run ended. Returns whether they were.
+    pub fn finish(self, limit: Duration) -> bool {
         let start = Instant::now();
         while !self.thread.is_finished() && start.elapsed() < limit {
             thread::sleep(Duration::from_millis(2));
         }
+        self.thread.is_finished()
     }
 }
 
@@ -87,6 +96,11 @@ struct Decider {
     restarts: u32,
     /// Whether ranks were started before.
     begun: bool,
+    /// How many nodes will come soon: those that an earlier node 0 has left.
+    expected: Option<usize>,
+    /// Of a node 0 that was elected.
+    lease: Option<Kept>,
+    deposed: bool,
     port: Option<ReservedPort>,
     last_heartbeat: Instant,
     /// A launcher whose end ends the run got a signal.
@@ -96,7 +110,13 @@ struct Decider {
 impl Decider {
     fn run(mut self) {
         let result = self.decide();
-        self.members.finish(&result);
+        if self.lease.is_some() && (self.deposed || self.told_to_end && self.members.plan.is_elastic()) {
+            // The others elect another node 0, which they can as soon as the lease has ended.
+            drop(self.lease.take());
+            self.members.hand_over(&result, self.deposed);
+        } else {
+            self.members.finish(&result);
+        }
     }
 
     fn decide(&mut self) -> Result<(), LaunchError> {
@@ -168,7 +188,8 @@ impl Decider {
                 let now = Instant::now();
                 let at = *begin_at.get_or_insert(if waits_for_more { now + last_call } else { now });
                 // What has been said already counts before the attempt begins.
-                let until = if self.members.are_all() { now } else { at };
+                let all = self.members.are_all() || self.expected.is_some_and(|some| self.members.nodes.len() >= some);
+                let until = if all { now } else { at };
                 match self.hear(Some(until)) {
                     Ok(heard) => self.hear_before_the_attempt(heard)?,
                     Err(_) => break,
@@ -187,7 +208,14 @@ impl Decider {
 
     fn hear_before_the_attempt(&mut self, heard: Heard) -> Result<(), LaunchError> {
         match heard {
-            Heard::Joined(id, speaker, hello) => self.members.admit(id, speaker, &hello),
+            Heard::Joined(id, speaker, hello) => {
+                // A node may know more of the run than this node 0.
+                if let Some(past) = hello.past.filter(|_| !self.begun) {
+                    (self.attempt, self.restarts) = (self.attempt.max(past.attempt), self.restarts.max(past.restarts));
+                }
+                self.members.admit(id, speaker, &hello);
+            }
+            Heard::Deposed(why) => return Err(self.depose(&why)),
             // It may connect again.
             Heard::Lost(id, _) => drop(self.members.remove(id)),
             Heard::Said(id, ToNodeZero::Ended { how, ends, .. }) if how.ends_the_run() => {
@@ -202,7 +230,7 @@ impl Decider {
 
     fn begin(&mut self) -> Result<(), LaunchError> {
         let Members { plan, nodes, console, .. } = &mut self.members;
-        self.begun = true;
+        (self.begun, self.expected) = (true, None);
         self.port = None;
         let master_port = match plan.master_port {
             Some(given) => given,
@@ -256,6 +284,8 @@ impl Decider {
                     self.members.admit(id, speaker, &hello);
                     None
                 }
+                // Its nodes end their ranks when they lose the connection.
+                Ok(Heard::Deposed(why)) => return Some(Cause::Other(self.depose(&why))),
                 Err(_) if stop_at.take().is_some() => {
                     self.stop();
                     None
@@ -319,8 +349,19 @@ impl Decider {
     fn node_left(&mut self, id: usize, how: &str) -> Option<Cause> {
         let node = self.members.remove(id)?;
         let what = format!("{} {how}", node.name());
+        if node.place == Some(0) && self.lease.is_some() {
+            // The own node, which ends. The others can elect another one.
+            self.deposed = true;
+            return Some(Cause::Other(LaunchError::NodeLost(what)));
+        }
         let goes_on = self.members.plan.is_elastic() && node.place != Some(0);
         (!node.is_new).then_some(if goes_on { Cause::Members(what) } else { Cause::Lost(what) })
+    }
+
+    fn depose(&mut self, why: &str) -> LaunchError {
+        self.deposed = true;
+        self.say(&format!("this node is node 0 no longer: {why}"));
+        LaunchError::NodeLost(why.to_owned())
     }
 
     fn stop(&mut self) {

@@ -203,6 +203,18 @@ impl Members {
         self.nodes.iter_mut().for_each(|node| node.tell(&FromNodeZero::Finish(result.clone())));
     }
 
+    /// Leaves the nodes to another node 0. The own node ends, unless it was deposed.
+    pub fn hand_over(&mut self, result: &Result<(), LaunchError>, deposed: bool) {
+        let waiting = std::mem::take(&mut self.waiting).into_iter().map(|(_, node)| node);
+        for mut node in self.nodes.drain(..).chain(waiting) {
+            if node.place == Some(0) && !deposed {
+                node.tell(&FromNodeZero::Finish(result.clone()));
+            } else {
+                node.speaker.hang_up();
+            }
+        }
+    }
+
     /// Which nodes of a run did not come in time.
     pub fn missing(&self) -> LaunchError {
         let (there, seconds) = (self.nodes.len(), self.plan.join_timeout.as_secs_f64());

@@ -18,6 +18,8 @@
 mod cause;
 mod coordinator;
 mod door;
+mod election;
+mod etcd;
 mod members;
 mod node;
 mod seal;
@@ -32,6 +34,7 @@ use crate::error::{LaunchError, RankEnd, RankFailure};
 use crate::plan::Plan;
 
 pub use coordinator::Coordinator;
+pub use election::{Election, Past, Role};
 pub use node::{Entry, Link};
 
 /// Increases when messages change: launchers of different versions refuse each other.
@@ -59,10 +62,12 @@ pub struct Hello {
     /// Milliseconds between heartbeats, and of silence after which a node counts as lost.
     keep_alive: (u128, u128),
     host: String,
+    /// Of the next start, for a node 0 that was elected after the loss of another one.
+    past: Option<Past>,
 }
 
 impl Hello {
-    fn new(plan: &Plan, host: &str, node_rank: Option<usize>) -> Self {
+    pub fn new(plan: &Plan, host: &str, node_rank: Option<usize>, past: Option<Past>) -> Self {
         Self {
             protocol: PROTOCOL,
             run_id: plan.run_id.clone(),
@@ -73,6 +78,7 @@ impl Hello {
             failure_window: plan.failure_window,
             keep_alive: (plan.keep_alive.as_millis(), plan.silence.as_millis()),
             host: host.to_owned(),
+            past,
         }
     }
 }

@@ -5,7 +5,9 @@
 mod binding;
 mod elastic;
 mod errors;
+mod etcd;
 mod failures;
+mod fake_etcd;
 mod launcher;
 mod library;
 mod lost;
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
         elastic::TESTS,
         binding::TESTS,
         errors::TESTS,
+        etcd::TESTS,
         strangers::TESTS,
         schedulers::TESTS,
         options::TESTS,
@@ -59,12 +62,13 @@ fn main() -> ExitCode {
     };
     let arguments = Arguments::from_args();
     let mut trials: Vec<Trial> = all.into_iter().flatten().map(trial).collect();
-    let no_slurm = slurm::missing();
-    for test in slurm::TESTS {
-        if let (Some(reason), false) = (&no_slurm, arguments.list) {
-            println!("{}: skipped: {reason}", test.0);
+    for (tests, missing) in [(slurm::TESTS, slurm::missing()), (etcd::OF_ETCD, etcd::missing())] {
+        for test in tests {
+            if let (Some(reason), false) = (&missing, arguments.list) {
+                println!("{}: skipped: {reason}", test.0);
+            }
+            trials.push(trial(test).with_ignored_flag(missing.is_some()));
         }
-        trials.push(trial(test).with_ignored_flag(no_slurm.is_some()));
     }
     libtest_mimic::run(&arguments, trials).exit()
 }

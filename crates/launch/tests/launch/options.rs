@@ -148,6 +148,13 @@ fn invalid_options_are_refused_before_anything_starts() {
     refused(&["--nnodes=1:many"], "give a number of hosts from 1 on, or MIN:MAX, like 2:4");
     refused(&["--nnodes=1:2"], "2 nodes need an endpoint");
     refused(&["--nnodes=2"], "--rdzv-endpoint node0:29500");
+    let etcd = ["--nnodes=2", "--rdzv-backend=etcd", "--insecure"];
+    let with = |options: &[&'static str]| [&etcd[..], options].concat();
+    refused(&with(&[]), "give etcd's host and port, like --rdzv-endpoint etcd0:2379");
+    refused(&with(&["--rdzv-endpoint=etcd0"]), "runs that meet by etcd need a name of their own");
+    let named = ["--rdzv-endpoint=etcd0", "--rdzv-id=job7"];
+    refused(&with(&[&named[..], &["--node-rank=0"]].concat()), "with etcd the launchers elect node 0");
+    refused(&with(&[&named[..], &["--rdzv-conf=lease_timeout=1"]].concat()), "lease_timeout=1: give 2 s or more");
     refused(&["--nnodes=2", "--node-rank=2", "--master-addr=here"], "--node-rank 2: ranks of 2 nodes are 0 to 1");
     refused(&["--rdzv-endpoint=here:there", "--nnodes=2"], "give a host and a port");
     refused(&["--numa-binding=near"], "--numa-binding near: give node, socket, exclusive or core-complex");
@@ -214,7 +221,7 @@ fn invalid_hosts_are_refused_with_the_options_name() {
 }
 
 fn unsupported_options_of_torchrun_are_refused() {
-    for options in [["--rdzv-backend", "etcd"], ["--event-log-handler", "console"], ["--logs-specs", "mine"]] {
+    for options in [["--rdzv-backend", "zeus"], ["--event-log-handler", "console"], ["--logs-specs", "mine"]] {
         let ended = Launcher::script(&options, "echo started").end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{options:?}");
         ended.says(options[0]);

@@ -68,7 +68,8 @@ pub struct Cli {
     #[arg(long, conflicts_with = "secret_file")]
     pub insecure: bool,
 
-    /// static or c10d; both mean the launcher's own protocol
+    /// static or c10d: the launchers meet at node 0; both mean the launcher's own protocol. etcd: the launchers elect
+    /// node 0 by an etcd at the endpoint, and another one when it is lost
     #[arg(long, value_name = "NAME", alias = "rdzv_backend", env = "PET_RDZV_BACKEND", default_value = "static")]
     pub rdzv_backend: String,
 
@@ -77,7 +78,7 @@ pub struct Cli {
     pub rdzv_id: String,
 
     /// join_timeout or timeout in seconds, last_call_timeout in seconds (how long an elastic run that has MIN hosts waits
-    /// for more), is_host, keep_alive_interval in seconds, keep_alive_max_attempt; torchrun's other keys are ignored
+    /// for more), lease_timeout in seconds (how long after the loss of node 0 etcd gives its place to another), is_host, keep_alive_interval in seconds, keep_alive_max_attempt; torchrun's other keys are ignored
     #[arg(long, value_name = "KEY=VALUE,..", alias = "rdzv_conf", env = "PET_RDZV_CONF", default_value = "")]
     pub rdzv_conf: String,
 

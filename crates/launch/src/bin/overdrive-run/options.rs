@@ -12,6 +12,14 @@ use crate::values::{self, Rendezvous};
 /// The endpoint's port if only an address is given; torchrun's default.
 const DEFAULT_PORT: u16 = 29500;
 
+/// etcd's own default.
+const ETCD_PORT: u16 = 2379;
+
+/// torchrun's two names; both mean version 3 of etcd's protocol here.
+fn is_etcd(backend: &str) -> bool {
+    matches!(backend, "etcd" | "etcd-v2")
+}
+
 pub fn refuse<T>(why: impl Into<String>) -> Result<T, LaunchError> {
     Err(LaunchError::Options(why.into()))
 }
@@ -62,8 +70,11 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
 fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
     match cli.rdzv_backend.as_str() {
         "static" | "c10d" => {}
+        name if is_etcd(name) => {}
         other => {
-            return refuse(format!("--rdzv-backend {other}: give static or c10d; neither needs a separate server"));
+            return refuse(format!(
+                "--rdzv-backend {other}: give static or c10d, which need no separate server, or etcd"
+            ));
         }
     }
     // `null` is torchrun's default, no handler, so it is accepted.
@@ -126,6 +137,9 @@ fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launc
     if let Some(timeout) = rendezvous.join_timeout {
         launch = launch.join_timeout(timeout);
     }
+    if let Some(lease) = rendezvous.lease {
+        launch = launch.lease_timeout(lease);
+    }
     if let Some(last_call) = rendezvous.last_call {
         launch = launch.last_call(last_call);
     }
@@ -145,8 +159,9 @@ fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launc
         });
     }
     launch = set_secret(launch, cli)?;
-    let node_rank = if cli.node_rank.is_none() { values::slurm_node(nnodes)? } else { cli.node_rank };
-    if let Some(rank) = node_rank {
+    let elects = is_etcd(&cli.rdzv_backend);
+    let slurm = if cli.node_rank.is_none() { values::slurm_node(nnodes)?.filter(|_| !elects) } else { None };
+    if let Some(rank) = cli.node_rank.or(slurm) {
         launch = launch.node_rank(rank);
     }
     if let Some(is_host) = rendezvous.is_host {
@@ -156,6 +171,16 @@ fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launc
         launch = launch.master_addr(address);
     }
     match (&cli.rdzv_endpoint, &cli.master_addr) {
+        (Some(endpoint), _) if elects => {
+            let (host, port) = values::endpoint(endpoint, ETCD_PORT)?;
+            if let Some(port) = cli.master_port {
+                launch = launch.master_port(port);
+            }
+            Ok(launch.rdzv_etcd(host, port))
+        }
+        (None, _) if elects => {
+            refuse("--rdzv-backend etcd: give etcd's host and port, like --rdzv-endpoint etcd0:2379")
+        }
         (Some(endpoint), _) if !endpoint.is_empty() => {
             let (host, port) = values::endpoint(endpoint, DEFAULT_PORT)?;
             if let Some(port) = cli.master_port {

@@ -107,6 +107,7 @@ pub fn seconds(value: f64) -> Option<Duration> {
 pub struct Rendezvous {
     pub join_timeout: Option<Duration>,
     pub last_call: Option<Duration>,
+    pub lease: Option<Duration>,
     pub keep_alive_interval: Duration,
     pub keep_alive_max_attempt: u32,
     pub is_host: Option<bool>,
@@ -117,6 +118,7 @@ impl Default for Rendezvous {
         Self {
             join_timeout: None,
             last_call: None,
+            lease: None,
             keep_alive_interval: Duration::from_secs(5),
             keep_alive_max_attempt: 3,
             is_host: None,
@@ -134,6 +136,7 @@ pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
         match key {
             "join_timeout" | "timeout" => conf.join_timeout = Some(time(pair, value)?),
             "last_call_timeout" => conf.last_call = Some(time(pair, value)?),
+            "lease_timeout" => conf.lease = Some(time(pair, value)?),
             "keep_alive_interval" => conf.keep_alive_interval = time(pair, value)?,
             "keep_alive_max_attempt" => match value.parse() {
                 Ok(attempts) => conf.keep_alive_max_attempt = attempts,
@@ -147,8 +150,8 @@ pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
             _ if IGNORED.contains(&key) => {}
             _ => {
                 return refuse(format!(
-                    "--rdzv-conf {pair}: unknown key; give join_timeout, timeout, last_call_timeout, is_host, \
-                     keep_alive_interval or keep_alive_max_attempt"
+                    "--rdzv-conf {pair}: unknown key; give join_timeout, timeout, last_call_timeout, lease_timeout, \
+                     is_host, keep_alive_interval or keep_alive_max_attempt"
                 ));
             }
         }
