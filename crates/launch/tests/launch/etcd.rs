@@ -17,6 +17,7 @@ crate::tests![
     nodes_elect_node_zero,
     the_loss_of_node_zero_is_survived,
     a_lost_node_zero_comes_back_as_another_node,
+    ten_nodes_are_lost_in_turn_and_come_back,
     node_zero_hands_over_when_it_gets_a_signal,
     nodes_meet_again_when_node_zero_loses_its_lease,
     nodes_meet_again_when_etcd_comes_back,
@@ -133,6 +134,31 @@ fn a_lost_node_zero_comes_back_as_another_node() {
     let ranks = run.nodes_of(3, 0, &all(&nodes));
     assert_eq!(ranks.last(), Some(&zero), "{ranks:?}");
     run.end(nodes);
+}
+
+/// Every rank is lost several times, that of node 0 too.
+fn ten_nodes_are_lost_in_turn_and_come_back() {
+    let etcd = FakeEtcd::start();
+    let run = Run::new(etcd.port, "2:3", &[]);
+    let mut nodes: Vec<Option<Running>> = (0..3).map(|node| Some(run.start(node))).collect();
+    let living = |nodes: &[Option<Running>], ranks| run.nodes_of(ranks, 0, &nodes.iter().flatten().collect::<Vec<_>>());
+    let mut by_rank = living(&nodes, 3);
+    for loss in 0..10 {
+        let lost = by_rank[loss % 3];
+        run.forget(3);
+        lose(nodes[lost].take().unwrap());
+        if loss % 3 == 0 {
+            etcd.expire();
+        }
+        let mut left = living(&nodes, 2);
+        run.forget(2);
+        nodes[lost] = Some(run.start(lost));
+        by_rank = living(&nodes, 3);
+        left.push(lost);
+        left.sort_unstable();
+        assert_eq!(left, [0, 1, 2]);
+    }
+    run.end(nodes.into_iter().flatten().collect());
 }
 
 fn node_zero_hands_over_when_it_gets_a_signal() {
