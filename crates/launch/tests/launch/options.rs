@@ -254,7 +254,10 @@ fn arguments_reach_the_program_as_they_are() {
 fn help_and_version() {
     let output = |option: &str| Command::new(PROGRAM).arg(option).output().unwrap();
     let help = String::from_utf8(output("--help").stdout).unwrap();
-    for option in ["--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--max-restarts", "--redirects"] {
+    for option in ["--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--max-restarts", "--redirects"]
+        .into_iter()
+        .chain(["MIN:MAX", "last_call_timeout", "lease_timeout", "--numa-binding", "--duplicate-stdout-filters"])
+    {
         assert!(help.contains(option), "{option}");
     }
     // ARGS are optional.

@@ -55,7 +55,8 @@ pub struct Cli {
           value_parser = RangedI64ValueParser::<usize>::new().range(0..=65_535))]
     pub node_rank: Option<usize>,
 
-    /// Where the launchers meet: the address of the host with rank 0 as the others reach it, and a free port on it
+    /// Where the launchers meet: the address of the host with rank 0 as the others reach it, and a free port on it; with
+    /// --rdzv-backend etcd, those of etcd
     #[arg(long, value_name = "HOST:PORT", alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT")]
     pub rdzv_endpoint: Option<String>,
 
@@ -96,7 +97,8 @@ pub struct Cli {
           value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
 
-    /// Address at which the ranks reach the host with rank 0, if it is not the endpoint's
+    /// Address at which the ranks reach the host with rank 0, if it is not the endpoint's; with etcd, this host's address
+    /// for the others [default: the one from which it reaches etcd]
     #[arg(long, value_name = "HOST", alias = "local_addr", env = "PET_LOCAL_ADDR", value_parser = values::host)]
     pub local_addr: Option<String>,
 
