@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::error_file;
 use crate::host_name::without_brackets;
 
 /// A rank's position in the run, and the address of the ranks' store.
@@ -14,11 +15,12 @@ pub struct Place<'a> {
     pub nnodes: usize,
     pub master_addr: &'a str,
     pub master_port: u16,
-    pub attempt: u32,
+    /// After failures; torchrun does not count changes of the nodes either.
+    pub restarts: u32,
     pub max_restarts: u32,
     pub run_id: &'a str,
     pub role: &'a str,
-    /// Where Python's `@record` writes the exception that ended a rank.
+    /// Where `record`, here or in Python, writes the error that ends the rank.
     pub error_file: Option<&'a Path>,
 }
 
@@ -39,12 +41,12 @@ pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
         ("ROLE_NAME", place.role.to_owned()),
         ("MASTER_ADDR", without_brackets(place.master_addr).to_owned()),
         ("MASTER_PORT", place.master_port.to_string()),
-        ("TORCHELASTIC_RESTART_COUNT", place.attempt.to_string()),
+        ("TORCHELASTIC_RESTART_COUNT", place.restarts.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", place.max_restarts.to_string()),
         ("TORCHELASTIC_RUN_ID", place.run_id.to_owned()),
     ];
     if let Some(path) = place.error_file {
-        variables.push(("TORCHELASTIC_ERROR_FILE", path.display().to_string()));
+        variables.push((error_file::VARIABLE, path.display().to_string()));
     }
     // torchrun's default, unless the user has set it.
     let unset = |name| std::env::var_os(name).is_none();
@@ -58,7 +60,7 @@ pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
 pub const SECRET: &str = "OVERDRIVE_SECRET";
 
 /// Variables that must not reach the ranks: those of an outer torchrun, and the launcher's secret.
-pub const NOT_FOR_RANKS: [&str; 3] = ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", SECRET];
+pub const NOT_FOR_RANKS: [&str; 3] = ["TORCHELASTIC_USE_AGENT_STORE", error_file::VARIABLE, SECRET];
 
 /// The default of `OMP_NUM_THREADS` for several ranks on a host: the cores divided by the ranks, where torchrun sets 1.
 /// None for a single rank, or if the user has set the variable.

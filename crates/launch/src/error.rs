@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error_file::RecordedError;
 use crate::signals;
 
 /// Why a launch failed. The message is complete: it includes the report of a failed rank.
@@ -140,7 +141,7 @@ pub struct RankFailure {
     pub pid: i32,
     /// How it ended.
     pub end: RankEnd,
-    /// How often the run had been restarted before.
+    /// How often the ranks had been started before.
     pub attempt: u32,
     /// The time since the first failure of its attempt.
     pub after: Duration,
@@ -148,6 +149,8 @@ pub struct RankFailure {
     pub stream: String,
     /// The last lines of its output: at most 20 for the first failure, 8 for others. Invalid UTF-8 is replaced.
     pub output: Vec<String>,
+    /// The error that it has recorded by [`record`](crate::record) or Python's `@record`.
+    pub error: Option<RecordedError>,
     /// The file with all of that output, if outputs go to files.
     pub log: Option<PathBuf>,
 }
@@ -164,8 +167,32 @@ pub struct FailureReport {
     pub also: Vec<RankFailure>,
     /// How the other ranks ended, by rank, including those in `also`. Most were ended by the launcher.
     pub others: Vec<(usize, RankEnd)>,
-    /// How often the run was restarted.
+    /// How often the run was restarted after a failure.
     pub restarts: u32,
+}
+
+impl FailureReport {
+    /// The failure that is most likely the cause: the one whose error was recorded first, by the hosts' clocks, of
+    /// those that failed by themselves; the [first](Self::first) failure if nothing tells more.
+    ///
+    /// # Source
+    /// `ChildFailedError.get_first_failure`.
+    #[doc(alias = "get_first_failure")]
+    pub fn cause(&self) -> &RankFailure {
+        self.earlier_error().map_or(&self.first, |(failure, _)| failure)
+    }
+
+    /// Another rank's error that was recorded before that of the first failure, and how long before, as text.
+    fn earlier_error(&self) -> Option<(&RankFailure, String)> {
+        let time = |failure: &RankFailure| failure.error.as_ref()?.time;
+        let of_first = time(&self.first)?;
+        let (of_cause, cause) = self.also.iter().filter_map(|it| Some((time(it)?, it))).min_by_key(|it| it.0)?;
+        // Python records whole seconds, rounded down, so that a rank within the same second may be the earlier one.
+        let is_whole = of_first.subsec_micros() == 0 || of_cause.subsec_micros() == 0;
+        let before = of_first.checked_sub(of_cause)?;
+        let is_earlier = if is_whole { of_cause.as_secs() < of_first.as_secs() } else { !before.is_zero() };
+        is_earlier.then(|| (cause, format!("{:.3} s", before.as_secs_f64())))
+    }
 }
 
 impl fmt::Display for RankFailure {
@@ -176,6 +203,16 @@ impl fmt::Display for RankFailure {
 }
 
 impl RankFailure {
+    /// What the rank has recorded: the message, or the traceback, which includes it.
+    fn show_error(&self, f: &mut fmt::Formatter<'_>, indent: &str, whole: bool) -> fmt::Result {
+        let Some(error) = &self.error else { return Ok(()) };
+        write!(f, "\n{indent}the error that it has recorded:")?;
+        let message: Vec<&str> = error.message.lines().collect();
+        let traceback: Vec<&str> = error.traceback.iter().map(String::as_str).collect();
+        let lines = if whole && !traceback.is_empty() { traceback } else { message };
+        lines.iter().try_for_each(|line| write!(f, "\n{indent}  {line}"))
+    }
+
     fn show_output(&self, f: &mut fmt::Formatter<'_>, indent: &str) -> fmt::Result {
         if self.output.is_empty() {
             write!(f, "\n{indent}it wrote nothing")?;
@@ -195,12 +232,19 @@ impl RankFailure {
 impl fmt::Display for FailureReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.first)?;
+        if let Some((failure, before)) = self.earlier_error() {
+            let (rank, message) = (failure.rank, failure.error.as_ref().map_or("", |error| error.message.as_str()));
+            let message = message.lines().next().unwrap_or_default();
+            write!(f, "\n  the first error was that of rank {rank}, {before} earlier: {message}")?;
+        }
+        self.first.show_error(f, "  ", true)?;
         self.first.show_output(f, "  ")?;
         if !self.also.is_empty() {
             f.write_str("\n  failed by themselves soon after it; the first to fail is not always the cause:")?;
         }
         for failure in &self.also {
             write!(f, "\n  after {:.3} s, {failure}", failure.after.as_secs_f64())?;
+            failure.show_error(f, "    ", std::ptr::eq(failure, self.cause()))?;
             failure.show_output(f, "    ")?;
         }
         let is_listed = |rank: usize| self.also.iter().any(|failure| failure.rank == rank);

@@ -104,6 +104,7 @@ mod tests {
             after: Duration::from_millis(after_ms),
             stream: "standard error".to_owned(),
             output: (0..20).map(|line| format!("line {line}")).collect(),
+            error: None,
             log: None,
         }
     }

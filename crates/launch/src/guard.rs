@@ -6,9 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::exit;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
-use std::time::Instant;
 
 use rustix::process::{getpid, set_child_subreaper, setsid};
 use signal_hook::consts::SIGCHLD;
@@ -17,12 +16,14 @@ use signal_hook::iterator::Signals;
 use crate::attempt::{self, Ended, Event, Host, Outcome, Team};
 use crate::environment;
 use crate::error::LaunchError;
+use crate::error_file;
+use crate::numa::{self, Binding};
 use crate::output::Console;
 use crate::plan::Plan;
 use crate::port::{self, ReservedPort};
 use crate::process;
-use crate::rendezvous::{Coordinator, Entry, FromNodeZero, Link, NodeEnd, ToNodeZero};
 use crate::signals;
+use crate::together::together;
 
 /// The process name, unlike the launcher's, so that `pkill overdrive-run` finds the launcher only.
 pub const NAME: &str = "overdrive-guard";
@@ -66,14 +67,23 @@ fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>>
                 "OMP_NUM_THREADS={threads} for each of {ranks} ranks (cores divided by ranks); set it to change that"
             ));
         }
+        let visible = plan.variable_of_ranks("CUDA_VISIBLE_DEVICES");
+        let of_ranks = |binding| numa::of_ranks(binding, plan.nproc, visible.as_deref());
+        let bindings = plan.numa_binding.map(of_ranks).transpose()?;
+        let bindings = bindings.unwrap_or_default();
+        if !bindings.is_empty() {
+            let cpus: Vec<String> = bindings.iter().map(Binding::to_text).collect();
+            console.say(&format!("CPUs of the local ranks: {}", cpus.join("; ")));
+        }
         let logs = plan.wants_files().then(|| folder_for_logs(&plan)).transpose()?;
         if let Some(logs) = &logs {
             console.say(&format!("outputs are in {}", logs.display()));
         }
+        let errors = if logs.is_none() { folder_for_errors(&plan, &console) } else { None };
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Ok(Host { plan, name, console, logs, threads, events })
+        Ok(Host { plan, name, console, logs, errors, threads, bindings, events })
     })();
-    let result = host.and_then(|host| if host.plan.nnodes == 1 { alone(&host) } else { together(&host, sender) });
+    let result = host.and_then(|host| if host.plan.nnodes == 1 { alone(&host) } else { together(&host, &sender) });
     result.map_or_else(|error| Some(Err(error)), |end| end.map(Ok))
 }
 
@@ -111,8 +121,14 @@ fn folder_for_logs(plan: &Plan) -> Result<PathBuf, LaunchError> {
     Ok(folder.keep())
 }
 
+/// Without the folder, ranks run as well, but cannot record their errors.
+fn folder_for_errors(plan: &Plan, console: &Console) -> Option<error_file::Folder> {
+    let made = error_file::Folder::create(&plan.mark);
+    made.inspect_err(|error| console.say(&format!("ranks cannot record errors: no temporary folder: {error}"))).ok()
+}
+
 /// `Ok(None)`: the launcher has died.
-type End = Result<Option<()>, LaunchError>;
+pub type End = Result<Option<()>, LaunchError>;
 
 /// All ranks are on this host.
 fn alone(host: &Host) -> End {
@@ -122,7 +138,9 @@ fn alone(host: &Host) -> End {
         let reserved = if plan.master_port.is_none() { Some(ReservedPort::new()?) } else { None };
         let team = Team {
             attempt,
+            restarts: attempt,
             node_rank: 0,
+            nnodes: 1,
             first_rank: 0,
             world_size: plan.nproc,
             master_addr: plan.master_addr.clone().unwrap_or_else(|| "127.0.0.1".to_owned()),
@@ -149,116 +167,4 @@ fn alone(host: &Host) -> End {
             return Err(LaunchError::Rank(Box::new(failures.report(ends, attempt))));
         }
     }
-}
-
-/// The ranks are on several hosts, and node 0 decides.
-fn together(host: &Host, sender: Sender<Event>) -> End {
-    let plan = &host.plan;
-    let Some((name, port)) = plan.endpoint.clone() else {
-        return Err(LaunchError::Options("several nodes need an endpoint".to_owned()));
-    };
-    let coordinator = match Entry::find(plan, &name, port)? {
-        Entry::Joins => None,
-        Entry::Coordinates(listener) => {
-            // The store takes IPv6 addresses without brackets.
-            let address = name.trim_start_matches('[').trim_end_matches(']');
-            let master_addr = plan.master_addr.as_deref().unwrap_or(address);
-            Some(Coordinator::start(listener, plan, master_addr, &host.console)?)
-        }
-    };
-    let address = coordinator.as_ref().map_or_else(|| (name, port), Coordinator::local_address);
-    let node_rank = if coordinator.is_some() { Some(0) } else { plan.node_rank };
-    let mut gone = false;
-    let joined = Link::join(plan, &host.name, (&address.0, address.1), node_rank, &host.console, sender, || {
-        let stop = told_to_stop(host)?;
-        gone = matches!(stop, Stop::LauncherGone);
-        Some(stop.into())
-    });
-    let link = match joined {
-        Err(_) if gone => return Ok(None),
-        other => other?,
-    };
-    let end = take_part(host, &link, &format!("{}:{}", address.0, address.1));
-    if let Some(coordinator) = coordinator
-        && !matches!(end, Ok(None))
-    {
-        coordinator.finish(attempt::longest_end(plan));
-    }
-    end
-}
-
-/// Runs attempts when node 0 starts them, until node 0 reports how the run ended.
-fn take_part(host: &Host, link: &Link, endpoint: &str) -> End {
-    let lost = |why: &str| LaunchError::NodeLost(format!("node 0 at {endpoint} was lost: {why}"));
-    let mut attempt = 0;
-    // Set when an attempt has not succeeded here: by when node 0 has to start another one or end the run.
-    let mut give_up_at: Option<Instant> = None;
-    loop {
-        let event = match give_up_at {
-            None => host.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(at) => host.events.recv_timeout(at.saturating_duration_since(Instant::now())),
-        };
-        let said = match event {
-            Ok(Event::NodeZero(said)) => said,
-            Ok(Event::LauncherGone) => return Ok(None),
-            Ok(Event::Signal(signal)) if signals::ends_the_run(signal) => {
-                link.send(&ToNodeZero::Ended { attempt, how: NodeEnd::Interrupted(signal), ends: Vec::new() });
-                return Err(LaunchError::Interrupted { signal, host: None });
-            }
-            Ok(Event::Signal(_)) => continue,
-            Err(_) => return Err(lost("after a failure it sent neither a restart nor a result")),
-        };
-        let team = match said {
-            FromNodeZero::Start(team) => team,
-            FromNodeZero::Finish(result) => return result.map(Some),
-            FromNodeZero::Refused(reason) => {
-                return Err(LaunchError::Refused { endpoint: endpoint.to_owned(), reason });
-            }
-            FromNodeZero::Lost(why) => return Err(lost(&why)),
-            // All ranks here have ended already.
-            FromNodeZero::Stop { .. } | FromNodeZero::Alive => continue,
-        };
-        attempt = team.attempt;
-        let (how, ends) = match attempt::run(host, &team) {
-            Err(error) => (NodeEnd::Broken(error), Vec::new()),
-            Ok(Ended { outcome, ends, told_to_end }) => match outcome {
-                Outcome::Done => (NodeEnd::Done, ends),
-                Outcome::Failed(failures) => {
-                    let (age, first, also) = failures.into_parts();
-                    (NodeEnd::Failed { age, first, also, told_to_end: told_to_end.is_some() }, ends)
-                }
-                Outcome::Interrupted(signal) => (NodeEnd::Interrupted(signal), ends),
-                Outcome::NodeZero(FromNodeZero::Finish(result)) => return result.map(Some),
-                Outcome::NodeZero(FromNodeZero::Lost(why)) => return Err(lost(&why)),
-                Outcome::NodeZero(_) => (told_to_end.map_or(NodeEnd::Stopped, NodeEnd::Interrupted), ends),
-                Outcome::LauncherGone => return Ok(None),
-            },
-        };
-        let limit = attempt::longest_end(&host.plan) + host.plan.join_timeout;
-        give_up_at = (how != NodeEnd::Done).then(|| Instant::now() + limit);
-        link.send(&ToNodeZero::Ended { attempt, how, ends });
-    }
-}
-
-/// Why the launcher stops waiting for node 0.
-enum Stop {
-    LauncherGone,
-    Signal(i32),
-}
-
-impl From<Stop> for LaunchError {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::LauncherGone => Self::Guard("the launcher is gone".to_owned()),
-            Stop::Signal(signal) => Self::Interrupted { signal, host: None },
-        }
-    }
-}
-
-fn told_to_stop(host: &Host) -> Option<Stop> {
-    host.events.try_iter().find_map(|event| match event {
-        Event::LauncherGone => Some(Stop::LauncherGone),
-        Event::Signal(signal) if signals::ends_the_run(signal) => Some(Stop::Signal(signal)),
-        _ => None,
-    })
 }

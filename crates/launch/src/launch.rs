@@ -1,27 +1,15 @@
-//! The launcher process: it starts the guard, forwards signals to it, and waits for the result.
+//! The options of a launch.
 
 use std::env;
 use std::ffi::OsStr;
-use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use rustix::process::{Pid, getpid, kill_process};
-use signal_hook::iterator::{Handle, Signals};
+use std::time::Duration;
 
 use crate::error::LaunchError;
-use crate::plan::Plan;
-use crate::roles::{self, ROLE, Role};
+use crate::numa::NumaBinding;
+use crate::plan::{Meeting, Plan};
 use crate::secret::{Secret, Trust};
 use crate::streams::StreamsByRank;
-use crate::{environment, guard, process, signals};
 
 /// Which ranks to start, and how. The defaults are torchrun's.
 ///
@@ -35,7 +23,7 @@ use crate::{environment, guard, process, signals};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Launch {
-    plan: Plan,
+    pub(crate) plan: Plan,
 }
 
 impl Launch {
@@ -75,11 +63,41 @@ impl Launch {
         self
     }
 
-    /// Hosts, each of which runs a launcher; 1 unless set. Several hosts need [`rdzv_endpoint`](Self::rdzv_endpoint)
-    /// and [`secret`](Self::secret).
+    /// Hosts, each of which runs a launcher; 1 unless set. With [`min_nodes`](Self::min_nodes), the most of them.
+    /// Several hosts need [`rdzv_endpoint`](Self::rdzv_endpoint) and [`secret`](Self::secret).
+    #[doc(alias = "max_nodes")]
     #[must_use]
     pub fn nnodes(mut self, nnodes: usize) -> Self {
         self.plan.nnodes = nnodes;
+        self
+    }
+
+    /// Makes the run elastic: it begins when this many hosts have joined, and goes on without lost hosts while this many
+    /// are left. All ranks are started again, with their new `RANK` and `WORLD_SIZE`, when a host is lost, leaves by a
+    /// signal to its launcher, or joins; such restarts do not count as [`max_restarts`](Self::max_restarts). The loss of
+    /// node 0 ends the run. Must be the same on all nodes; [`nnodes`](Self::nnodes) unless set.
+    ///
+    /// With fewer hosts the run waits for the [`join_timeout`](Self::join_timeout), and ends with
+    /// [`LaunchError::NodesMissing`].
+    ///
+    /// # Source
+    /// `LaunchConfig.min_nodes`; `--nnodes MIN:MAX` of torchrun.
+    #[must_use]
+    pub fn min_nodes(mut self, min_nodes: usize) -> Self {
+        self.plan.min_nodes = Some(min_nodes);
+        self
+    }
+
+    /// How long an elastic run waits for more hosts once [`min_nodes`](Self::min_nodes) have joined; 30 s unless set. It
+    /// does not wait when all are there. A host that joins later waits for this long at most, and for a second after the
+    /// last one that has joined.
+    ///
+    /// # Source
+    /// torchrun's `last_call_timeout`.
+    #[doc(alias = "last_call_timeout")]
+    #[must_use]
+    pub fn last_call(mut self, timeout: Duration) -> Self {
+        self.plan.last_call = timeout.min(Duration::from_secs(u32::MAX.into()));
         self
     }
 
@@ -96,6 +114,30 @@ impl Launch {
     #[must_use]
     pub fn rdzv_endpoint(mut self, host: impl Into<String>, port: u16) -> Self {
         self.plan.endpoint = Some((host.into(), port));
+        self
+    }
+
+    /// An etcd of version 3.4 or later where the launchers elect node 0, in place of
+    /// [`rdzv_endpoint`](Self::rdzv_endpoint). When node 0 is lost, another node takes its place, and the ranks are
+    /// started again: in an elastic run without it, else when it has come back, which counts as a
+    /// [restart](Self::max_restarts). The run needs a [`run_id`](Self::run_id) of its own; nodes are numbered as they
+    /// join. [`master_addr`](Self::master_addr) is this host's address for the others; unless set, the one from which
+    /// it reaches etcd. etcd's TLS and passwords are not supported.
+    ///
+    /// # Source
+    /// torchrun's `--rdzv-backend etcd`, which speaks version 2 of etcd's protocol.
+    #[must_use]
+    pub fn rdzv_etcd(mut self, host: impl Into<String>, port: u16) -> Self {
+        self.plan.endpoint = Some((host.into(), port));
+        self.plan.meeting = Meeting::AtEtcd;
+        self
+    }
+
+    /// How long after the last sign of life of a node 0 that was [elected](Self::rdzv_etcd) another one may be elected;
+    /// 10 s unless set, at least 2 s. If node 0 cannot reach etcd for two thirds of it, all ranks are told to end.
+    #[must_use]
+    pub fn lease_timeout(mut self, timeout: Duration) -> Self {
+        self.plan.lease = timeout.min(Duration::from_secs(u32::MAX.into()));
         self
     }
 
@@ -204,6 +246,15 @@ impl Launch {
         self
     }
 
+    /// Binds each rank to CPUs near its GPU; ranks may use all CPUs unless set. CPUs that cannot be found are a
+    /// [`LaunchError::System`], before any rank is started.
+    #[doc(alias = "numa_options")]
+    #[must_use]
+    pub fn numa_binding(mut self, binding: NumaBinding) -> Self {
+        self.plan.numa_binding = Some(binding);
+        self
+    }
+
     /// Outputs that go to files and not to the console; none unless set.
     #[must_use]
     pub fn redirects(mut self, streams: impl Into<StreamsByRank>) -> Self {
@@ -226,6 +277,25 @@ impl Launch {
         self
     }
 
+    /// Copies lines of standard output that contain one of these texts, of all ranks that the console shows, with their
+    /// prefixes, to `<log_dir>/<run_id>_<unique>/attempt_<n>/filtered_stdout.log`. Empty texts are ignored.
+    ///
+    /// # Source
+    /// torchrun's `--duplicate-stdout-filters`, which takes the outputs of `--tee` alone.
+    #[must_use]
+    pub fn duplicate_stdout_filters(mut self, texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.plan.filters[0] = texts.into_iter().map(Into::into).filter(|text| !text.is_empty()).collect();
+        self
+    }
+
+    /// As [`duplicate_stdout_filters`](Self::duplicate_stdout_filters), for standard error; the file is
+    /// `filtered_stderr.log`.
+    #[must_use]
+    pub fn duplicate_stderr_filters(mut self, texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.plan.filters[1] = texts.into_iter().map(Into::into).filter(|text| !text.is_empty()).collect();
+        self
+    }
+
     /// The local ranks whose outputs the console shows; all unless set.
     #[must_use]
     pub fn local_ranks_filter(mut self, local_ranks: impl Into<Vec<usize>>) -> Self {
@@ -234,7 +304,7 @@ impl Launch {
     }
 
     /// The prefix of each line on the console: `[rank${rank}]: ` unless set. `${rank}`, `${local_rank}` and
-    /// `${role_name}` are filled in.
+    /// `${role_name}` are filled in. On a terminal each rank's prefix has a colour, unless `NO_COLOR` is set.
     #[doc(alias = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")]
     #[must_use]
     pub fn prefix(mut self, template: impl Into<String>) -> Self {
@@ -259,118 +329,5 @@ impl Launch {
     pub fn signals(mut self, signals: impl Into<Vec<i32>>) -> Self {
         self.plan.signals = signals.into();
         self.forward_signals()
-    }
-
-    /// Starts the ranks, restarts them after failures if allowed, and waits until all have succeeded.
-    ///
-    /// When it returns, all processes that the ranks have started have ended. If the calling process dies, even by
-    /// SIGKILL, the ranks and all that they have started get SIGKILL.
-    ///
-    /// # Errors
-    /// See [`LaunchError`]. The program and options are checked before anything is started.
-    ///
-    /// # Syncs
-    /// Blocks until the run has ended.
-    pub fn run(&self) -> Result<(), LaunchError> {
-        let mut plan = self.plan.clone();
-        plan.check()?;
-        plan.mark = unique_mark();
-        if !roles::has_helper() {
-            return Err(LaunchError::Guard(
-                "this program cannot be started as the guard: call overdrive_launch::helper() first in its main".into(),
-            ));
-        }
-        let (mut guard, mut socket) = start_guard(&plan)?;
-        // Without a thread or descriptor for this, signals keep their default action; the ranks still end with the
-        // launcher.
-        let forwarding = plan.forward_signals.then(|| Forwarding::start(&plan.signals, &guard).ok()).flatten();
-        let result = converse(&plan, &mut socket);
-        // Ends the guard if it did not end by itself.
-        drop(socket);
-        let status = guard.wait();
-        let interrupted = forwarding.and_then(Forwarding::stop);
-        match result {
-            Some(result) => result,
-            None => {
-                process::end_marked(&plan.mark);
-                Err(guard_lost(status, interrupted))
-            }
-        }
-    }
-}
-
-/// Different for every launch on this host.
-fn unique_mark() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("{}-{}", getpid().as_raw_pid(), now.as_nanos())
-}
-
-fn start_guard(plan: &Plan) -> Result<(Child, UnixStream), LaunchError> {
-    let failed = |error: std::io::Error| LaunchError::Guard(format!("cannot start the guard process: {error}"));
-    let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-    // This program, even if its file has been replaced since.
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0(guard::NAME).env(ROLE, Role::Guard.to_variable());
-    // The guard carries the mark as well, so that it is found with the launch's other processes.
-    command.env(process::MARK, &plan.mark).env_remove(environment::SECRET).stdin(Stdio::from(OwnedFd::from(theirs)));
-    let guard = command.spawn().map_err(failed)?;
-    // `command` still holds the guard's end of the socket; without it, the socket closes when the guard dies.
-    drop(command);
-    Ok((guard, ours))
-}
-
-/// Sends the plan and waits for the result; None if the guard dies before it sends one.
-fn converse(plan: &Plan, socket: &mut UnixStream) -> Option<Result<(), LaunchError>> {
-    let mut text = serde_json::to_vec(plan).ok()?;
-    text.push(b'\n');
-    socket.write_all(&text).ok()?;
-    let mut result = Vec::new();
-    socket.read_to_end(&mut result).ok()?;
-    serde_json::from_slice(&result).ok()
-}
-
-fn guard_lost(status: std::io::Result<ExitStatus>, interrupted: Option<i32>) -> LaunchError {
-    if let Some(signal) = interrupted {
-        return LaunchError::Interrupted { signal, host: None };
-    }
-    let how = match status {
-        Ok(status) => match status.signal() {
-            Some(signal) => format!("was ended by {}", signals::describe(signal)),
-            None => format!("exited early ({status})"),
-        },
-        Err(error) => format!("was lost: {error}"),
-    };
-    LaunchError::Guard(format!("the guard process {how}; the ranks were ended"))
-}
-
-/// A thread that forwards signals to the guard.
-struct Forwarding {
-    handle: Handle,
-    thread: JoinHandle<()>,
-    ending: Arc<AtomicI32>,
-}
-
-impl Forwarding {
-    fn start(wanted: &[i32], guard: &Child) -> std::io::Result<Self> {
-        let mut incoming = Signals::new(signals::not_ignored(wanted))?;
-        let (handle, guard) = (incoming.handle(), Pid::from_child(guard));
-        let ending = Arc::new(AtomicI32::new(0));
-        let last = Arc::clone(&ending);
-        let thread = thread::Builder::new().name("signals".to_owned()).spawn(move || {
-            for number in incoming.forever() {
-                if signals::ends_the_run(number) {
-                    last.store(number, Ordering::Relaxed);
-                }
-                let _ = signals::from_number(number).map(|signal| kill_process(guard, signal));
-            }
-        })?;
-        Ok(Self { handle, thread, ending })
-    }
-
-    /// Returns the last signal that asked to end the run.
-    fn stop(self) -> Option<i32> {
-        self.handle.close();
-        let _ = self.thread.join();
-        Some(self.ending.load(Ordering::Relaxed)).filter(|number| *number != 0)
     }
 }

@@ -20,26 +20,37 @@
 #![forbid(unsafe_code)]
 
 mod attempt;
+mod colors;
 mod environment;
 mod error;
+mod error_file;
 mod failures;
+mod filters;
+mod forwarding;
 mod guard;
 mod host_name;
 mod launch;
 mod lines;
+mod numa;
 mod output;
 mod plan;
 mod port;
 mod process;
+mod record;
 mod rendezvous;
 mod roles;
+mod run;
 mod secret;
 mod signals;
 mod streams;
+mod together;
 
 pub use error::{FailureReport, LaunchError, RankEnd, RankFailure};
+pub use error_file::RecordedError;
 pub use host_name::is_host;
 pub use launch::Launch;
+pub use numa::NumaBinding;
+pub use record::record;
 pub use roles::helper;
 pub use signals::by_name as signal_by_name;
 pub use streams::{Streams, StreamsByRank};

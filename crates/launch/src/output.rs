@@ -1,7 +1,7 @@
 //! Passes the ranks' outputs on to the console and to files.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use crate::colors::{self, Colors};
 use crate::error::LaunchError;
+use crate::filters::Filtered;
 use crate::lines::{Splitter, Tail};
 
 /// Bytes per read. A rank that writes faster than its output is read blocks on the full pipe.
@@ -48,6 +50,7 @@ impl Kind {
 pub struct Console {
     out: File,
     err: File,
+    colors: Colors,
     lock: Mutex<()>,
 }
 
@@ -57,8 +60,16 @@ impl Console {
         Ok(Self {
             out: copy(io::stdout().as_fd().try_clone_to_owned())?,
             err: copy(io::stderr().as_fd().try_clone_to_owned())?,
+            colors: Colors::from_environment(),
             lock: Mutex::new(()),
         })
+    }
+
+    /// What is printed before each line of a rank: on a terminal in the rank's colour.
+    pub fn prefix(&self, kind: Kind, text: &str, rank: usize) -> Vec<u8> {
+        let file = if kind == Kind::Out { &self.out } else { &self.err };
+        let colored = self.colors.wanted() && file.is_terminal();
+        if colored { colors::of_rank(text, rank).into_bytes() } else { text.as_bytes().to_vec() }
     }
 
     fn write(&self, kind: Kind, text: &[u8]) -> io::Result<()> {
@@ -98,8 +109,12 @@ pub struct Route {
     pub kind: Kind,
     /// Printed before each line on the console.
     pub prefix: Vec<u8>,
+    /// The same without colours, for files.
+    pub plain_prefix: Vec<u8>,
     pub console: Option<Arc<Console>>,
     pub file: Option<File>,
+    /// Takes the lines that match a filter, of all ranks.
+    pub filtered: Option<Arc<Filtered>>,
     pub progress: Arc<Progress>,
 }
 
@@ -185,6 +200,9 @@ fn pump(mut source: &File, mut route: Route, tail: &Mutex<Tail>) {
         text.clear();
         let mut emit = |line: &[u8]| {
             lock(tail).push(line);
+            if let Some(filtered) = &route.filtered {
+                filtered.push(&route.plain_prefix, line);
+            }
             if route.console.is_some() {
                 text.extend_from_slice(&route.prefix);
                 text.extend_from_slice(line);

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::LaunchError;
 use crate::failures::FAILURE_WINDOW;
 use crate::host_name::is_host;
+use crate::numa::NumaBinding;
 use crate::secret::Trust;
 use crate::signals;
 use crate::streams::StreamsByRank;
@@ -21,6 +22,17 @@ const MOST_RANKS: usize = 1024;
 const MOST_NODES: usize = 65_536;
 /// In bytes: nodes send the run's name in their greeting.
 const LONGEST_RUN_ID: usize = 1024;
+/// etcd grants no shorter ones.
+const SHORTEST_LEASE: Duration = Duration::from_secs(2);
+
+/// What is at the endpoint.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Meeting {
+    /// The launcher of node 0.
+    AtNodeZero,
+    /// An etcd, by which the launchers elect node 0.
+    AtEtcd,
+}
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Plan {
@@ -33,9 +45,16 @@ pub struct Plan {
     pub is_own_program: bool,
     pub envs: Vec<(OsString, OsString)>,
     pub nproc: usize,
+    /// Of an elastic run the most.
     pub nnodes: usize,
+    /// Set for an elastic run.
+    pub min_nodes: Option<usize>,
+    pub last_call: Duration,
     pub node_rank: Option<usize>,
     pub endpoint: Option<(String, u16)>,
+    pub meeting: Meeting,
+    /// Of node 0, where it is elected.
+    pub lease: Duration,
     pub is_host: Option<bool>,
     pub master_addr: Option<String>,
     pub master_port: Option<u16>,
@@ -51,6 +70,9 @@ pub struct Plan {
     pub redirects: StreamsByRank,
     pub tee: StreamsByRank,
     pub log_dir: Option<OsString>,
+    /// Of standard output and standard error.
+    pub filters: [Vec<String>; 2],
+    pub numa_binding: Option<NumaBinding>,
     pub local_ranks_filter: Option<Vec<usize>>,
     pub prefix: String,
     pub signals: Vec<i32>,
@@ -69,8 +91,12 @@ impl Plan {
             envs: Vec::new(),
             nproc: 1,
             nnodes: 1,
+            min_nodes: None,
+            last_call: Duration::from_secs(30),
             node_rank: None,
             endpoint: None,
+            meeting: Meeting::AtNodeZero,
+            lease: Duration::from_secs(10),
             is_host: None,
             master_addr: None,
             master_port: None,
@@ -86,6 +112,8 @@ impl Plan {
             redirects: StreamsByRank::default(),
             tee: StreamsByRank::default(),
             log_dir: None,
+            filters: Default::default(),
+            numa_binding: None,
             local_ranks_filter: None,
             prefix: "[rank${rank}]: ".to_owned(),
             signals: signals::FORWARDED.to_vec(),
@@ -124,6 +152,12 @@ impl Plan {
         if !(1..=MOST_NODES).contains(&self.nnodes) {
             return refuse(format!("--nnodes {}: give 1 to {MOST_NODES} hosts", self.nnodes));
         }
+        if self.fewest_nodes() == 0 || self.fewest_nodes() > self.nnodes {
+            return refuse(format!(
+                "--nnodes {}: the fewest hosts have to be at least 1, and not more than the most; give MIN:MAX, like 2:4",
+                self.nnodes_text()
+            ));
+        }
         if let Some(rank) = self.node_rank.filter(|rank| *rank >= self.nnodes) {
             return refuse(format!("--node-rank {rank}: ranks of {} nodes are 0 to {}", self.nnodes, self.nnodes - 1));
         }
@@ -142,8 +176,29 @@ impl Plan {
                 self.nnodes
             ));
         }
+        if self.meeting == Meeting::AtEtcd && self.nnodes > 1 {
+            self.check_election()?;
+        }
         if self.run_id.len() > LONGEST_RUN_ID {
             return refuse(format!("--rdzv-id has {} bytes; give at most {LONGEST_RUN_ID}", self.run_id.len()));
+        }
+        Ok(())
+    }
+
+    fn check_election(&self) -> Result<(), LaunchError> {
+        if self.run_id == "none" {
+            return refuse(
+                "--rdzv-id: runs that meet by etcd need a name of their own, like --rdzv-id job7".to_owned(),
+            );
+        }
+        if self.node_rank.is_some() || self.is_host.is_some() {
+            return refuse(
+                "--node-rank, is_host: with etcd the launchers elect node 0; leave these options out".into(),
+            );
+        }
+        if self.lease < SHORTEST_LEASE {
+            let least = SHORTEST_LEASE.as_secs();
+            return refuse(format!("lease_timeout={}: give {least} s or more", self.lease.as_secs_f64()));
         }
         Ok(())
     }
@@ -178,6 +233,26 @@ impl Plan {
         }
     }
 
+    pub fn fewest_nodes(&self) -> usize {
+        self.min_nodes.unwrap_or(self.nnodes)
+    }
+
+    /// Whether the number of nodes may change during the run.
+    pub fn is_elastic(&self) -> bool {
+        self.fewest_nodes() != self.nnodes
+    }
+
+    /// `2`, or `1:4` for an elastic run.
+    pub fn nnodes_text(&self) -> String {
+        if self.is_elastic() { format!("{}:{}", self.fewest_nodes(), self.nnodes) } else { self.nnodes.to_string() }
+    }
+
+    /// A variable that ranks inherit, or that was set for them; None if it is not text.
+    pub fn variable_of_ranks(&self, name: &str) -> Option<String> {
+        let set = self.envs.iter().rev().find(|(other, _)| other == name).map(|(_, value)| value.clone());
+        set.or_else(|| env::var_os(name))?.into_string().ok()
+    }
+
     pub fn is_shown(&self, local_rank: usize) -> bool {
         self.local_ranks_filter.as_ref().is_none_or(|shown| shown.contains(&local_rank))
     }
@@ -188,7 +263,8 @@ impl Plan {
     }
 
     pub fn wants_files(&self) -> bool {
-        self.log_dir.is_some() || self.redirects.any() || self.tee.any()
+        let filters = self.filters.iter().any(|texts| !texts.is_empty());
+        self.log_dir.is_some() || self.redirects.any() || self.tee.any() || filters
     }
 }
 
@@ -241,6 +317,8 @@ mod tests {
         assert!(refused(|plan| plan.nproc = 5000).contains("--nproc-per-node 5000"));
         assert_eq!(refused(|plan| plan.nnodes = 0), "--nnodes 0: give 1 to 65536 hosts");
         assert!(refused(|plan| plan.nnodes = 2).contains("--rdzv-endpoint"));
+        assert!(refused(|plan| (plan.min_nodes, plan.nnodes) = (Some(4), 2)).starts_with("--nnodes 4:2: the fewest"));
+        assert!(refused(|plan| (plan.min_nodes, plan.nnodes) = (Some(0), 2)).starts_with("--nnodes 0:2: the fewest"));
         let meets = |plan: &mut Plan| (plan.nnodes, plan.endpoint) = (2, Some(("a".into(), 1)));
         assert!(refused(meets).starts_with("2 nodes need a secret, the same on all of them"));
         assert_eq!(refused(|plan| plan.run_id = "x".repeat(1025)), "--rdzv-id has 1025 bytes; give at most 1024");

@@ -1,4 +1,4 @@
-//! Why an attempt failed.
+//! Why an attempt ended.
 
 use super::NodeEnd;
 use crate::error::LaunchError;
@@ -7,6 +7,8 @@ use crate::failures::Failures;
 pub enum Cause {
     Failed(Failures),
     Lost(String),
+    /// An elastic run goes on with other nodes: one was lost, left or joined.
+    Members(String),
     /// No restart follows this.
     Other(LaunchError),
 }

@@ -1,4 +1,4 @@
-//! Node 0's side: lets nodes join, starts attempts, and decides what happens when a rank or a node fails.
+//! Node 0's side: starts attempts, and decides what happens when a rank or a node fails, or a node joins.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::cause::Cause;
 use super::door::{Door, GREETING_TIMEOUT, Heard};
-use super::wire::Speaker;
-use super::{FromNodeZero, Hello, NodeEnd, PROTOCOL, ToNodeZero};
+use super::election::{Kept, Lease, Past};
+use super::members::{Members, Node};
+use super::{FromNodeZero, NodeEnd, ToNodeZero};
 use crate::attempt::{self, Team};
 use crate::error::{LaunchError, RankEnd};
 use crate::output::Console;
@@ -26,15 +27,19 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
+    /// `past` and `lease` are those of a node 0 that was elected.
     pub fn start(
         listener: TcpListener,
         plan: &Plan,
         master_addr: &str,
         console: &Arc<Console>,
+        past: Option<Past>,
+        lease: Option<Lease>,
     ) -> Result<Self, LaunchError> {
         let failed = || LaunchError::system("serve the other nodes");
         let address = listener.local_addr().map_err(failed())?;
         let (heard, inbox) = channel();
+        let lease = lease.map(|lease| lease.keep(heard.clone())).transpose().map_err(failed())?;
         let door = Door {
             listener,
             trust: plan.trust.clone(),
@@ -47,12 +52,15 @@ impl Coordinator {
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
         named("door").spawn(move || door.run()).map_err(failed())?;
         let decider = Decider {
-            plan: plan.clone(),
+            members: Members::new(plan.clone(), Arc::clone(console)),
             master_addr: master_addr.to_owned(),
-            console: Arc::clone(console),
             inbox,
-            nodes: Vec::new(),
-            waiting: Vec::new(),
+            attempt: past.map_or(0, |past| past.attempt),
+            restarts: past.map_or(0, |past| past.restarts),
+            expected: past.map(|past| past.nnodes),
+            lease,
+            deposed: false,
+            begun: false,
             port: None,
             last_heartbeat: Instant::now(),
             told_to_end: false,
@@ -68,244 +76,182 @@ impl Coordinator {
         (host, self.address.port())
     }
 
-    /// Waits, for at most `limit`, until the other nodes have been told how the run ended.
-    pub fn finish(self, limit: Duration) {
+    /// Waits, for at most `limit`, until the other nodes have been told how the run ended. Returns whether they were.
+    pub fn finish(self, limit: Duration) -> bool {
         let start = Instant::now();
         while !self.thread.is_finished() && start.elapsed() < limit {
             thread::sleep(Duration::from_millis(2));
         }
-    }
-}
-
-struct Node {
-    id: usize,
-    speaker: Speaker,
-    nproc: usize,
-    host: String,
-    rank: Option<usize>,
-    ended: bool,
-    ends: Vec<(usize, RankEnd)>,
-}
-
-impl Node {
-    fn name(&self) -> String {
-        match self.rank {
-            Some(rank) => format!("node {rank} (host {})", self.host),
-            None => format!("host {}", self.host),
-        }
-    }
-
-    fn tell(&mut self, message: &FromNodeZero) {
-        // The reader thread reports a lost connection.
-        let _ = self.speaker.say(message);
+        self.thread.is_finished()
     }
 }
 
 struct Decider {
-    plan: Plan,
+    members: Members,
     master_addr: String,
-    console: Arc<Console>,
     inbox: Receiver<Heard>,
-    nodes: Vec<Node>,
-    /// Nodes without a place yet, and until when they may wait for one.
-    waiting: Vec<(Instant, Node)>,
+    /// How often the ranks were started before.
+    attempt: u32,
+    /// How often they were started again because a rank or, in a run of fixed size, a node had failed.
+    restarts: u32,
+    /// Whether ranks were started before.
+    begun: bool,
+    /// How many nodes will come soon: those that an earlier node 0 has left.
+    expected: Option<usize>,
+    /// Of a node 0 that was elected.
+    lease: Option<Kept>,
+    deposed: bool,
     port: Option<ReservedPort>,
     last_heartbeat: Instant,
-    /// A node's launcher got a signal that ends the run.
+    /// A launcher whose end ends the run got a signal.
     told_to_end: bool,
 }
 
 impl Decider {
     fn run(mut self) {
         let result = self.decide();
-        self.nodes.iter_mut().for_each(|node| node.tell(&FromNodeZero::Finish(result.clone())));
-        for (_, node) in std::mem::take(&mut self.waiting) {
-            self.refuse(node, "the run has ended".to_owned());
+        if self.lease.is_some() && (self.deposed || self.told_to_end && self.members.plan.is_elastic()) {
+            // The others elect another node 0, which they can as soon as the lease has ended.
+            drop(self.lease.take());
+            self.members.hand_over(&result, self.deposed);
+        } else {
+            self.members.finish(&result);
         }
     }
 
     fn decide(&mut self) -> Result<(), LaunchError> {
-        let (mut attempt, mut ports_taken) = (0, 0);
+        let mut ports_taken = 0;
         loop {
             self.gather()?;
-            self.begin(attempt)?;
-            let Some(cause) = self.watch(attempt) else { return Ok(()) };
+            self.begin()?;
+            let Some(cause) = self.watch() else { return Ok(()) };
+            let plan = &self.members.plan;
             let what = match &cause {
-                _ if self.told_to_end => return Err(self.error(cause, attempt)),
+                _ if self.told_to_end => return Err(self.error(cause)),
                 Cause::Failed(failures) => {
                     let failure = &failures.first;
-                    let chosen = self.plan.master_port.is_none() && failure.rank == 0;
+                    let chosen = plan.master_port.is_none() && failure.rank == 0;
                     if chosen && port::reports_taken(&failure.output) && ports_taken < port::MOST_RETRIES {
                         ports_taken += 1;
-                        self.console.say("the ranks' port was taken; trying another one");
+                        self.say("the ranks' port was taken; trying another one");
                         continue;
                     }
                     failures.summary()
                 }
                 Cause::Lost(what) => what.clone(),
+                Cause::Members(what) => {
+                    self.say(what);
+                    self.attempt += 1;
+                    continue;
+                }
                 Cause::Other(error) => return Err(error.clone()),
             };
-            if attempt == self.plan.max_restarts {
-                return Err(self.error(cause, attempt));
+            let most = plan.max_restarts;
+            if self.restarts == most {
+                return Err(self.error(cause));
             }
-            attempt += 1;
-            self.console.say(&format!("{what}; restart {attempt} of {}", self.plan.max_restarts));
+            self.attempt += 1;
+            self.restarts += 1;
+            self.say(&format!("{what}; restart {} of {most}", self.restarts));
         }
     }
 
-    fn error(&self, cause: Cause, restarts: u32) -> LaunchError {
+    fn say(&self, text: &str) {
+        self.members.console.say(text);
+    }
+
+    fn error(&self, cause: Cause) -> LaunchError {
         match cause {
             Cause::Failed(failures) => {
-                let ends: Vec<(usize, RankEnd)> = self.nodes.iter().flat_map(|node| node.ends.clone()).collect();
-                LaunchError::Rank(Box::new(failures.report(ends, restarts)))
+                let ends = self.members.nodes.iter().flat_map(|node| node.ends.clone()).collect();
+                LaunchError::Rank(Box::new(failures.report(ends, self.restarts)))
             }
-            Cause::Lost(what) => LaunchError::NodeLost(what),
+            Cause::Lost(what) | Cause::Members(what) => LaunchError::NodeLost(what),
             Cause::Other(error) => error,
         }
     }
 
-    /// Waits until every node has joined.
+    /// Waits until enough nodes have joined. Before the first attempt, and when there were too few, waits for more of
+    /// them until all are there or the last call is over.
     fn gather(&mut self) -> Result<(), LaunchError> {
-        let deadline = Instant::now() + self.plan.join_timeout;
-        self.find_places();
-        while self.nodes.len() < self.plan.nnodes {
-            let heard = self.hear(Some(deadline));
-            match heard {
-                Ok(Heard::Joined(id, speaker, hello)) => self.admit(id, speaker, &hello),
-                // It may connect again.
-                Ok(Heard::Lost(id, _)) => drop(self.forget(id)),
-                Ok(Heard::Said(id, ToNodeZero::Ended { how: NodeEnd::Interrupted(signal), .. })) => {
-                    // Only nodes with a place may end the run.
-                    if let Some(node) = self.nodes.iter().find(|node| node.id == id) {
-                        return Err(LaunchError::Interrupted { signal, host: Some(node.host.clone()) });
-                    }
+        let plan = &self.members.plan;
+        let (deadline, last_call) = (Instant::now() + plan.join_timeout, plan.last_call);
+        self.members.find_places();
+        let mut waits_for_more = !self.begun;
+        if self.begun && self.members.plan.is_elastic() && !self.members.are_enough() {
+            let (there, fewest) = (self.members.nodes.len(), self.members.plan.fewest_nodes());
+            self.say(&format!("{there} of at least {fewest} nodes are there; waiting for more"));
+        }
+        let mut begin_at = None;
+        loop {
+            if self.members.are_enough() {
+                let now = Instant::now();
+                let at = *begin_at.get_or_insert(if waits_for_more { now + last_call } else { now });
+                // What has been said already counts before the attempt begins.
+                let all = self.members.are_all() || self.expected.is_some_and(|some| self.members.nodes.len() >= some);
+                let until = if all { now } else { at };
+                match self.hear(Some(until)) {
+                    Ok(heard) => self.hear_before_the_attempt(heard)?,
+                    Err(_) => break,
                 }
-                Ok(Heard::Said(..)) => {}
-                Err(_) => return Err(self.missing()),
+            } else {
+                (begin_at, waits_for_more) = (None, true);
+                match self.hear(Some(deadline)) {
+                    Ok(heard) => self.hear_before_the_attempt(heard)?,
+                    Err(_) => return Err(self.members.missing()),
+                }
             }
         }
-        self.assign_ranks();
+        self.members.assign_places();
         Ok(())
     }
 
-    fn missing(&self) -> LaunchError {
-        let taken: Vec<usize> = self.nodes.iter().filter_map(|node| node.rank).collect();
-        let free: Vec<String> =
-            (0..self.plan.nnodes).filter(|rank| !taken.contains(rank)).take(16).map(|it| it.to_string()).collect();
-        let joined: Vec<String> = self.nodes.iter().map(Node::name).take(16).collect();
-        LaunchError::NodesMissing(format!(
-            "{} of {} nodes joined within {} s: {}; missing: node {}",
-            self.nodes.len(),
-            self.plan.nnodes,
-            self.plan.join_timeout.as_secs_f64(),
-            joined.join(", "),
-            free.join(", ")
-        ))
-    }
-
-    fn admit(&mut self, id: usize, speaker: Speaker, hello: &Hello) {
-        let node = Node {
-            id,
-            speaker,
-            nproc: hello.nproc,
-            host: hello.host.clone(),
-            rank: hello.node_rank,
-            ended: true,
-            ends: Vec::new(),
-        };
-        match self.objection(hello) {
-            Some(reason) => self.refuse(node, reason),
-            None => self.waiting.push((Instant::now() + self.plan.silence + 2 * self.plan.keep_alive, node)),
-        }
-        self.find_places();
-    }
-
-    /// Tells a node why it is refused, and closes its connection.
-    fn refuse(&self, mut node: Node, reason: String) {
-        self.console.say(&format!("refused {}: {reason}", node.name()));
-        node.tell(&FromNodeZero::Refused(reason));
-        node.speaker.hang_up();
-    }
-
-    /// Gives waiting nodes the places that are free. A restarted node may connect before the loss of its first
-    /// connection is noticed. So nodes without a place wait, for longer than it takes to notice a loss, before they are
-    /// refused.
-    fn find_places(&mut self) {
-        for (until, node) in std::mem::take(&mut self.waiting) {
-            match self.no_place(&node) {
-                None => self.nodes.push(node),
-                Some(reason) if until <= Instant::now() => self.refuse(node, reason),
-                Some(_) => self.waiting.push((until, node)),
+    fn hear_before_the_attempt(&mut self, heard: Heard) -> Result<(), LaunchError> {
+        match heard {
+            Heard::Joined(id, speaker, hello) => {
+                // A node may know more of the run than this node 0.
+                if let Some(past) = hello.past.filter(|_| !self.begun) {
+                    (self.attempt, self.restarts) = (self.attempt.max(past.attempt), self.restarts.max(past.restarts));
+                }
+                self.members.admit(id, speaker, &hello);
             }
+            Heard::Deposed(why) => return Err(self.depose(&why)),
+            // It may connect again.
+            Heard::Lost(id, _) => drop(self.members.remove(id)),
+            Heard::Said(id, ToNodeZero::Ended { how, ends, .. }) if how.ends_the_run() => {
+                if let Some(Cause::Other(error)) = self.node_ended(id, how, ends) {
+                    return Err(error);
+                }
+            }
+            Heard::Said(..) => {}
         }
+        Ok(())
     }
 
-    fn no_place(&self, node: &Node) -> Option<String> {
-        let same = self.nodes.iter().find(|other| other.rank.is_some() && other.rank == node.rank);
-        if let Some(same) = same {
-            return Some(format!("{} has already joined", same.name()));
-        }
-        (self.nodes.len() >= self.plan.nnodes).then(|| format!("all {} nodes of the run have joined", self.plan.nnodes))
-    }
-
-    /// Removes a lost node; returns its name if it had a place.
-    fn forget(&mut self, id: usize) -> Option<String> {
-        self.waiting.retain(|(_, node)| node.id != id);
-        let place = self.nodes.iter().position(|node| node.id == id)?;
-        Some(self.nodes.remove(place).name())
-    }
-
-    fn objection(&self, hello: &Hello) -> Option<String> {
-        let (plan, seconds) = (&self.plan, |time: Duration| format!("{} s", time.as_secs_f64()));
-        let differs = |what: &str, here: &dyn std::fmt::Display, there: &dyn std::fmt::Display| {
-            Some(format!("{what} is {here} on node 0 and {there} here; both have to be the same"))
-        };
-        if hello.protocol != PROTOCOL {
-            return differs("the launchers' protocol", &PROTOCOL, &hello.protocol);
-        }
-        if hello.run_id != plan.run_id {
-            return differs("--rdzv-id", &plan.run_id, &hello.run_id);
-        }
-        if hello.nnodes != plan.nnodes {
-            return differs("--nnodes", &plan.nnodes, &hello.nnodes);
-        }
-        if hello.max_restarts != plan.max_restarts {
-            return differs("--max-restarts", &plan.max_restarts, &hello.max_restarts);
-        }
-        if hello.failure_window != plan.failure_window {
-            return differs("--failure-window", &seconds(plan.failure_window), &seconds(hello.failure_window));
-        }
-        if hello.keep_alive != (plan.keep_alive.as_millis(), plan.silence.as_millis()) {
-            return Some("the keep-alive options differ from those of node 0; they have to be the same".to_owned());
-        }
-        let rank = hello.node_rank.filter(|rank| *rank >= plan.nnodes)?;
-        Some(format!("node rank {rank} of {} nodes: ranks are 0 to {}", plan.nnodes, plan.nnodes - 1))
-    }
-
-    /// Numbers the nodes without a chosen rank, in the order in which they joined.
-    fn assign_ranks(&mut self) {
-        let taken: Vec<usize> = self.nodes.iter().filter_map(|node| node.rank).collect();
-        let mut free = (0..self.plan.nnodes).filter(|rank| !taken.contains(rank));
-        for node in self.nodes.iter_mut().filter(|node| node.rank.is_none()) {
-            node.rank = free.next();
-        }
-        self.nodes.sort_by_key(|node| node.rank);
-    }
-
-    fn begin(&mut self, attempt: u32) -> Result<(), LaunchError> {
+    fn begin(&mut self) -> Result<(), LaunchError> {
+        let Members { plan, nodes, console, .. } = &mut self.members;
+        (self.begun, self.expected) = (true, None);
         self.port = None;
-        let master_port = match self.plan.master_port {
+        let master_port = match plan.master_port {
             Some(given) => given,
             None => self.port.insert(ReservedPort::new()?).number,
         };
-        let world_size = self.nodes.iter().map(|node| node.nproc).sum();
+        let (world_size, nnodes) = (nodes.iter().map(|node| node.nproc).sum(), nodes.len());
+        if plan.is_elastic() {
+            let nodes = if nnodes == 1 { "1 node".to_owned() } else { format!("{nnodes} nodes") };
+            console
+                .say(&format!("starting on {nodes} with {world_size} ranks in all (--nnodes {})", plan.nnodes_text()));
+        }
         let mut first_rank = 0;
-        for node in &mut self.nodes {
+        for (node_rank, node) in nodes.iter_mut().enumerate() {
             node.ended = false;
+            node.is_new = false;
             node.ends.clear();
             node.tell(&FromNodeZero::Start(Team {
-                attempt,
-                node_rank: node.rank.unwrap_or_default(),
+                attempt: self.attempt,
+                restarts: self.restarts,
+                node_rank,
+                nnodes,
                 first_rank,
                 world_size,
                 master_addr: self.master_addr.clone(),
@@ -316,78 +262,122 @@ impl Decider {
         Ok(())
     }
 
-    /// Waits until no node runs the attempt any more. Returns why it failed, None if it did not.
-    fn watch(&mut self, attempt: u32) -> Option<Cause> {
-        let window = self.plan.failure_window;
+    /// Waits until no node runs the attempt any more. Returns why it ended, None if all ranks have succeeded.
+    fn watch(&mut self) -> Option<Cause> {
+        let window = self.members.plan.failure_window;
         let mut cause: Option<Cause> = None;
         // Set when a rank has failed: when the others are stopped. Until then they may fail by themselves.
         let mut stop_at = None;
         let mut deadline = None;
-        while cause.is_none() && self.nodes.len() < self.plan.nnodes || self.nodes.iter().any(|node| !node.ended) {
-            let worse = match self.hear(stop_at.or(deadline)) {
+        while self.members.nodes.iter().any(|node| !node.ended) {
+            let let_in_at = if cause.is_none() { self.members.let_in_at() } else { None };
+            let worse = match self.hear(stop_at.or(deadline).or(let_in_at)) {
                 // A signal may reach a node between two attempts, so it counts whatever the attempt.
                 Ok(Heard::Said(id, ToNodeZero::Ended { attempt: which, how, ends }))
-                    if which == attempt || how.ends_the_run() =>
+                    if which == self.attempt || how.ends_the_run() =>
                 {
-                    // Only nodes with a place take part.
-                    let Some(node) = self.nodes.iter_mut().find(|node| node.id == id) else { continue };
-                    self.told_to_end |= how.ends_the_run();
-                    if !std::mem::replace(&mut node.ended, true) {
-                        node.ends = ends;
-                    }
-                    Cause::of(how, &node.host)
+                    self.node_ended(id, how, ends)
                 }
                 Ok(Heard::Said(..)) => None,
-                Ok(Heard::Lost(id, why)) => self.forget(id).map(|name| Cause::Lost(format!("{name} was lost: {why}"))),
+                Ok(Heard::Lost(id, why)) => self.node_left(id, &format!("was lost: {why}")),
                 Ok(Heard::Joined(id, speaker, hello)) => {
-                    self.admit(id, speaker, &hello);
+                    self.members.admit(id, speaker, &hello);
                     None
                 }
+                // Its nodes end their ranks when they lose the connection.
+                Ok(Heard::Deposed(why)) => return Some(Cause::Other(self.depose(&why))),
                 Err(_) if stop_at.take().is_some() => {
-                    self.stop(attempt);
+                    self.stop();
                     None
                 }
                 // Nodes that could not end their ranks in time are dropped.
-                Err(_) => {
-                    self.nodes.retain(|node| node.ended);
+                Err(_) if deadline.is_some() => {
+                    self.members.nodes.retain(|node| node.ended);
                     None
+                }
+                Err(_) => {
+                    let names: Vec<String> = self.members.newcomers().map(Node::name).collect();
+                    Some(Cause::Members(format!("{} joined", names.join(", "))))
                 }
             };
             let Some(worse) = worse else { continue };
             let is_first = cause.is_none();
             if is_first {
-                deadline = Some(Instant::now() + attempt::longest_end(&self.plan));
+                deadline = Some(Instant::now() + attempt::longest_end(&self.members.plan));
             }
             let waits = matches!(worse, Cause::Failed(_)) && (is_first || stop_at.is_some());
             cause = Some(match (cause, worse) {
                 (None, worse) => worse,
                 (Some(Cause::Failed(first)), Cause::Failed(second)) => Cause::Failed(first.merge(second, window)),
+                // Ranks of other nodes fail when a node is lost, and often before its loss is noticed.
+                (Some(Cause::Failed(_)), Cause::Members(lost)) => Cause::Members(lost),
+                // The signal ends the run, so a change of the nodes no longer matters.
+                (Some(Cause::Members(_)), worse) if self.told_to_end => worse,
                 (Some(first), _) => first,
             });
             if let Some(Cause::Failed(failures)) = cause.as_ref().filter(|_| waits) {
                 stop_at = Some(failures.first_at + window);
             } else if is_first || stop_at.take().is_some() {
                 // Not a failed rank, so no other failures are waited for.
-                self.stop(attempt);
+                self.stop();
             }
         }
         cause
     }
 
-    fn stop(&mut self, attempt: u32) {
-        let running = self.nodes.iter_mut().filter(|node| !node.ended);
-        running.for_each(|node| node.tell(&FromNodeZero::Stop { attempt }));
+    /// Records how a node's ranks have ended. Returns what this means for the attempt.
+    fn node_ended(&mut self, id: usize, how: NodeEnd, ends: Vec<(usize, RankEnd)>) -> Option<Cause> {
+        let is_elastic = self.members.plan.is_elastic();
+        let told_to_end = how.ends_the_run();
+        // Only nodes with a place take part.
+        let node = self.members.find(id)?;
+        if !std::mem::replace(&mut node.ended, true) {
+            node.ends = ends;
+        }
+        let (cause, is_node_zero) = (Cause::of(how, &node.host), node.place == Some(0));
+        if told_to_end && is_elastic && !is_node_zero {
+            // The others go on without it.
+            let result = cause.map_or(Ok(()), |cause| Err(self.error(cause)));
+            self.members.find(id)?.tell(&FromNodeZero::Finish(result));
+            return self.node_left(id, "has left: its launcher got a signal");
+        }
+        self.told_to_end |= told_to_end;
+        cause
+    }
+
+    /// Removes a node. Returns what this means for the attempt, None if the node did not take part in it.
+    fn node_left(&mut self, id: usize, how: &str) -> Option<Cause> {
+        let node = self.members.remove(id)?;
+        let what = format!("{} {how}", node.name());
+        if node.place == Some(0) && self.lease.is_some() {
+            // The own node, which ends. The others can elect another one.
+            self.deposed = true;
+            return Some(Cause::Other(LaunchError::NodeLost(what)));
+        }
+        let goes_on = self.members.plan.is_elastic() && node.place != Some(0);
+        (!node.is_new).then_some(if goes_on { Cause::Members(what) } else { Cause::Lost(what) })
+    }
+
+    fn depose(&mut self, why: &str) -> LaunchError {
+        self.deposed = true;
+        self.say(&format!("this node is node 0 no longer: {why}"));
+        LaunchError::NodeLost(why.to_owned())
+    }
+
+    fn stop(&mut self) {
+        let stop = FromNodeZero::Stop { attempt: self.attempt };
+        let running = self.members.nodes.iter_mut().filter(|node| !node.ended);
+        running.for_each(|node| node.tell(&stop));
     }
 
     /// Waits for the next event, and sends heartbeats to all nodes meanwhile.
     fn hear(&mut self, deadline: Option<Instant>) -> Result<Heard, RecvTimeoutError> {
-        let interval = self.plan.keep_alive;
+        let interval = self.members.plan.keep_alive;
         loop {
             if self.last_heartbeat.elapsed() >= interval {
                 self.last_heartbeat = Instant::now();
-                self.nodes.iter_mut().for_each(|node| node.tell(&FromNodeZero::Alive));
-                self.waiting.iter_mut().for_each(|(_, node)| node.tell(&FromNodeZero::Alive));
-                self.find_places();
+                self.members.send_heartbeats();
+                self.members.find_places();
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             let wait = left.map_or(interval, |left| left.min(interval));

@@ -35,6 +35,8 @@ pub enum Heard {
     Joined(usize, Speaker, Hello),
     Said(usize, ToNodeZero),
     Lost(usize, String),
+    /// This node is node 0 no longer: another one may have been elected.
+    Deposed(String),
 }
 
 pub struct Door {

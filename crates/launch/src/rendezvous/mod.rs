@@ -5,11 +5,12 @@
 //!                   ◀───     GREETING, PROTOCOL, nonce
 //!   nonce, Hello    ───▶                                from here on all messages are authenticated: see `seal`
 //!                   ◀───     Alive                      node 0 knows the secret too
-//!                   ◀───     Refused, or when all nodes have joined:
+//!                   ◀───     Refused, or when all nodes have joined, or enough of an elastic run:
 //!                   ◀───     Start { team }             ranks, address and port for this attempt
 //!   Ended           ───▶                                all ranks of this node have ended, with or without failures
 //!                   ◀───     Stop                       to the other nodes after a failure; a failure window after
-//!                                                       the first, so that more ranks may fail by themselves
+//!                                                       the first, so that more ranks may fail by themselves. At
+//!                                                       once when a node is lost, or joins an elastic run
 //!                   ◀───     Start | Finish             another attempt, or the result for all
 //!                  ◀──▶      Alive                      every few seconds; a silent connection counts as lost
 //! ```
@@ -17,6 +18,9 @@
 mod cause;
 mod coordinator;
 mod door;
+mod election;
+mod etcd;
+mod members;
 mod node;
 mod seal;
 mod wire;
@@ -30,10 +34,11 @@ use crate::error::{LaunchError, RankEnd, RankFailure};
 use crate::plan::Plan;
 
 pub use coordinator::Coordinator;
+pub use election::{Election, Past, Role};
 pub use node::{Entry, Link};
 
 /// Increases when messages change: launchers of different versions refuse each other.
-const PROTOCOL: u32 = 5;
+const PROTOCOL: u32 = 6;
 
 /// The first word that node 0 sends, before the protocol and its nonce.
 const GREETING: &str = "overdrive-run";
@@ -46,7 +51,8 @@ const LONGEST_GREETING: usize = 16 << 10;
 pub struct Hello {
     protocol: u32,
     run_id: String,
-    nnodes: usize,
+    /// As in `--nnodes`: `2`, or `1:4`.
+    nnodes: String,
     /// None: any free rank.
     node_rank: Option<usize>,
     nproc: usize,
@@ -56,20 +62,23 @@ pub struct Hello {
     /// Milliseconds between heartbeats, and of silence after which a node counts as lost.
     keep_alive: (u128, u128),
     host: String,
+    /// Of the next start, for a node 0 that was elected after the loss of another one.
+    past: Option<Past>,
 }
 
 impl Hello {
-    fn new(plan: &Plan, host: &str, node_rank: Option<usize>) -> Self {
+    pub fn new(plan: &Plan, host: &str, node_rank: Option<usize>, past: Option<Past>) -> Self {
         Self {
             protocol: PROTOCOL,
             run_id: plan.run_id.clone(),
-            nnodes: plan.nnodes,
+            nnodes: plan.nnodes_text(),
             node_rank,
             nproc: plan.nproc,
             max_restarts: plan.max_restarts,
             failure_window: plan.failure_window,
             keep_alive: (plan.keep_alive.as_millis(), plan.silence.as_millis()),
             host: host.to_owned(),
+            past,
         }
     }
 }

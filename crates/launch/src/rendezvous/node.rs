@@ -73,27 +73,27 @@ pub struct Link {
 }
 
 impl Link {
-    /// Connects and greets node 0, with retries until the `join_timeout`.
+    /// Connects and greets node 0, with retries until the timeout.
     pub fn join(
         plan: &Plan,
-        own_name: &str,
+        hello: Hello,
         endpoint: (&str, u16),
-        node_rank: Option<usize>,
-        console: &Console,
+        timeout: Duration,
+        console: Option<&Console>,
         events: Sender<Event>,
         mut stop: impl FnMut() -> Option<LaunchError>,
     ) -> Result<Self, LaunchError> {
         let (start, mut pause) = (Instant::now(), RETRY);
         let place = format!("{}:{}", endpoint.0, endpoint.1);
-        let hello = ToNodeZero::Hello(Hello::new(plan, own_name, node_rank));
+        let hello = ToNodeZero::Hello(hello);
         let (speaker, reader) = loop {
-            let why = match connect(endpoint.0, endpoint.1) {
+            let why = match connect(endpoint.0, endpoint.1, TIMEOUT) {
                 Err(error) => error.to_string(),
                 Ok(stream) => match greet(stream, &plan.trust, &hello) {
                     Ok(met) => break met,
                     Err(why) => {
                         // Another program may use the port until node 0 starts, or the secrets may differ.
-                        if pause == RETRY {
+                        if let Some(console) = console.filter(|_| pause == RETRY) {
                             console.say(&format!("node 0 at {place}: {why}; trying again"));
                         }
                         pause = (2 * pause).min(LATE_RETRY);
@@ -104,15 +104,20 @@ impl Link {
             if let Some(error) = stop() {
                 return Err(error);
             }
-            if start.elapsed() > plan.join_timeout {
+            if start.elapsed() > timeout {
                 return Err(LaunchError::NodesMissing(format!(
                     "node 0 could not be reached at {place} within {} s: {why}",
-                    plan.join_timeout.as_secs_f64()
+                    timeout.as_secs_f64()
                 )));
             }
             thread::sleep(pause);
         };
         start_talking(plan, speaker, reader, events).map_err(LaunchError::system(format!("talk to node 0 at {place}")))
+    }
+
+    /// Closes the connection, so that node 0 does not take this node for alive.
+    pub fn hang_up(self) {
+        lock(&self.speaker).hang_up();
     }
 
     pub fn send(&self, message: &ToNodeZero) {
@@ -121,10 +126,11 @@ impl Link {
     }
 }
 
-fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+/// `timeout` is for each address of the host.
+pub fn connect(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::other("the name has no address");
     for address in resolve(host, port)? {
-        match TcpStream::connect_timeout(&address, TIMEOUT) {
+        match TcpStream::connect_timeout(&address, timeout) {
             // If nothing listens on a port of this host, TCP may connect a socket to itself.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 last = io::ErrorKind::ConnectionRefused.into();

@@ -47,20 +47,22 @@ pub struct Launcher {
 impl Launcher {
     /// With these options.
     pub fn new(options: &[&str]) -> Self {
+        // Ranks of a busy machine may take long to end. Later options win.
+        Self::of_program(PROGRAM, &[&["--grace-period=600"], options].concat())
+    }
+
+    /// A program that starts launchers.
+    pub fn of_program(program: &str, options: &[&str]) -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let token = format!("{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let mut command = Command::new(PROGRAM);
-        // Ranks of a busy machine may take long to end. Later options win.
-        command.arg("--grace-period=600").args(options).env("OVERDRIVE_TEST_TOKEN", &token);
+        let mut command = Command::new(program);
+        command.args(options).env("OVERDRIVE_TEST_TOKEN", &token);
         // The tests may run with these variables set, for example under a launcher.
-        for name in [
-            "RANK",
-            "OMP_NUM_THREADS",
-            "SLURM_NODEID",
-            "PYTHON_EXEC",
-            "TORCHELASTIC_USE_AGENT_STORE",
-            "OVERDRIVE_SECRET",
-        ] {
+        for name in ["RANK", "OMP_NUM_THREADS", "PYTHON_EXEC", "TORCHELASTIC_USE_AGENT_STORE", "OVERDRIVE_SECRET"] {
+            command.env_remove(name);
+        }
+        let of_a_scheduler = |name: &str| name.starts_with("SLURM_") || name.starts_with("PET_");
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_a_scheduler)) {
             command.env_remove(name);
         }
         Self { command, token }

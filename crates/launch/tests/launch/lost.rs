@@ -6,7 +6,7 @@ use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::launcher::{Ended, Running, undisturbed, wait_for};
-use crate::nodes::{PATIENT, both_at_work, node};
+use crate::nodes::{PATIENT, both, both_at_work, node};
 use crate::port::free_port;
 
 crate::tests![
@@ -14,6 +14,7 @@ crate::tests![
     a_lost_node_is_named,
     a_node_that_falls_silent_is_named,
     a_lost_coordinator_is_named,
+    a_lost_coordinator_is_named_after_a_failure_too,
     a_lost_node_can_rejoin,
     a_node_that_rejoins_early_waits_for_its_place,
 ];
@@ -112,6 +113,24 @@ fn a_lost_coordinator_is_named() {
     assert_eq!(ended.code, Some(1));
     ended.says("node 0 at 127.0.0.1:");
     ended.says("was lost");
+}
+
+/// As over Gloo: a rank of node 1 fails before the loss of node 0 is noticed, and another one is still running.
+fn a_lost_coordinator_is_named_after_a_failure_too() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("failed");
+    let script =
+        format!("[ $RANK = 2 ] && {{ echo $$ > {0}.tmp; mv {0}.tmp {0}; exit 3; }}; sleep 1000", file.display());
+    let [first, second] = both(&["--nproc-per-node=2", "--failure-window=600", "--max-restarts=2"], &script);
+    second.wait_for_file(&file);
+    let failed = format!("/proc/{}", std::fs::read_to_string(&file).unwrap().trim());
+    wait_for("the failed rank's end", || std::fs::metadata(&failed).is_err().then_some(()));
+    first.signal(Signal::KILL);
+    first.wait_until_gone();
+    let ended = second.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    ended.says("node 0 at 127.0.0.1:");
+    ended.says("was lost: the connection was closed");
 }
 
 /// Loses node 1 by `lose`, and starts it again. Then calls `find` for the lost one, and returns how that ended. An

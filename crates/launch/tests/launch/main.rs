@@ -2,7 +2,12 @@
 //! `main`.
 #![forbid(unsafe_code)]
 
+mod binding;
+mod elastic;
+mod errors;
+mod etcd;
 mod failures;
+mod fake_etcd;
 mod launcher;
 mod library;
 mod lost;
@@ -11,26 +16,40 @@ mod options;
 mod orphans;
 mod outputs;
 mod port;
+mod schedulers;
 mod signals;
+mod slurm;
 mod strangers;
+mod terminal;
+
+use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A test's name and what it does.
 type Test = (&'static str, fn());
 
-fn main() {
+fn main() -> ExitCode {
     overdrive_launch::helper();
     library::be_a_rank_if_told();
+    if let Some(code) = errors::be_a_rank_if_told() {
+        return code;
+    }
     signals::restore_ignored();
     let all = [
         outputs::TESTS,
+        terminal::TESTS,
         failures::TESTS,
         orphans::TESTS,
         signals::TESTS,
         nodes::TESTS,
         lost::TESTS,
+        elastic::TESTS,
+        binding::TESTS,
+        errors::TESTS,
+        etcd::TESTS,
         strangers::TESTS,
+        schedulers::TESTS,
         options::TESTS,
         library::TESTS,
     ];
@@ -41,7 +60,17 @@ fn main() {
             Ok::<(), Failed>(())
         })
     };
-    libtest_mimic::run(&Arguments::from_args(), all.into_iter().flatten().map(trial).collect()).exit();
+    let arguments = Arguments::from_args();
+    let mut trials: Vec<Trial> = all.into_iter().flatten().map(trial).collect();
+    for (tests, missing) in [(slurm::TESTS, slurm::missing()), (etcd::OF_ETCD, etcd::missing())] {
+        for test in tests {
+            if let (Some(reason), false) = (&missing, arguments.list) {
+                println!("{}: skipped: {reason}", test.0);
+            }
+            trials.push(trial(test).with_ignored_flag(missing.is_some()));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit()
 }
 
 /// Lists functions as tests under their names, with the module in front.

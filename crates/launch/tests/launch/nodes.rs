@@ -261,7 +261,7 @@ fn a_signal_after_a_failure_ends_both() {
 }
 
 /// How many threads of this name a process has.
-fn threads(pid: i32, name: &str) -> usize {
+pub fn threads(pid: i32, name: &str) -> usize {
     let all = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let names = all.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
     names.filter(|it| it.trim() == name).count()

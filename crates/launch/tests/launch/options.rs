@@ -143,10 +143,21 @@ fn invalid_options_are_refused_before_anything_starts() {
     };
     refused(&["--nproc-per-node=0"], "--nproc-per-node 0: give 1 to 1024 ranks on this host");
     refused(&["--nproc-per-node=many"], "give a number from 1 on, gpu, cpu or auto");
-    refused(&["--nnodes=1:4"], "a range of hosts is not supported");
+    refused(&["--nnodes=4:1"], "--nnodes 4:1: the fewest hosts come first; give MIN:MAX, like 1:4");
+    refused(&["--nnodes=0:2"], "--nnodes 0:2: the fewest hosts have to be at least 1");
+    refused(&["--nnodes=1:many"], "give a number of hosts from 1 on, or MIN:MAX, like 2:4");
+    refused(&["--nnodes=1:2"], "2 nodes need an endpoint");
     refused(&["--nnodes=2"], "--rdzv-endpoint node0:29500");
+    let etcd = ["--nnodes=2", "--rdzv-backend=etcd", "--insecure"];
+    let with = |options: &[&'static str]| [&etcd[..], options].concat();
+    refused(&with(&[]), "give etcd's host and port, like --rdzv-endpoint etcd0:2379");
+    refused(&with(&["--rdzv-endpoint=etcd0"]), "runs that meet by etcd need a name of their own");
+    let named = ["--rdzv-endpoint=etcd0", "--rdzv-id=job7"];
+    refused(&with(&[&named[..], &["--node-rank=0"]].concat()), "with etcd the launchers elect node 0");
+    refused(&with(&[&named[..], &["--rdzv-conf=lease_timeout=1"]].concat()), "lease_timeout=1: give 2 s or more");
     refused(&["--nnodes=2", "--node-rank=2", "--master-addr=here"], "--node-rank 2: ranks of 2 nodes are 0 to 1");
     refused(&["--rdzv-endpoint=here:there", "--nnodes=2"], "give a host and a port");
+    refused(&["--numa-binding=near"], "--numa-binding near: give node, socket, exclusive or core-complex");
     refused(&["--redirects=7"], "--redirects: `7` is not a choice of outputs");
     refused(&["--grace-period=-1"], "give seconds");
     refused(&["--rdzv-conf=colour=red"], "join_timeout");
@@ -210,13 +221,7 @@ fn invalid_hosts_are_refused_with_the_options_name() {
 }
 
 fn unsupported_options_of_torchrun_are_refused() {
-    for options in [
-        ["--rdzv-backend", "etcd"],
-        ["--event-log-handler", "console"],
-        ["--logs-specs", "mine"],
-        ["--numa-binding", "node"],
-        ["--duplicate-stdout-filters", "loss"],
-    ] {
+    for options in [["--rdzv-backend", "zeus"], ["--event-log-handler", "console"], ["--logs-specs", "mine"]] {
         let ended = Launcher::script(&options, "echo started").end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{options:?}");
         ended.says(options[0]);
@@ -249,7 +254,10 @@ fn arguments_reach_the_program_as_they_are() {
 fn help_and_version() {
     let output = |option: &str| Command::new(PROGRAM).arg(option).output().unwrap();
     let help = String::from_utf8(output("--help").stdout).unwrap();
-    for option in ["--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--max-restarts", "--redirects"] {
+    for option in ["--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--max-restarts", "--redirects"]
+        .into_iter()
+        .chain(["MIN:MAX", "last_call_timeout", "lease_timeout", "--numa-binding", "--duplicate-stdout-filters"])
+    {
         assert!(help.contains(option), "{option}");
     }
     // ARGS are optional.

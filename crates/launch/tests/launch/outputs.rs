@@ -17,6 +17,7 @@ crate::tests![
     teed_outputs_go_to_both,
     choices_by_local_rank,
     the_filter_hides_ranks_but_not_their_files,
+    lines_that_match_a_filter_are_copied,
     the_prefix_is_torchruns_template,
     a_closed_console_ends_the_rank_as_a_closed_pipe_does,
 ];
@@ -110,6 +111,36 @@ fn the_filter_hides_ranks_but_not_their_files() {
     let ended = Launcher::script(&options, "echo out $RANK").end();
     assert_eq!(ended.sorted(), ["[rank0]: out 0", "[rank2]: out 2"]);
     assert_eq!(text(&run_folder(&base), "attempt_0/1/stdout.log").unwrap(), "out 1\n");
+}
+
+fn lines_that_match_a_filter_are_copied() {
+    let base = TempDir::new().unwrap();
+    let folder = base.path().to_str().unwrap();
+    let options = [
+        "--nproc-per-node=3",
+        "--local-ranks-filter=0,2",
+        "--duplicate-stdout-filters=loss,a,,b",
+        "--duplicate_stderr_filters=warn",
+        "--log-dir",
+        folder,
+    ];
+    let script = "echo loss $RANK; echo step $RANK; printf 'a,b %s' $RANK; echo warning $RANK >&2; echo loss >&2";
+    let ended = Launcher::script(&options, script).end();
+    // The console shows all of them.
+    assert_eq!((ended.code, ended.out.matches("step").count(), ended.out.lines().count()), (Some(0), 2, 6));
+    let run = run_folder(&base);
+    let lines = |file: &str| {
+        let mut lines: Vec<String> = text(&run, file).unwrap().lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let [first, third] = ["[rank0]: ", "[rank2]: "];
+    assert_eq!(
+        lines("attempt_0/filtered_stdout.log"),
+        [format!("{first}a,b 0"), format!("{first}loss 0"), format!("{third}a,b 2"), format!("{third}loss 2")]
+    );
+    assert_eq!(lines("attempt_0/filtered_stderr.log"), [format!("{first}warning 0"), format!("{third}warning 2")]);
+    assert_eq!(text(&run, "attempt_0/0/stdout.log"), None);
 }
 
 fn the_prefix_is_torchruns_template() {

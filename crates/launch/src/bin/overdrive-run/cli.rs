@@ -44,7 +44,8 @@ pub struct Cli {
     )]
     pub nproc_per_node: String,
 
-    /// Number of hosts; start this launcher on each
+    /// Number of hosts; start this launcher on each. MIN:MAX makes the run elastic: it begins with MIN hosts, goes on
+    /// without lost ones while MIN are left, and takes in those that join later, by starting all ranks again
     #[arg(long, value_name = "M", env = "PET_NNODES", default_value = "1", allow_negative_numbers = true)]
     pub nnodes: String,
 
@@ -54,7 +55,8 @@ pub struct Cli {
           value_parser = RangedI64ValueParser::<usize>::new().range(0..=65_535))]
     pub node_rank: Option<usize>,
 
-    /// Where the launchers meet: the address of the host with rank 0 as the others reach it, and a free port on it
+    /// Where the launchers meet: the address of the host with rank 0 as the others reach it, and a free port on it; with
+    /// --rdzv-backend etcd, those of etcd
     #[arg(long, value_name = "HOST:PORT", alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT")]
     pub rdzv_endpoint: Option<String>,
 
@@ -67,7 +69,8 @@ pub struct Cli {
     #[arg(long, conflicts_with = "secret_file")]
     pub insecure: bool,
 
-    /// static or c10d; both mean the launcher's own protocol
+    /// static or c10d: the launchers meet at node 0; both mean the launcher's own protocol. etcd: the launchers elect
+    /// node 0 by an etcd at the endpoint, and another one when it is lost
     #[arg(long, value_name = "NAME", alias = "rdzv_backend", env = "PET_RDZV_BACKEND", default_value = "static")]
     pub rdzv_backend: String,
 
@@ -75,8 +78,8 @@ pub struct Cli {
     #[arg(long, value_name = "ID", alias = "rdzv_id", env = "PET_RDZV_ID", default_value = "none")]
     pub rdzv_id: String,
 
-    /// join_timeout or timeout in seconds, is_host, keep_alive_interval in seconds, keep_alive_max_attempt; torchrun's
-    /// other keys are ignored
+    /// join_timeout or timeout in seconds, last_call_timeout in seconds (how long an elastic run that has MIN hosts waits
+    /// for more), lease_timeout in seconds (how long after the loss of node 0 etcd gives its place to another), is_host, keep_alive_interval in seconds, keep_alive_max_attempt; torchrun's other keys are ignored
     #[arg(long, value_name = "KEY=VALUE,..", alias = "rdzv_conf", env = "PET_RDZV_CONF", default_value = "")]
     pub rdzv_conf: String,
 
@@ -94,7 +97,8 @@ pub struct Cli {
           value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
 
-    /// Address at which the ranks reach the host with rank 0, if it is not the endpoint's
+    /// Address at which the ranks reach the host with rank 0, if it is not the endpoint's; with etcd, this host's address
+    /// for the others [default: the one from which it reaches etcd]
     #[arg(long, value_name = "HOST", alias = "local_addr", env = "PET_LOCAL_ADDR", value_parser = values::host)]
     pub local_addr: Option<String>,
 
@@ -117,6 +121,12 @@ pub struct Cli {
     /// hosts
     #[arg(long, value_name = "SECONDS", alias = "failure_window", default_value = "1", allow_negative_numbers = true)]
     pub failure_window: f64,
+
+    /// Bind each rank to CPUs near its GPU: those of its NUMA node (node) or processor (socket), a share of the node's
+    /// cores (exclusive), or cores of the node with a common cache (core-complex). Without GPUs the ranks are divided
+    /// among the NUMA nodes [default: all CPUs]
+    #[arg(long, value_name = "MODE", alias = "numa_binding")]
+    pub numa_binding: Option<String>,
 
     /// Outputs that go to files only: 0 none, 1 standard output, 2 standard error, 3 both; or one of these per local
     /// rank, as in 0:3,1:2
@@ -147,6 +157,15 @@ pub struct Cli {
         allow_negative_numbers = true
     )]
     pub local_ranks_filter: Option<String>,
+
+    /// Copy lines of standard output that contain one of these texts, of all ranks that the console shows, to
+    /// DIR/ID_UNIQUE/attempt_0/filtered_stdout.log; a comma within a text is written twice
+    #[arg(long, value_name = "TEXT,..", alias = "duplicate_stdout_filters", env = "PET_DUPLICATE_STDOUT_FILTERS")]
+    pub duplicate_stdout_filters: Option<String>,
+
+    /// The same for standard error, to filtered_stderr.log
+    #[arg(long, value_name = "TEXT,..", alias = "duplicate_stderr_filters", env = "PET_DUPLICATE_STDERR_FILTERS")]
+    pub duplicate_stderr_filters: Option<String>,
 
     /// The ranks' ROLE_NAME
     #[arg(long, value_name = "NAME", env = "PET_ROLE", default_value = "default")]
@@ -185,21 +204,9 @@ pub struct Cli {
     pub logs_specs: Option<String>,
 
     /// Known, so that it can be refused with a reason
-    #[arg(long, alias = "numa_binding", hide = true)]
-    pub numa_binding: Option<String>,
-
-    /// Known, so that it can be refused with a reason
     #[arg(long, alias = "virtual_local_rank", env = "PET_VIRTUAL_LOCAL_RANK", hide = true,
           value_parser = FalseyValueParser::new())]
     pub virtual_local_rank: bool,
-
-    /// Known, so that it can be refused with a reason
-    #[arg(long, alias = "duplicate_stdout_filters", env = "PET_DUPLICATE_STDOUT_FILTERS", hide = true)]
-    pub duplicate_stdout_filters: Option<String>,
-
-    /// Known, so that it can be refused with a reason
-    #[arg(long, alias = "duplicate_stderr_filters", env = "PET_DUPLICATE_STDERR_FILTERS", hide = true)]
-    pub duplicate_stderr_filters: Option<String>,
 
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true, hide = true)]

@@ -12,6 +12,14 @@ use crate::values::{self, Rendezvous};
 /// The endpoint's port if only an address is given; torchrun's default.
 const DEFAULT_PORT: u16 = 29500;
 
+/// etcd's own default.
+const ETCD_PORT: u16 = 2379;
+
+/// torchrun's two names; both mean version 3 of etcd's protocol here.
+fn is_etcd(backend: &str) -> bool {
+    matches!(backend, "etcd" | "etcd-v2")
+}
+
 pub fn refuse<T>(why: impl Into<String>) -> Result<T, LaunchError> {
     Err(LaunchError::Options(why.into()))
 }
@@ -37,12 +45,17 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
         .role(&cli.role)
         .redirects(streams("--redirects", &cli.redirects)?)
         .tee(streams("--tee", &cli.tee)?)
+        .duplicate_stdout_filters(values::texts(cli.duplicate_stdout_filters.as_deref()))
+        .duplicate_stderr_filters(values::texts(cli.duplicate_stderr_filters.as_deref()))
         .forward_signals();
     if let Some(folder) = &cli.log_dir {
         launch = launch.log_dir(folder);
     }
     if let Some(shown) = cli.local_ranks_filter.as_deref().filter(|it| !it.is_empty()) {
         launch = launch.local_ranks_filter(values::local_ranks(shown)?);
+    }
+    if let Some(mode) = &cli.numa_binding {
+        launch = launch.numa_binding(mode.parse()?);
     }
     if let Some(names) = &cli.signals_to_handle {
         launch = launch.signals(signals(names)?);
@@ -57,8 +70,11 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
 fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
     match cli.rdzv_backend.as_str() {
         "static" | "c10d" => {}
+        name if is_etcd(name) => {}
         other => {
-            return refuse(format!("--rdzv-backend {other}: give static or c10d; neither needs a separate server"));
+            return refuse(format!(
+                "--rdzv-backend {other}: give static or c10d, which need no separate server, or etcd"
+            ));
         }
     }
     // `null` is torchrun's default, no handler, so it is accepted.
@@ -66,10 +82,7 @@ fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
     let unsupported = [
         ("--event-log-handler", cli.event_log_handler.as_ref().filter(is_null).is_some()),
         ("--logs-specs", cli.logs_specs.is_some()),
-        ("--numa-binding", cli.numa_binding.as_ref().is_some()),
         ("--virtual-local-rank", cli.virtual_local_rank),
-        ("--duplicate-stdout-filters", cli.duplicate_stdout_filters.is_some()),
-        ("--duplicate-stderr-filters", cli.duplicate_stderr_filters.is_some()),
     ];
     match unsupported.iter().find(|option| option.1) {
         Some((name, _)) => refuse(format!("{name}: overdrive-run does not support this option; leave it out")),
@@ -116,11 +129,19 @@ fn signals(names: &str) -> Result<Vec<i32>, LaunchError> {
 
 /// Sets the number of hosts, this host's rank, and the endpoint at which the launchers join.
 fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, LaunchError> {
-    let nnodes = if cli.standalone { 1 } else { values::nnodes(&cli.nnodes)? };
-    let mut launch =
-        launch.nnodes(nnodes).keep_alive(rendezvous.keep_alive_interval, rendezvous.keep_alive_max_attempt);
+    let (fewest, nnodes) = if cli.standalone { (1, 1) } else { values::nnodes(&cli.nnodes)? };
+    let mut launch = launch
+        .nnodes(nnodes)
+        .min_nodes(fewest)
+        .keep_alive(rendezvous.keep_alive_interval, rendezvous.keep_alive_max_attempt);
     if let Some(timeout) = rendezvous.join_timeout {
         launch = launch.join_timeout(timeout);
+    }
+    if let Some(lease) = rendezvous.lease {
+        launch = launch.lease_timeout(lease);
+    }
+    if let Some(last_call) = rendezvous.last_call {
+        launch = launch.last_call(last_call);
     }
     if nnodes == 1 {
         // A single host needs no endpoint, because no other launcher joins.
@@ -138,7 +159,9 @@ fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launc
         });
     }
     launch = set_secret(launch, cli)?;
-    if let Some(rank) = cli.node_rank.or_else(|| values::slurm_node(nnodes)) {
+    let elects = is_etcd(&cli.rdzv_backend);
+    let slurm = if cli.node_rank.is_none() { values::slurm_node(nnodes)?.filter(|_| !elects) } else { None };
+    if let Some(rank) = cli.node_rank.or(slurm) {
         launch = launch.node_rank(rank);
     }
     if let Some(is_host) = rendezvous.is_host {
@@ -148,6 +171,16 @@ fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launc
         launch = launch.master_addr(address);
     }
     match (&cli.rdzv_endpoint, &cli.master_addr) {
+        (Some(endpoint), _) if elects => {
+            let (host, port) = values::endpoint(endpoint, ETCD_PORT)?;
+            if let Some(port) = cli.master_port {
+                launch = launch.master_port(port);
+            }
+            Ok(launch.rdzv_etcd(host, port))
+        }
+        (None, _) if elects => {
+            refuse("--rdzv-backend etcd: give etcd's host and port, like --rdzv-endpoint etcd0:2379")
+        }
         (Some(endpoint), _) if !endpoint.is_empty() => {
             let (host, port) = values::endpoint(endpoint, DEFAULT_PORT)?;
             if let Some(port) = cli.master_port {

@@ -48,17 +48,18 @@ fn visible(list: &str) -> usize {
     list.split(',').take_while(|entry| !entry.trim().is_empty() && !entry.trim().starts_with('-')).count()
 }
 
-/// A fixed number of hosts; `2:2` is accepted.
-pub fn nnodes(text: &str) -> Result<usize, LaunchError> {
+/// The fewest and the most hosts: `2`, or `1:4` for an elastic run.
+pub fn nnodes(text: &str) -> Result<(usize, usize), LaunchError> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let (least, most) = text.split_once(':').unwrap_or((text, text));
     match (number(least), number(most)) {
-        (Some(least), Some(most)) if least == most => Ok(least),
+        (Some(least), Some(most)) if least <= most => Ok((least, most)),
         (Some(_), Some(_)) => refuse(format!(
-            "--nnodes {text}: a range of hosts is not supported; give one number. With --max-restarts a lost host can \
-             rejoin, and the run waits for it"
+            "--nnodes {text}: the fewest hosts come first; give MIN:MAX, like {}:{}",
+            most.trim(),
+            least.trim()
         )),
-        _ => refuse(format!("--nnodes {text}: give a number of hosts from 1 on")),
+        _ => refuse(format!("--nnodes {text}: give a number of hosts from 1 on, or MIN:MAX, like 2:4")),
     }
 }
 
@@ -90,6 +91,12 @@ pub fn local_ranks(text: &str) -> Result<Vec<usize>, LaunchError> {
     ranks.or_else(|_| refuse(format!("--local-ranks-filter {text}: give local ranks, like 0,1")))
 }
 
+/// Texts separated by commas. A comma within a text is written twice, as for torchrun.
+pub fn texts(list: Option<&str>) -> Vec<String> {
+    let parts = list.unwrap_or_default().replace(",,", "\0");
+    parts.split(',').filter(|text| !text.is_empty()).map(|text| text.replace('\0', ",")).collect()
+}
+
 /// None if the value is negative, not a number, or too large.
 pub fn seconds(value: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(value).ok().filter(|it| *it < Duration::from_secs(u32::MAX.into()))
@@ -99,6 +106,8 @@ pub fn seconds(value: f64) -> Option<Duration> {
 #[derive(Debug, PartialEq)]
 pub struct Rendezvous {
     pub join_timeout: Option<Duration>,
+    pub last_call: Option<Duration>,
+    pub lease: Option<Duration>,
     pub keep_alive_interval: Duration,
     pub keep_alive_max_attempt: u32,
     pub is_host: Option<bool>,
@@ -108,6 +117,8 @@ impl Default for Rendezvous {
     fn default() -> Self {
         Self {
             join_timeout: None,
+            last_call: None,
+            lease: None,
             keep_alive_interval: Duration::from_secs(5),
             keep_alive_max_attempt: 3,
             is_host: None,
@@ -116,22 +127,16 @@ impl Default for Rendezvous {
 }
 
 pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
-    // Options of torchrun's store and of its elastic rounds, which this launcher does not have.
-    const IGNORED: [&str; 8] = [
-        "read_timeout",
-        "last_call_timeout",
-        "close_timeout",
-        "heartbeat_timeout",
-        "store_type",
-        "use_libuv",
-        "rank",
-        "local_addr",
-    ];
+    // Options of torchrun's store and of its rounds, which this launcher does not have.
+    const IGNORED: [&str; 7] =
+        ["read_timeout", "close_timeout", "heartbeat_timeout", "store_type", "use_libuv", "rank", "local_addr"];
     let mut conf = Rendezvous::default();
     for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').map_or((pair, ""), |(key, value)| (key.trim(), value.trim()));
         match key {
             "join_timeout" | "timeout" => conf.join_timeout = Some(time(pair, value)?),
+            "last_call_timeout" => conf.last_call = Some(time(pair, value)?),
+            "lease_timeout" => conf.lease = Some(time(pair, value)?),
             "keep_alive_interval" => conf.keep_alive_interval = time(pair, value)?,
             "keep_alive_max_attempt" => match value.parse() {
                 Ok(attempts) => conf.keep_alive_max_attempt = attempts,
@@ -145,8 +150,8 @@ pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
             _ if IGNORED.contains(&key) => {}
             _ => {
                 return refuse(format!(
-                    "--rdzv-conf {pair}: unknown key; give join_timeout, timeout, is_host, keep_alive_interval or \
-                     keep_alive_max_attempt"
+                    "--rdzv-conf {pair}: unknown key; give join_timeout, timeout, last_call_timeout, lease_timeout, \
+                     is_host, keep_alive_interval or keep_alive_max_attempt"
                 ));
             }
         }
@@ -162,10 +167,19 @@ fn time(pair: &str, value: &str) -> Result<Duration, LaunchError> {
 }
 
 /// This host's rank in a Slurm step (else job) of `nnodes` nodes; None elsewhere.
-pub fn slurm_node(nnodes: usize) -> Option<usize> {
+pub fn slurm_node(nnodes: usize) -> Result<Option<usize>, LaunchError> {
     let number = |name| env::var(name).ok()?.parse::<usize>().ok();
-    number("SLURM_STEP_NUM_NODES").or_else(|| number("SLURM_NNODES")).filter(|nodes| *nodes == nnodes)?;
-    number("SLURM_NODEID")
+    let nodes = number("SLURM_STEP_NUM_NODES").or_else(|| number("SLURM_NNODES"));
+    if nodes != Some(nnodes) {
+        return Ok(None);
+    }
+    match (number("SLURM_NODEID"), number("SLURM_LOCALID")) {
+        (Some(node), Some(task)) if task > 0 => refuse(format!(
+            "SLURM_LOCALID is {task}: srun has started several launchers on node {node}; start one on each, by \
+             --ntasks-per-node=1, and give the ranks by --nproc-per-node"
+        )),
+        (node, _) => Ok(node),
+    }
 }
 
 #[cfg(test)]
@@ -185,10 +199,19 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_hosts_is_refused_with_a_reason() {
-        assert_eq!((nnodes("3").unwrap(), nnodes("2:2").unwrap()), (3, 2));
-        assert!(nnodes("1:4").unwrap_err().to_string().contains("a range of hosts"));
-        assert!(nnodes("x").is_err() && nnodes("").is_err() && nnodes("-1").is_err());
+    fn hosts_are_a_number_or_a_range() {
+        assert_eq!([nnodes("3"), nnodes("2:2"), nnodes(" 1 : 4 ")].map(Result::unwrap), [(3, 3), (2, 2), (1, 4)]);
+        let why = |text: &str| nnodes(text).unwrap_err().to_string();
+        assert_eq!(why("4:2"), "--nnodes 4:2: the fewest hosts come first; give MIN:MAX, like 2:4");
+        for text in ["x", "", "-1", "1:", ":4", "1:x", "1:2:3", "1-4", "1.5", "-1:2"] {
+            assert!(why(text).starts_with(&format!("--nnodes {text}: give a number of hosts from 1 on, or MIN:MAX")));
+        }
+    }
+
+    #[test]
+    fn texts_are_separated_by_commas() {
+        assert_eq!(texts(Some("loss,a,,b, c")), ["loss", "a,b", " c"]);
+        assert!(texts(None).is_empty() && texts(Some("")).is_empty());
     }
 
     #[test]
@@ -202,15 +225,24 @@ mod tests {
 
     #[test]
     fn the_configuration_of_the_rendezvous_is_read() {
-        let conf = rendezvous("join_timeout=5, is_host=True,read_timeout=60,keep_alive_max_attempt=7").unwrap();
+        let conf =
+            rendezvous("join_timeout=5, is_host=True,read_timeout=60,last_call_timeout=2,keep_alive_max_attempt=7");
         let expected = Rendezvous {
             join_timeout: Some(Duration::from_secs(5)),
+            last_call: Some(Duration::from_secs(2)),
             is_host: Some(true),
             keep_alive_max_attempt: 7,
             ..Rendezvous::default()
         };
-        assert_eq!(conf, expected);
-        for text in ["join_timeout=x", "join_timeout=-1", "timeout=nan", "is_host=maybe", "colour=red"] {
+        assert_eq!(conf.unwrap(), expected);
+        for text in [
+            "join_timeout=x",
+            "join_timeout=-1",
+            "timeout=nan",
+            "is_host=maybe",
+            "last_call_timeout=soon",
+            "colour=red",
+        ] {
             assert!(rendezvous(text).is_err(), "{text}");
         }
     }

@@ -1,23 +1,24 @@
 //! One attempt: starts this host's ranks, and waits until all of their processes have ended.
 
-use std::os::unix::process::CommandExt;
+mod start;
+
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde::{Deserialize, Serialize};
 
-use crate::environment::{self, Place};
 use crate::error::{LaunchError, RankEnd, RankFailure};
+use crate::error_file;
 use crate::failures::Failures;
-use crate::output::{self, Console, Kind, Output, Progress, Route};
+use crate::filters::Filtered;
+use crate::numa::Binding;
+use crate::output::{self, Console, Kind, Output};
 use crate::plan::Plan;
 use crate::process::{self, DEATH_LIMIT};
 use crate::rendezvous::FromNodeZero;
-use crate::roles::{ROLE, Role};
 use crate::signals;
 
 /// What the guard waits for.
@@ -30,8 +31,13 @@ pub enum Event {
 /// The ranks that this host runs in one attempt, and the address of their store.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Team {
+    /// How often the ranks were started before.
     pub attempt: u32,
+    /// How often they were started again after a failure; other reasons are changes of the nodes.
+    pub restarts: u32,
     pub node_rank: usize,
+    /// Nodes that take part.
+    pub nnodes: usize,
     pub first_rank: usize,
     pub world_size: usize,
     pub master_addr: String,
@@ -45,7 +51,11 @@ pub struct Host {
     pub console: Arc<Console>,
     /// The folder of this run's files.
     pub logs: Option<PathBuf>,
+    /// The folder of the ranks' error files if there is none for logs.
+    pub errors: Option<error_file::Folder>,
     pub threads: Option<usize>,
+    /// The CPUs of each local rank; empty if they are not bound.
+    pub bindings: Vec<Binding>,
     pub events: Receiver<Event>,
 }
 
@@ -73,6 +83,7 @@ struct Running {
     end: Option<RankEnd>,
     outputs: [Output; 2],
     logs: [Option<PathBuf>; 2],
+    error_file: Option<PathBuf>,
 }
 
 /// Starts the ranks, and waits until all of their processes have ended and their output has been passed on.
@@ -81,6 +92,7 @@ pub fn run(host: &Host, team: &Team) -> Result<Ended, LaunchError> {
     let mut attempt = Attempt {
         host,
         team,
+        filtered: filtered(host, team)?,
         ranks: Vec::new(),
         outcome: None,
         told_to_end: None,
@@ -108,9 +120,22 @@ pub fn run(host: &Host, team: &Team) -> Result<Ended, LaunchError> {
     Ok(attempt.ended())
 }
 
+/// The files with the lines of standard output and standard error that match the filters.
+fn filtered(host: &Host, team: &Team) -> Result<[Option<Arc<Filtered>>; 2], LaunchError> {
+    let Some(logs) = &host.logs else { return Ok([None, None]) };
+    let folder = logs.join(format!("attempt_{}", team.attempt));
+    std::fs::create_dir_all(&folder).map_err(LaunchError::system(format!("create {}", folder.display())))?;
+    let [out, err] = &host.plan.filters;
+    Ok([
+        Filtered::create(out, &folder.join("filtered_stdout.log"))?,
+        Filtered::create(err, &folder.join("filtered_stderr.log"))?,
+    ])
+}
+
 struct Attempt<'a> {
     host: &'a Host,
     team: &'a Team,
+    filtered: [Option<Arc<Filtered>>; 2],
     ranks: Vec<Running>,
     /// Why the attempt ends; None while it continues.
     outcome: Option<Cause>,
@@ -133,87 +158,6 @@ enum Cause {
 }
 
 impl Attempt<'_> {
-    fn start(&self, local_rank: usize, progress: &Arc<Progress>) -> Result<Running, LaunchError> {
-        let (host, team, plan) = (self.host, self.team, &self.host.plan);
-        let rank = team.first_rank + local_rank;
-        let folder = host.logs.as_ref().map(|logs| logs.join(format!("attempt_{}/{local_rank}", team.attempt)));
-        if let Some(folder) = &folder {
-            std::fs::create_dir_all(folder).map_err(LaunchError::system(format!("create {}", folder.display())))?;
-        }
-        let error_file = folder.as_ref().map(|folder| folder.join("error.json"));
-        let place = Place {
-            rank,
-            local_rank,
-            world_size: team.world_size,
-            local_world_size: plan.nproc,
-            node_rank: team.node_rank,
-            nnodes: plan.nnodes,
-            master_addr: &team.master_addr,
-            master_port: team.master_port,
-            attempt: team.attempt,
-            max_restarts: plan.max_restarts,
-            run_id: &plan.run_id,
-            role: &plan.role,
-            error_file: error_file.as_deref(),
-        };
-        let mut child = self.command(&place).spawn().map_err(|error| LaunchError::Program {
-            program: plan.program.display().to_string(),
-            reason: error.to_string(),
-            missing: false,
-        })?;
-        let pid = Pid::from_child(&child);
-
-        let files = plan.redirects.of(local_rank);
-        let copies = plan.tee.of(local_rank);
-        let route = |kind: Kind| -> Result<(Route, Option<PathBuf>), LaunchError> {
-            let meant = |streams: crate::Streams| if kind == Kind::Out { streams.out() } else { streams.err() };
-            let log = folder.as_ref().filter(|_| meant(files) || meant(copies)).map(|it| it.join(kind.file_name()));
-            let shown = plan.is_shown(local_rank) && (meant(copies) || !meant(files));
-            let route = Route {
-                kind,
-                prefix: plan.prefix(rank, local_rank).into_bytes(),
-                console: shown.then(|| Arc::clone(&host.console)),
-                file: log.as_deref().map(output::create).transpose()?,
-                progress: Arc::clone(progress),
-            };
-            Ok((route, log))
-        };
-        let (out, err) = (route(Kind::Out)?, route(Kind::Err)?);
-        let piped = || LaunchError::Guard("a rank was started without pipes for its output".to_owned());
-        let outputs = [
-            Output::start(child.stdout.take().ok_or_else(piped)?, out.0)?,
-            Output::start(child.stderr.take().ok_or_else(piped)?, err.0)?,
-        ];
-        Ok(Running { rank, pid, end: None, outputs, logs: [out.1, err.1] })
-    }
-
-    fn command(&self, place: &Place<'_>) -> Command {
-        let plan = &self.host.plan;
-        let guard = getpid().as_raw_pid();
-        let mut command = Command::new("/proc/self/exe");
-        if plan.is_own_program {
-            command = Command::new(&plan.file);
-            command.env(ROLE, Role::Rank(guard).to_variable());
-        } else {
-            command.arg0(&plan.program).arg(&plan.file).env(ROLE, Role::Exec(guard).to_variable());
-        }
-        for argument in &plan.args {
-            match argument.to_str() {
-                // torchrun's only macro.
-                Some(text) => command.arg(text.replace("${local_rank}", &place.local_rank.to_string())),
-                None => command.arg(argument),
-            };
-        }
-        for name in environment::NOT_FOR_RANKS {
-            command.env_remove(name);
-        }
-        command.envs(environment::of(place)).env(process::MARK, &plan.mark);
-        command.envs(self.host.threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string())));
-        command.envs(plan.envs.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        command
-    }
-
     /// Returns when every rank has ended. If they were told to end, waits for the processes that they started too,
     /// until the grace period is over.
     fn wait(&mut self) {
@@ -295,6 +239,12 @@ impl Attempt<'_> {
             }
             Event::NodeZero(FromNodeZero::Stop { attempt }) if attempt != self.team.attempt => {}
             Event::NodeZero(said) => {
+                // Nothing follows these, so they count even if a rank has failed before.
+                let is_last = matches!(said, FromNodeZero::Finish(_) | FromNodeZero::Lost(_));
+                let is_gone = matches!(self.outcome, Some(Cause::Other(Outcome::LauncherGone)));
+                if is_last && !is_gone {
+                    self.outcome = None;
+                }
                 self.outcome.get_or_insert(Cause::Other(Outcome::NodeZero(said)));
                 self.stop(Signal::TERM);
             }
@@ -364,6 +314,7 @@ impl Attempt<'_> {
             after,
             stream: shown.kind.name().to_owned(),
             output: shown.tail(),
+            error: rank.error_file.as_deref().and_then(error_file::read),
             log: rank.logs[usize::from(shown.kind == Kind::Err)].clone(),
         }
     }

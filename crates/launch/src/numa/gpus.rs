@@ -1,0 +1,68 @@
+//! The PCI addresses of the GPUs that CUDA sees, in its order, without CUDA.
+
+use std::fs;
+use std::path::Path;
+
+/// NVIDIA's vendor ID, and the PCI classes of VGA and 3D controllers.
+const NVIDIA: &str = "0x10de";
+const CLASSES: [&str; 2] = ["0x0300", "0x0302"];
+
+struct Gpu {
+    address: String,
+    /// `GPU-..`; empty if the driver does not tell.
+    uuid: String,
+}
+
+/// The addresses of the GPUs that a list like `CUDA_VISIBLE_DEVICES` selects; without a list, of all. They are ordered
+/// by address, as in CUDA where all GPUs are of one kind, or with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+pub fn visible(root: &Path, list: Option<&str>) -> Result<Vec<String>, String> {
+    let all = all(root);
+    let Some(list) = list else { return Ok(all.into_iter().map(|gpu| gpu.address).collect()) };
+    // As CUDA does: what follows an entry that is empty or negative does not count.
+    let entries = list.split(',').map(str::trim).take_while(|entry| !entry.is_empty() && !entry.starts_with('-'));
+    entries.map(|entry| find(&all, entry)).collect()
+}
+
+fn find(all: &[Gpu], entry: &str) -> Result<String, String> {
+    let found = match entry.parse::<usize>() {
+        Ok(index) => all.get(index),
+        // A UUID may be shortened while it is unique.
+        Err(_) => all.iter().find(|gpu| entry.len() > 4 && gpu.uuid.starts_with(entry)),
+    };
+    found.map(|gpu| gpu.address.clone()).ok_or_else(|| {
+        format!(
+            "CUDA_VISIBLE_DEVICES has {entry:?}, but of {} GPUs here none is that; give indices or UUIDs",
+            all.len()
+        )
+    })
+}
+
+/// The driver's GPUs, which are those of the container in a container; without the driver's list those of the PCI bus.
+fn all(root: &Path) -> Vec<Gpu> {
+    let of_driver = names(&root.join("proc/driver/nvidia/gpus"));
+    let addresses = if of_driver.is_empty() { on_bus(root) } else { of_driver };
+    let gpu = |address: String| {
+        let file = root.join(format!("proc/driver/nvidia/gpus/{address}/information"));
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let uuid = text.lines().find_map(|line| line.strip_prefix("GPU UUID:")).unwrap_or_default();
+        Gpu { address, uuid: uuid.trim().to_owned() }
+    };
+    addresses.into_iter().map(gpu).collect()
+}
+
+fn on_bus(root: &Path) -> Vec<String> {
+    let devices = root.join("sys/bus/pci/devices");
+    let is_gpu = |address: &String| {
+        let value = |name: &str| fs::read_to_string(devices.join(address).join(name)).unwrap_or_default();
+        value("vendor").trim() == NVIDIA && CLASSES.iter().any(|class| value("class").starts_with(class))
+    };
+    names(&devices).into_iter().filter(is_gpu).collect()
+}
+
+/// The names in a folder, sorted; none if there is no such folder.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}

@@ -1,0 +1,235 @@
+//! Records the error that ends a rank, for the launcher's report.
+
+use std::backtrace::Backtrace;
+use std::error::Error;
+use std::panic::{self, PanicHookInfo};
+use std::path::PathBuf;
+use std::process::{ExitCode, Termination};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::error_file;
+
+/// Runs a program's `main`, and records the error that it returns, or the panic that ends it, for the launcher.
+///
+/// The launcher, `overdrive-run` or torchrun, shows what was recorded in its report of the failed rank. An error is
+/// recorded with its causes ([`Error::source`]), and with its backtrace if it has one (`anyhow`'s, with
+/// `RUST_BACKTRACE=1`); a panic with its place and backtrace. A panic of another thread is recorded too if `main` then
+/// returns an error.
+///
+/// The error is also written to standard error, as when `main` returns it. The exit code is 1 for an error, 101 for a
+/// panic. Without a launcher, when `TORCHELASTIC_ERROR_FILE` is not set, nothing is recorded.
+///
+/// ```no_run
+/// use std::process::ExitCode;
+///
+/// fn main() -> ExitCode {
+///     overdrive_launch::record(train)
+/// }
+///
+/// fn train() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///     Ok(())
+/// }
+/// ```
+///
+/// # Source
+/// `torch.distributed.elastic.multiprocessing.errors.record`.
+pub fn record<T, E>(main: impl FnOnce() -> Result<T, E>) -> ExitCode
+where
+    T: Termination,
+    E: Into<Box<dyn Error + Send + Sync>>,
+{
+    let file = std::env::var_os(error_file::VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+    if let Some(file) = &file {
+        remember_panics(file.clone());
+    }
+    let unwinding = WritesPanic(file.clone());
+    let result = main();
+    drop(unwinding);
+    match result {
+        Ok(value) => value.report(),
+        Err(error) => {
+            let error: Box<dyn Error + Send + Sync> = error.into();
+            let (message, mut text) = describe(&*error);
+            eprintln!("{text}");
+            if let Some(file) = &file {
+                if let Some(earlier) = last_panic().take() {
+                    text.push_str(&format!("\n\nBefore that, {}", earlier.text()));
+                }
+                write(file, &message, &text, now());
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Written when a panic unwinds out of `main`, so that a panic that is caught is not recorded.
+struct WritesPanic(Option<PathBuf>);
+
+impl Drop for WritesPanic {
+    fn drop(&mut self) {
+        if let Some(file) = &self.0
+            && thread::panicking()
+            && let Some(last) = last_panic().take()
+        {
+            last.write(file);
+        }
+    }
+}
+
+struct Panic {
+    message: String,
+    /// Looking up its names takes long, so that is done only if they are needed.
+    backtrace: Backtrace,
+    time: Duration,
+}
+
+static LAST: Mutex<Option<Panic>> = Mutex::new(None);
+
+fn last_panic() -> std::sync::MutexGuard<'static, Option<Panic>> {
+    LAST.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn remember_panics(file: PathBuf) {
+    let before = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        before(info);
+        let new = Panic::new(info);
+        // Nothing unwinds if the program is compiled so, or if another panic is on its way.
+        if cfg!(panic = "abort") {
+            new.write(&file);
+        }
+        *last_panic() = Some(new);
+    }));
+}
+
+impl Panic {
+    fn new(info: &PanicHookInfo<'_>) -> Self {
+        let payload = info.payload();
+        let said = payload.downcast_ref::<&str>().copied().or_else(|| Some(payload.downcast_ref::<String>()?.as_str()));
+        let place = info.location().map(|it| format!(" at {it}")).unwrap_or_default();
+        let thread = thread::current();
+        let who = thread.name().filter(|name| *name != "main").map(|name| format!("thread `{name}` "));
+        let message = format!("{}panicked{place}: {}", who.unwrap_or_default(), said.unwrap_or("no message"));
+        Self { message, backtrace: Backtrace::force_capture(), time: now() }
+    }
+
+    fn text(&self) -> String {
+        format!("{}\n\nStack backtrace:\n{}", self.message, own_frames(&self.backtrace.to_string()))
+    }
+
+    fn write(&self, file: &std::path::Path) {
+        write(file, &self.message, &self.text(), self.time);
+    }
+}
+
+fn write(file: &std::path::Path, message: &str, text: &str, time: Duration) {
+    if let Err(error) = error_file::write(file, &error_file::to_json(message, text, time)) {
+        eprintln!("cannot record this error in {}: {error}", file.display());
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// An error and its causes on one line, and as Rust's `main` shows them, with the backtrace.
+fn describe(error: &(dyn Error + 'static)) -> (String, String) {
+    let mut line = error.to_string();
+    let mut text = format!("Error: {line}");
+    let mut cause = error.source();
+    let mut number = 0;
+    while let Some(error) = cause {
+        let said = error.to_string();
+        // Many errors repeat their source at the end of their own message.
+        if !line.ends_with(&said) {
+            text.push_str(if number == 0 { "\n\nCaused by:" } else { "" });
+            text.push_str(&format!("\n    {number}: {}", said.replace('\n', "\n       ")));
+            line = format!("{line}: {said}");
+            number += 1;
+        }
+        cause = error.source();
+    }
+    // Errors have no stable way to ask for their backtrace; anyhow's and eyre's show it so.
+    const BACKTRACE: &str = "Stack backtrace:\n";
+    if let Some((_, frames)) = format!("{error:?}").split_once(BACKTRACE) {
+        text.push_str(&format!("\n\n{BACKTRACE}{}", frames.trim_end()));
+    }
+    (line, text)
+}
+
+/// A panic's backtrace without the frames of the standard library at both ends.
+fn own_frames(backtrace: &str) -> String {
+    let lines: Vec<&str> = backtrace.trim_end().lines().collect();
+    let is_panic = |line: &&str| line.contains("core::panicking::") || line.contains("std::panicking::begin_panic");
+    let is_place = |line: &&&str| line.trim_start().starts_with("at ");
+    let first = lines.iter().rposition(is_panic).map_or(0, |last| last + 1);
+    let first = first + lines[first..].iter().take_while(is_place).count();
+    let rest = &lines[first..];
+    let end = rest.iter().position(|line| line.contains("__rust_begin_short_backtrace")).unwrap_or(rest.len());
+    // Without symbols nothing is recognised, and all is kept.
+    if end == 0 { lines.join("\n") } else { rest[..end].join("\n") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Chained(&'static str, Option<Box<Chained>>);
+
+    impl fmt::Display for Chained {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl Error for Chained {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            self.1.as_deref().map(|it| it as _)
+        }
+    }
+
+    #[test]
+    fn an_error_is_described_with_its_causes() {
+        let chain = |texts: &[&'static str]| {
+            texts.iter().rev().fold(None, |inner, text| Some(Box::new(Chained(text, inner)))).unwrap()
+        };
+        let (line, text) = describe(&*chain(&["cannot train", "cannot load the data", "no such file"]));
+        assert_eq!(line, "cannot train: cannot load the data: no such file");
+        assert_eq!(text, "Error: cannot train\n\nCaused by:\n    0: cannot load the data\n    1: no such file");
+        // A message that repeats its source.
+        assert_eq!(describe(&*chain(&["cannot load: no such file", "no such file"])).0, "cannot load: no such file");
+        let traced = describe(&Traced);
+        assert_eq!(traced, ("traced".into(), "Error: traced\n\nStack backtrace:\n   0: train::main".into()));
+    }
+
+    /// Shows its backtrace as anyhow's error does.
+    struct Traced;
+
+    impl fmt::Display for Traced {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("traced")
+        }
+    }
+
+    impl fmt::Debug for Traced {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("traced\n\nStack backtrace:\n   0: train::main\n")
+        }
+    }
+
+    impl Error for Traced {}
+
+    #[test]
+    fn frames_of_the_standard_library_are_left_out() {
+        let text = "   0: std::backtrace::Backtrace::force_capture\n   1: core::panicking::panic_fmt\n             \
+                    at /rustc/panicking.rs:75:14\n   2: train::load\n             at ./src/main.rs:3:5\n   \
+                    3: train::main\n   4: std::sys::backtrace::__rust_begin_short_backtrace\n   5: main";
+        assert_eq!(own_frames(text), "   2: train::load\n             at ./src/main.rs:3:5\n   3: train::main");
+        assert_eq!(own_frames("   0: <unknown>\n   1: <unknown>"), "   0: <unknown>\n   1: <unknown>");
+    }
+}

@@ -1,0 +1,162 @@
+//! Which node is node 0, where etcd says it: the first that sets a key. The key has a lease that node 0 renews; when it
+//! ends, the nodes that are left elect another one.
+
+use std::net::TcpListener;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::door::Heard;
+use super::etcd::{Etcd, Found};
+use crate::plan::Plan;
+
+/// For connecting to etcd, and for each read and write, at most. A quarter of the lease is less for a short one: then
+/// node 0 notices in time that it cannot renew the lease.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a node knows of the last start in which it took part.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Past {
+    pub attempt: u32,
+    pub restarts: u32,
+    pub nnodes: usize,
+}
+
+impl Past {
+    /// Of the next start, after node 0 was lost.
+    pub fn after_a_loss(self, is_elastic: bool) -> Self {
+        let counted = u32::from(!is_elastic);
+        Self { attempt: self.attempt + 1, restarts: self.restarts + counted, nnodes: self.nnodes.saturating_sub(1) }
+    }
+}
+
+/// What this node is.
+pub enum Role {
+    /// Node 0 is at this host and port.
+    Follows(String, u16),
+    /// It is node 0, and other nodes reach it at the address `own`.
+    Leads { listener: TcpListener, own: String, lease: Lease },
+}
+
+/// The value of the key.
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+struct Leader {
+    host: String,
+    port: u16,
+}
+
+pub struct Election {
+    etcd: Etcd,
+    key: String,
+    /// How the other nodes reach this host; None: as etcd sees it.
+    own: Option<String>,
+    time: Duration,
+}
+
+impl Election {
+    pub fn new(plan: &Plan, host: &str, port: u16) -> Self {
+        let key = format!("/overdrive-run/{}/node-0", plan.run_id);
+        let etcd = Etcd::new(host, port, (plan.lease / 4).min(TIMEOUT));
+        Self { etcd, key, own: plan.master_addr.clone(), time: plan.lease }
+    }
+
+    pub fn place(&self) -> String {
+        self.etcd.place()
+    }
+
+    /// Asks which node is node 0, and becomes it if there is none.
+    pub fn find(&self) -> Result<Role, String> {
+        let (value, seen) = self.etcd.get(&self.key)?;
+        if let Some(value) = value {
+            return self.follow(&value);
+        }
+        let system = |error: std::io::Error| format!("cannot listen for the other nodes: {error}");
+        let own = self.own.clone().unwrap_or_else(|| seen.to_canonical().to_string());
+        // At the address that etcd was reached from; at all if the options give another one.
+        let listener = match &self.own {
+            None => TcpListener::bind((seen, 0)),
+            Some(_) => TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")),
+        };
+        let listener = listener.map_err(system)?;
+        let port = listener.local_addr().map_err(system)?.port();
+        let asked = Instant::now();
+        let id = self.etcd.grant(self.time)?;
+        let text = serde_json::to_string(&Leader { host: own.clone(), port }).map_err(|error| error.to_string())?;
+        match self.etcd.set_if_free(&self.key, &text, &id)? {
+            Found::Free => {
+                let lease = Lease { etcd: self.etcd.clone(), id, time: self.time, renewed: asked };
+                Ok(Role::Leads { listener, own, lease })
+            }
+            Found::Taken(value) => {
+                // If this fails, the lease ends by itself.
+                let _ = self.etcd.revoke(&id);
+                self.follow(&value)
+            }
+        }
+    }
+
+    fn follow(&self, value: &str) -> Result<Role, String> {
+        let leader: Leader = serde_json::from_str(value)
+            .map_err(|error| format!("etcd at {} has {value:?} as {}: {error}", self.place(), self.key))?;
+        Ok(Role::Follows(leader.host, leader.port))
+    }
+}
+
+/// The lease of node 0's key.
+pub struct Lease {
+    etcd: Etcd,
+    id: String,
+    time: Duration,
+    renewed: Instant,
+}
+
+impl Lease {
+    /// Renews the lease in a thread, until it cannot, which the coordinator hears, or until it is released.
+    pub fn keep(mut self, heard: Sender<Heard>) -> std::io::Result<Kept> {
+        let (release, released) = channel::<()>();
+        let thread = thread::Builder::new().name("lease".to_owned()).spawn(move || {
+            loop {
+                match released.recv_timeout(self.time / 4) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Ok(()) | Err(RecvTimeoutError::Disconnected) => {
+                        // If this fails, it ends by itself.
+                        let _ = self.etcd.revoke(&self.id);
+                        return;
+                    }
+                }
+                let asked = Instant::now();
+                let over = match self.etcd.renew(&self.id) {
+                    Ok(true) => {
+                        self.renewed = asked;
+                        continue;
+                    }
+                    Ok(false) => "it was node 0 for etcd no longer".to_owned(),
+                    // Before another node can become node 0.
+                    Err(why) if self.renewed.elapsed() > self.time * 2 / 3 => why,
+                    Err(_) => continue,
+                };
+                if heard.send(Heard::Deposed(over)).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Kept { release: Some(release), thread: Some(thread) })
+    }
+}
+
+/// A lease that is renewed; dropping it gives the lease back.
+pub struct Kept {
+    release: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        drop(self.release.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

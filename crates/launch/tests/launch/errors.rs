@@ -1,0 +1,309 @@
+//! The errors that ranks record in `TORCHELASTIC_ERROR_FILE`, and the launcher's report of them.
+
+use std::env;
+use std::error::Error;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::thread;
+
+use overdrive_launch::{Launch, LaunchError, record};
+use rustix::process::{Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::launcher::{Ended, Launcher, wait_for};
+use crate::nodes::both;
+
+crate::tests![
+    each_rank_has_an_error_file_of_its_own,
+    an_error_is_reported_with_its_causes,
+    a_panic_is_reported_with_its_backtrace,
+    a_panic_of_another_thread_is_reported_with_the_error,
+    a_panic_that_was_caught_is_not_recorded,
+    success_records_nothing,
+    the_file_has_pytorchs_format,
+    without_a_launcher_the_error_is_shown_only,
+    a_python_traceback_is_reported,
+    the_error_that_was_recorded_first_is_named,
+    errors_of_other_nodes_are_reported,
+    errors_of_an_earlier_attempt_are_not_shown,
+    error_files_are_kept_beside_the_logs,
+    a_damaged_error_file_is_reported_and_does_no_harm,
+    error_files_are_removed_when_the_run_ends,
+    error_files_are_removed_when_the_launcher_or_the_guard_is_killed,
+];
+
+/// The variable with a rank's task: how it ends.
+const TASK: &str = "OVERDRIVE_TEST_RECORD";
+
+#[derive(Debug)]
+struct Failure(&'static str, Option<Box<Failure>>);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl Error for Failure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.1.as_deref().map(|it| it as _)
+    }
+}
+
+/// A task of this program as a rank.
+pub fn be_a_rank_if_told() -> Option<ExitCode> {
+    let task = env::var(TASK).ok()?;
+    Some(record(|| a_function_of_the_rank(&task)))
+}
+
+#[inline(never)]
+fn a_function_of_the_rank(task: &str) -> Result<(), Failure> {
+    match task {
+        "error" => Err(Failure("cannot train", Some(Box::new(Failure("no data", None))))),
+        "panic" => panic!("the {task} of rank {}", env::var("RANK").unwrap_or_default()),
+        "thread" => {
+            let loader = thread::Builder::new().name("loader".into()).spawn(|| panic!("damaged image"));
+            let _panic = loader.unwrap().join();
+            Err(Failure("the loader has ended", None))
+        }
+        "caught" => {
+            let _panic = std::panic::catch_unwind(|| panic!("too large"));
+            std::process::exit(3)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A launcher of this program as ranks with a task.
+fn ranks(options: &[&str], task: &str) -> Launcher {
+    let program = env::current_exe().unwrap();
+    Launcher::new(options).args(&[program.to_str().unwrap()]).env(TASK, task)
+}
+
+fn each_rank_has_an_error_file_of_its_own() {
+    let script = "echo $TORCHELASTIC_ERROR_FILE; echo '{}' > $TORCHELASTIC_ERROR_FILE";
+    let ended = Launcher::script(&["--nproc-per-node=2"], script).env("TORCHELASTIC_ERROR_FILE", "/outer").end();
+    assert_eq!((ended.code, ended.err.matches("No such file").count()), (Some(0), 0), "{ended:?}");
+    let files: Vec<&str> = ended.out.lines().map(|line| line.split_once(": ").unwrap().1).collect();
+    assert!(files.iter().all(|file| file.starts_with('/') && *file != "/outer"), "{files:?}");
+    assert!(files.len() == 2 && files[0] != files[1], "{files:?}");
+}
+
+fn an_error_is_reported_with_its_causes() {
+    let ended = ranks(&[], "error").end();
+    assert_eq!(ended.code, Some(1));
+    let error = ["Error: cannot train", "", "Caused by:", "    0: no data"];
+    ended.says(&format!("\n  the error that it has recorded:\n    {}\n", error.join("\n    ")));
+    // On standard error too, as without `record`.
+    ended.says("[rank0]: Error: cannot train\n");
+}
+
+fn a_panic_is_reported_with_its_backtrace() {
+    let ended = ranks(&[], "panic").env("RUST_BACKTRACE", "0").end();
+    assert_eq!(ended.code, Some(101));
+    let (_, report) = ended.err.split_once("the error that it has recorded:\n").unwrap();
+    let (error, _) = report.split_once("the end of its standard error").unwrap();
+    assert!(error.starts_with("    panicked at "), "{error}");
+    assert!(error.contains("errors.rs:") && error.contains(": the panic of rank 0\n"), "{error}");
+    assert!(error.contains("a_function_of_the_rank") && !error.contains("core::panicking"), "{error}");
+}
+
+fn a_panic_of_another_thread_is_reported_with_the_error() {
+    let ended = ranks(&[], "thread").end();
+    assert_eq!(ended.code, Some(1));
+    ended.says("\n    Error: the loader has ended\n");
+    ended.says("\n    Before that, thread `loader` panicked at ");
+    ended.says(": damaged image\n");
+}
+
+fn a_panic_that_was_caught_is_not_recorded() {
+    let ended = ranks(&[], "caught").end();
+    assert_eq!(ended.code, Some(3));
+    ended.says("too large");
+    assert!(!ended.err.contains("recorded"), "{}", ended.err);
+}
+
+fn success_records_nothing() {
+    let base = TempDir::new().unwrap();
+    let ended = ranks(&["--log-dir", base.path().to_str().unwrap()], "success").end();
+    assert_eq!(ended.code, Some(0));
+    assert_eq!(files_named(base.path(), "error.json"), Vec::<PathBuf>::new());
+}
+
+/// This program alone, with a task and the variable set.
+fn alone(task: &str, file: &Path) -> std::process::Output {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.env(TASK, task).env("TORCHELASTIC_ERROR_FILE", file).output().unwrap()
+}
+
+fn the_file_has_pytorchs_format() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("error.json");
+    assert_eq!(alone("error", &file).status.code(), Some(1));
+    let text = fs::read_to_string(&file).unwrap();
+    // What PyTorch's `ProcessFailure` looks up; the time is a text with whole seconds.
+    assert!(text.starts_with(r#"{"message":{"#), "{text}");
+    assert!(text.contains(r#""message":"cannot train: no data""#), "{text}");
+    assert!(text.contains(r#""py_callstack":"Error: cannot train\n\nCaused by:\n    0: no data""#), "{text}");
+    let (_, time) = text.split_once(r#""timestamp":""#).unwrap();
+    assert!(time.split('"').next().unwrap().parse::<u64>().unwrap() > 1_700_000_000, "{text}");
+    // A folder that is not there: the error is still shown.
+    let output = alone("error", &folder.path().join("absent/error.json"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && said.contains("Error: cannot train\n"), "{said}");
+    assert!(said.contains("cannot record this error in "), "{said}");
+}
+
+fn without_a_launcher_the_error_is_shown_only() {
+    let output = alone("error", Path::new(""));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), said.as_str()), (Some(1), "Error: cannot train\n\nCaused by:\n    0: no data\n"));
+    assert_eq!(alone("success", Path::new("")).status.code(), Some(0));
+}
+
+/// A shell command that writes an error file as Python's `@record` does.
+fn python_error(message: &str, time: &str) -> String {
+    format!(
+        r#"printf '%s' '{{"message": {{"message": "{message}", "extraInfo": {{"py_callstack": "Traceback (most recent call last):\n  File \"train.py\", line 3, in main\n{message}\n", "timestamp": "{time}"}}}}}}' > $TORCHELASTIC_ERROR_FILE"#
+    )
+}
+
+fn a_python_traceback_is_reported() {
+    let script = format!("{}; exit 1", python_error("ValueError: no data", "1764163200"));
+    let ended = Launcher::script(&[], &script).end();
+    let lines = ["Traceback (most recent call last):", "  File \"train.py\", line 3, in main", "ValueError: no data"];
+    ended.says(&format!("\n  the error that it has recorded:\n    {}\n  it wrote nothing", lines.join("\n    ")));
+}
+
+/// Ranks 0 and 1 fail, rank 0 first, but the error of rank 1 is the older one.
+fn causes(of_first: &str, of_second: &str) -> String {
+    let script = format!(
+        "case $RANK in \
+         0) {}; while ! [ -e $READY ]; do sleep 0.01; done; echo $$ > $READY.tmp; mv $READY.tmp $READY.0; exit 1;; \
+         1) {}; touch $READY; while ! [ -e $READY.0 ]; do sleep 0.01; done; \
+            while kill -0 $(cat $READY.0) 2> /dev/null; do sleep 0.01; done; exit 2;; esac",
+        python_error("ConnectionError: lost", of_first),
+        python_error("ValueError: no data", of_second)
+    );
+    let folder = TempDir::new().unwrap();
+    let launcher = Launcher::script(&["--nproc-per-node=2", "--failure-window=600"], &script);
+    let ended = launcher.env("READY", folder.path().join("ready")).end();
+    assert_eq!(ended.code, Some(1));
+    ended.says("overdrive-run: rank 0 failed: exit code 1");
+    ended.says("ConnectionError: lost");
+    ended.says("    the error that it has recorded:\n");
+    ended.err
+}
+
+fn the_error_that_was_recorded_first_is_named() {
+    let report = causes("1764163205", "1764163202");
+    let cause = "\n  the first error was that of rank 1, 3.000 s earlier: ValueError: no data\n";
+    assert!(report.contains(cause), "{report}");
+    assert!(report.contains("      Traceback (most recent call last):\n"), "{report}");
+    // At the same time, the first to end counts, and of the others only the messages are shown.
+    let report = causes("1764163202", "1764163202");
+    assert!(!report.contains("the first error was"), "{report}");
+    assert!(report.contains("      ValueError: no data\n"), "{report}");
+    assert!(!report.contains("      Traceback"), "{report}");
+}
+
+fn errors_of_other_nodes_are_reported() {
+    let error = python_error("ValueError: no data", "1764163200");
+    let script = format!("[ $RANK = 0 ] && sleep 1000; {error}; exit 4");
+    for ended in both(&[], &script).map(|node| node.end()) {
+        assert_eq!(ended.code, Some(4));
+        ended.says("rank 1 failed: exit code 4");
+        ended.says("    ValueError: no data\n");
+    }
+}
+
+fn errors_of_an_earlier_attempt_are_not_shown() {
+    let error = python_error("ValueError: no data", "1764163200");
+    let script = format!("[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 5; {error}; exit 4");
+    let ended = Launcher::script(&["--max-restarts=1"], &script).end();
+    assert_eq!(ended.code, Some(5));
+    assert!(!ended.err.contains("ValueError"), "{}", ended.err);
+    // Nor is one of a start whose port was taken.
+    let script = format!(
+        "[ -e $READY ] && exit 5; touch $READY; {error}; echo 'EADDRINUSE: address already in use' >&2; exit 4"
+    );
+    let folder = TempDir::new().unwrap();
+    let ended = Launcher::script(&[], &script).env("READY", folder.path().join("ready")).end();
+    assert_eq!(ended.code, Some(5));
+    assert!(!ended.err.contains("ValueError"), "{}", ended.err);
+}
+
+fn files_named(folder: &Path, name: &str) -> Vec<PathBuf> {
+    let paths = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
+    let found = paths.flat_map(|path| if path.is_dir() { files_named(&path, name) } else { vec![path] });
+    found.filter(|path| path.ends_with(name)).collect()
+}
+
+fn error_files_are_kept_beside_the_logs() {
+    let base = TempDir::new().unwrap();
+    let program = env::current_exe().unwrap();
+    let launch = Launch::new(program).env(TASK, "error").nproc(2).local_ranks_filter([]).log_dir(base.path());
+    let LaunchError::Rank(report) = launch.run().unwrap_err() else { panic!("no rank has failed") };
+    let error = report.first.error.as_ref().unwrap();
+    assert_eq!(error.message, "cannot train: no data");
+    assert_eq!(error.traceback.first().map(String::as_str), Some("Error: cannot train"));
+    assert!(error.time.is_some() && report.cause().error.is_some());
+    let kept = files_named(base.path(), &format!("attempt_0/{}/error.json", report.first.rank));
+    assert_eq!(kept.len(), 1, "{kept:?}");
+}
+
+fn a_damaged_error_file_is_reported_and_does_no_harm() {
+    for damaged in ["echo '{' >", "mkdir", "head -c 2000000 /dev/zero >"] {
+        let ended = Launcher::script(&[], &format!("{damaged} $TORCHELASTIC_ERROR_FILE; echo why >&2; exit 6")).end();
+        assert_eq!(ended.code, Some(6), "{ended:?}");
+        ended.says("its error file ");
+        ended.says(" cannot be read: ");
+        ended.says("the end of its standard error:\n    why\n");
+    }
+    // A file that no one can write to its end.
+    let ended = Launcher::script(&[], "mkfifo $TORCHELASTIC_ERROR_FILE; exit 6").end();
+    assert_eq!(ended.code, Some(6), "{ended:?}");
+    ended.says("it is not a file");
+}
+
+/// A launcher whose temporary files are in `folder`.
+fn in_folder(folder: &TempDir, script: &str) -> Launcher {
+    Launcher::script(&[], script).env("TMPDIR", folder.path()).env("READY", folder.path().join("ready"))
+}
+
+fn left_in(folder: &TempDir) -> Vec<PathBuf> {
+    let paths = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
+    paths.filter(|path| !path.ends_with("ready")).collect()
+}
+
+fn error_files_are_removed_when_the_run_ends() {
+    for end in ["exit 0", "exit 1"] {
+        let folder = TempDir::new().unwrap();
+        let script = format!("echo '{{}}' > $TORCHELASTIC_ERROR_FILE; ls $TMPDIR > $READY; {end}");
+        let ended: Ended = in_folder(&folder, &script).end();
+        assert!(ended.code.is_some());
+        // It was there.
+        assert!(fs::read_to_string(folder.path().join("ready")).unwrap().contains("overdrive-errors-"));
+        assert_eq!(left_in(&folder), Vec::<PathBuf>::new());
+    }
+}
+
+fn error_files_are_removed_when_the_launcher_or_the_guard_is_killed() {
+    for kills_the_guard in [false, true] {
+        let folder = TempDir::new().unwrap();
+        let script = "echo '{}' > $TORCHELASTIC_ERROR_FILE; touch $READY; sleep 1000";
+        let running = in_folder(&folder, script).start();
+        running.wait_for_file(&folder.path().join("ready"));
+        assert_eq!(left_in(&folder).len(), 1);
+        if kills_the_guard {
+            kill_process(running.guard(), Signal::KILL).unwrap();
+        } else {
+            running.signal(Signal::KILL);
+        }
+        running.wait_until_gone();
+        running.end();
+        wait_for("the folder's removal", || left_in(&folder).is_empty().then_some(()));
+    }
+}
