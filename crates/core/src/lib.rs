@@ -49,7 +49,7 @@ pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId}
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
 pub use parameter::{IntoParameters, Parameter, prefixed};
 pub use part::{Part, Setting};
-pub use ranks::RankGroup;
+pub use ranks::{RankGroup, SkipAgreement};
 pub use recomputing::{Recomputing, is_recomputing};
 pub use seed::{base_seed, seed_everything};
 pub use state::{Entry, StateDict, StateError, Stateful};

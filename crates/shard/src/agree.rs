@@ -39,3 +39,53 @@ pub(crate) fn on_text(what: &str, texts: &[String]) -> Result<(), ShardError> {
         }
     }
 }
+
+/// As [`all_have`], of something that stays on the rank and what is told of it.
+pub(crate) fn built<U, T, E>(
+    group: &ProcessGroup,
+    what: &'static str,
+    own: Result<U, E>,
+    tell: impl FnOnce(&U) -> T,
+) -> Result<(U, Vec<T>), ShardError>
+where
+    T: Serialize + DeserializeOwned,
+    E: Into<ShardError>,
+{
+    match own {
+        Ok(own) => {
+            let all = all_have(group, what, Ok::<_, ShardError>(tell(&own)))?;
+            Ok((own, all))
+        }
+        Err(error) => {
+            let error = error.into();
+            let reason = error.to_string();
+            let _others: Vec<Result<T, String>> = group.all_gather_object(&Err::<T, String>(reason))?;
+            Err(error)
+        }
+    }
+}
+
+/// An error on every rank if what they have is not the same: each line is what it describes, and how. Names the first line
+/// that differs.
+pub(crate) fn on_lines(all: &[Vec<(String, String)>]) -> Result<(), ShardError> {
+    let first = &all[0];
+    for (rank, lines) in all.iter().enumerate() {
+        let differs = |what: &str, found: &str, expected: &str| {
+            let (found, expected) = (found.to_owned(), expected.to_owned());
+            Err(ShardError::RanksDisagree { what: what.to_owned(), rank, found, expected })
+        };
+        for (at, ((what, found), (expected_what, expected))) in lines.iter().zip(first).enumerate() {
+            if what != expected_what {
+                return differs(&format!("number {at} of the parameters and groups"), what, expected_what);
+            }
+            if found != expected {
+                return differs(what, found, expected);
+            }
+        }
+        if lines.len() != first.len() {
+            let (found, expected) = (lines.len().to_string(), first.len().to_string());
+            return differs("the number of parameters and groups", &found, &expected);
+        }
+    }
+    Ok(())
+}

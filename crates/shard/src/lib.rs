@@ -1,14 +1,20 @@
 //! Training state partitioned over ranks, so that a model whose training does not fit one rank's memory fits several.
 //!
-//! [`DeviceMesh`] names the dimensions of a process group: `"replicate"` and `"shard"`, say.
+//! [`ZeroRedundancyOptimizer`] keeps a part of any optimizer's state on each rank (ZeRO-1). [`DeviceMesh`] names the
+//! dimensions of a process group: `"replicate"` and `"shard"`, say.
 #![forbid(unsafe_code)]
 
 mod agree;
 mod error;
+mod exchange;
 mod mesh;
+mod partition;
+mod plan;
+mod zero;
 
 pub use error::ShardError;
 pub use mesh::DeviceMesh;
+pub use zero::ZeroRedundancyOptimizer;
 
 /// Runs the programs in the book.
 #[cfg(doctest)]

@@ -5,6 +5,9 @@
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
 mod mesh;
+mod model;
+mod refusals;
+mod zero;
 
 use std::process::ExitCode;
 
@@ -14,8 +17,19 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use harness::{Scenario, rank_main, run};
 
 /// The scenarios that a rank can run.
-const SCENARIOS: &[(&str, Scenario)] =
-    &[("mesh", mesh::scenario), ("mesh_refusals", mesh::refusals), ("meshes_that_differ", mesh::that_differ)];
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("mesh", mesh::scenario),
+    ("mesh_refusals", mesh::refusals),
+    ("meshes_that_differ", mesh::that_differ),
+    ("zero", zero::training),
+    ("zero_memory", zero::memory),
+    ("zero_few_parameters", zero::few_parameters),
+    ("zero_resume", zero::resume),
+    ("zero_refusals", refusals::building),
+    ("zero_steps_refused", refusals::steps),
+    ("zero_scaler", refusals::scaler),
+    ("zero_states_refused", refusals::states),
+];
 
 fn main() -> Result<ExitCode> {
     if let Some(code) = harness::forked(SCENARIOS) {
@@ -28,6 +42,18 @@ fn main() -> Result<ExitCode> {
         ("a_mesh_of_4_has_the_groups_of_its_lines", "mesh", 4),
         ("meshes_that_do_not_fit_4_ranks_are_refused", "mesh_refusals", 4),
         ("meshes_that_differ_are_named_on_every_rank", "meshes_that_differ", 3),
+        ("zero_of_1_equals_the_large_batch", "zero", 1),
+        ("zero_of_2_equals_the_large_batch", "zero", 2),
+        ("zero_of_3_equals_the_large_batch", "zero", 3),
+        ("zero_of_4_equals_the_large_batch", "zero", 4),
+        ("zero_of_2_keeps_half_of_the_state_on_a_rank", "zero_memory", 2),
+        ("zero_of_4_keeps_a_quarter_of_the_state_on_a_rank", "zero_memory", 4),
+        ("zero_of_4_with_two_parameters", "zero_few_parameters", 4),
+        ("zero_of_4_resumes_to_the_bit_from_parts_and_from_the_whole", "zero_resume", 4),
+        ("zero_refuses_what_differs_or_fails_on_a_rank_on_all", "zero_refusals", 3),
+        ("zero_steps_on_all_ranks_or_on_none", "zero_steps_refused", 3),
+        ("zero_skips_steps_of_a_scaler_on_all_ranks_or_on_none", "zero_scaler", 3),
+        ("zero_refuses_states_of_others_and_changes_nothing", "zero_states_refused", 2),
     ];
     let mut arguments = Arguments::from_args();
     // Each test is several processes already.
