@@ -29,7 +29,8 @@ where
     all.into_iter().enumerate().map(of).collect()
 }
 
-/// An error on every rank if this text is not the same on all: it names the first rank whose text differs from rank 0's.
+/// An error on every rank if this text is not the same on all: it names the first rank whose text differs from rank
+/// 0's.
 pub(crate) fn on_text(what: &str, texts: &[String]) -> Result<(), ShardError> {
     match texts.iter().position(|text| *text != texts[0]) {
         None => Ok(()),
@@ -65,8 +66,8 @@ where
     }
 }
 
-/// An error on every rank if what they have is not the same: each line is what it describes, and how. Names the first line
-/// that differs.
+/// An error on every rank if what they have is not the same: each line is what it describes, and how. Names the first
+/// line that differs.
 pub(crate) fn on_lines(all: &[Vec<(String, String)>]) -> Result<(), ShardError> {
     let first = &all[0];
     for (rank, lines) in all.iter().enumerate() {

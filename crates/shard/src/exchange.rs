@@ -18,8 +18,8 @@ pub(crate) struct Bucket {
     numel: usize,
 }
 
-/// All parameters by owner, in buckets of at most `bytes`, unless a single parameter is larger. The owners take turns, so
-/// that they send at the same time. The same on all ranks.
+/// All parameters by owner, in buckets of at most `bytes`, unless a single parameter is larger. The owners take turns,
+/// so that they send at the same time. The same on all ranks.
 pub(crate) fn buckets(plan: &Plan, ranks: usize, bytes: usize) -> Vec<Bucket> {
     let mut by_root: Vec<VecDeque<Bucket>> = (0..ranks).map(|rank| of_rank(plan, rank, bytes)).collect();
     let mut all = Vec::new();

@@ -7,9 +7,9 @@ use crate::error::ShardError;
 
 /// The ranks of a group as a grid with named dimensions, and a sub-group for each line of the grid.
 ///
-/// Ranks count up along the last dimension first, as in PyTorch: on a mesh of `replicate=2 x shard=2`, ranks 0 and 1 are
-/// one `"shard"` group, 2 and 3 the other; 0 and 2 are one `"replicate"` group, 1 and 3 the other. Put the dimension
-/// that communicates most last, where its ranks are on one host.
+/// Ranks count up along the last dimension first, as in PyTorch: on a mesh of `replicate=2 x shard=2`, ranks 0 and 1
+/// are one `"shard"` group, 2 and 3 the other; 0 and 2 are one `"replicate"` group, 1 and 3 the other. Put the
+/// dimension that communicates most last, where its ranks are on one host.
 ///
 /// ```no_run
 /// use overdrive_ddp::{Backend, InitMethod, init_process_group};

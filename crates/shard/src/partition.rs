@@ -1,7 +1,7 @@
 //! Which rank owns which parameter.
 
-/// The owner of each parameter: within each group the largest first, each goes to the rank that has the fewest elements so
-/// far. `sizes`: elements of each parameter by group.
+/// The owner of each parameter: within each group the largest first, each goes to the rank that has the fewest elements
+/// so far. `sizes`: elements of each parameter by group.
 ///
 /// # Source
 /// `ZeroRedundancyOptimizer._partition_parameters`

@@ -21,22 +21,22 @@ const BUILDING: &str = "building a ZeroRedundancyOptimizer";
 /// How much a broadcast sends at most: 25 MiB, as DDP's buckets.
 const BUCKET_BYTES: usize = 25 << 20;
 
-/// Any optimizer with its state partitioned over ranks: each rank keeps the state of a part of the parameters, steps these,
-/// and sends their new values to all.
+/// Any optimizer with its state partitioned over ranks: each rank keeps the state of a part of the parameters, steps
+/// these, and sends their new values to all.
 ///
 /// Give the gradients averaged over the ranks, by a `DistributedDataParallel`: then each step is that of the optimizer
 /// inside over all parameters, to the bit. With N ranks, a rank keeps about 1/N of the state (AdamW: two numbers a
 /// parameter); parameters stay whole on each rank. A parameter is not split: the largest goes to the rank that has the
 /// least so far, and so on.
 ///
-/// The closure is called twice, to learn the groups and to build this rank's part, so it should put parameters into groups
-/// by their name, shape or dtype. It may return a `Box<dyn Optimizer>`. Optimizers whose step of a parameter depends on
-/// all others (Prodigy, `max_grad_norm`, L-BFGS), which move or average parameters besides their steps (SAM, schedule-free
-/// ones) or step in the backward pass are refused.
+/// The closure is called twice, to learn the groups and to build this rank's part, so it should put parameters into
+/// groups by their name, shape or dtype. It may return a `Box<dyn Optimizer>`. Optimizers whose step of a parameter
+/// depends on all others (Prodigy, `max_grad_norm`, L-BFGS), which move or average parameters besides their steps (SAM,
+/// schedule-free ones) or step in the backward pass are refused.
 ///
-/// All ranks make the same calls: [`step`](Optimizer::step) waits for all, and fails on all before anything changes when it
-/// cannot be made on one. [`params`](Optimizer::params) are those of all ranks, so clipping, a `GradScaler` and an
-/// accumulator see all gradients; ranks skip a step together. A scaled run waits for the device once a step.
+/// All ranks make the same calls: [`step`](Optimizer::step) waits for all, and fails on all before anything changes
+/// when it cannot be made on one. [`params`](Optimizer::params) are those of all ranks, so clipping, a `GradScaler` and
+/// an accumulator see all gradients; ranks skip a step together. A scaled run waits for the device once a step.
 ///
 /// ```no_run
 /// use overdrive_core::Optimizer;
@@ -108,8 +108,8 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         Ok(Self { id: OptimizerId::new(), group: group.clone(), plan, own, buckets, params, freed: 0 })
     }
 
-    /// Sets how many bytes of parameters are sent in one broadcast at most; 25 MiB by default. A larger parameter is sent
-    /// alone. Four broadcasts are under way at a time, for which a rank needs memory. The same on all ranks.
+    /// Sets how many bytes of parameters are sent in one broadcast at most; 25 MiB by default. A larger parameter is
+    /// sent alone. Four broadcasts are under way at a time, for which a rank needs memory. The same on all ranks.
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.buckets = exchange::buckets(&self.plan, self.group.size(), bytes);
         self
@@ -120,7 +120,8 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         self.own.as_ref().map(|own| &own.inner)
     }
 
-    /// The same, to change its options. Call `step`, set rates and load states on this optimizer, and add no parameters.
+    /// The same, to change its options. Call `step`, set rates and load states on this optimizer, and add no
+    /// parameters.
     pub fn inner_mut(&mut self) -> Option<&mut O> {
         self.own.as_mut().map(|own| &mut own.inner)
     }
@@ -135,14 +136,14 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         &self.group
     }
 
-    /// The whole optimizer's state on rank `to`, and `None` on the others: what the optimizer inside would have if it had
-    /// all parameters, with copies of the tensors on the CPU. That optimizer can load it, and so can a
+    /// The whole optimizer's state on rank `to`, and `None` on the others: what the optimizer inside would have if it
+    /// had all parameters, with copies of the tensors on the CPU. That optimizer can load it, and so can a
     /// `ZeroRedundancyOptimizer` over any number of ranks. Every rank calls it.
     ///
     /// # Errors
-    /// On every rank: [`ShardError::State`] or [`ShardError::OtherRank`] when the optimizer cannot save its state or has
-    /// entries besides those of parameters and groups (`Lookahead`). [`ShardError::Ddp`] when there is no rank `to`, or a
-    /// rank has exited or does not call it within the group's timeout.
+    /// On every rank: [`ShardError::State`] or [`ShardError::OtherRank`] when the optimizer cannot save its state or
+    /// has entries besides those of parameters and groups (`Lookahead`). [`ShardError::Ddp`] when there is no rank
+    /// `to`, or a rank has exited or does not call it within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks, and for the device.

@@ -90,8 +90,8 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
     /// # Errors
     /// Those of the optimizer inside, on the rank that has one, before anything changes on any; the others get
     /// [`OptimizerError::Sync`] with [`ShardError::OtherRank`](crate::ShardError::OtherRank), which names the rank.
-    /// [`OptimizerError::Sync`] when a rank has exited or does not take part within the group's timeout: parameters then
-    /// differ between ranks.
+    /// [`OptimizerError::Sync`] when a rank has exited or does not take part within the group's timeout: parameters
+    /// then differ between ranks.
     ///
     /// # Syncs
     /// Waits for all ranks, over NCCL not for their devices.

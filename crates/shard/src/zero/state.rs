@@ -7,13 +7,14 @@ use overdrive_core::{Entry, Optimizer, StateDict, StateError, Stateful};
 use super::ZeroRedundancyOptimizer;
 use crate::plan::{Group, Own, Plan};
 
-/// This rank's part: the state of the optimizer inside under `own`, the number of ranks and this rank's, and the rates of
-/// all groups. Loads such a part, of the same rank of as many ranks, or a whole state, as
-/// [`consolidate_state_dict`](ZeroRedundancyOptimizer::consolidate_state_dict) and the optimizer inside over all parameters
-/// make it, of which it keeps its part; ranks do not communicate. In a checkpoint, let each rank write its own.
+/// This rank's part: the state of the optimizer inside under `own`, the number of ranks and this rank's, and the rates
+/// of all groups. Loads such a part, of the same rank of as many ranks, or a whole state, as
+/// [`consolidate_state_dict`](ZeroRedundancyOptimizer::consolidate_state_dict) and the optimizer inside over all
+/// parameters make it, of which it keeps its part; ranks do not communicate. In a checkpoint, let each rank write its
+/// own.
 ///
-/// Of a whole state, [`StateError::Mismatch`] tells of groups and names that are not those of all parameters, and shapes of
-/// this rank's part; [`StateError::Unexpected`] of entries that belong to none of the parameters.
+/// Of a whole state, [`StateError::Mismatch`] tells of groups and names that are not those of all parameters, and
+/// shapes of this rank's part; [`StateError::Unexpected`] of entries that belong to none of the parameters.
 impl<O: Optimizer> Stateful for ZeroRedundancyOptimizer<O> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
@@ -137,8 +138,8 @@ fn from_whole<O>(plan: &Plan, own: Option<&Own<O>>, state: &StateDict) -> Result
     Ok((plan.groups.iter().enumerate().map(rates).collect(), part))
 }
 
-/// The name of each parameter in a whole state, in our order: as in an optimizer's own state, names decide where both have
-/// them, and the order otherwise.
+/// The name of each parameter in a whole state, in our order: as in an optimizer's own state, names decide where both
+/// have them, and the order otherwise.
 fn saved_names(plan: &Plan, names: Option<&[&str]>, state: &StateDict) -> Result<Vec<String>, StateError> {
     let mut saved: Vec<String> = Vec::with_capacity(plan.params.len());
     for group in 0..plan.groups.len() {

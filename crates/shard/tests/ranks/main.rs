@@ -1,6 +1,7 @@
 //! Sharded training on several ranks, which are processes: forks of this program, with a variable that names the
 //! scenario. Each run has a time limit, after which its processes are killed and the test fails; nothing else is timed.
 
+mod beside_python;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
@@ -29,6 +30,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("zero_steps_refused", refusals::steps),
     ("zero_scaler", refusals::scaler),
     ("zero_states_refused", refusals::states),
+    ("beside_python", beside_python::scenario),
 ];
 
 fn main() -> Result<ExitCode> {
@@ -61,5 +63,14 @@ fn main() -> Result<ExitCode> {
     let trial = |(name, scenario, ranks): (&str, &'static str, usize)| {
         Trial::test(name, move || run(scenario, ranks).map(drop).map_err(|error| Failed::from(format!("{error:#}"))))
     };
-    libtest_mimic::run(&arguments, tests.into_iter().map(trial).collect()).exit()
+    let mut trials: Vec<Trial> = tests.into_iter().map(trial).collect();
+    // Ignored where there is no such Python.
+    let no_python = beside_python::python().is_none();
+    let beside = "zero_of_2_trains_as_python_s";
+    if no_python && !arguments.list {
+        println!("{beside}: skipped: no Python with torch 2.11");
+    }
+    let beside = Trial::test(beside, || beside_python::equals().map_err(|error| Failed::from(format!("{error:#}"))));
+    trials.push(beside.with_ignored_flag(no_python));
+    libtest_mimic::run(&arguments, trials).exit()
 }
