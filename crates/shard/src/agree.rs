@@ -1,6 +1,7 @@
 //! Decisions that all ranks of a group make together.
 
-use overdrive_ddp::ProcessGroup;
+use overdrive_core::{GradientSync, OptimizerError, SyncError};
+use overdrive_ddp::{DdpError, ProcessGroup};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -38,6 +39,20 @@ pub(crate) fn on_text(what: &str, texts: &[String]) -> Result<(), ShardError> {
             let (found, expected) = (texts[rank].clone(), texts[0].clone());
             Err(ShardError::RanksDisagree { what: what.to_owned(), rank, found, expected })
         }
+    }
+}
+
+/// Whether this holds on any rank. The ranks' hosts wait for one another, not for their devices.
+pub(crate) fn on_any(group: &ProcessGroup, own: bool) -> Result<bool, ShardError> {
+    if group.size() == 1 {
+        return Ok(own);
+    }
+    match GradientSync::sum(group, if own { 1.0 } else { 0.0 }) {
+        Ok(sum) => Ok(sum > 0.0),
+        Err(SyncError(error)) => Err(match error.downcast::<DdpError>() {
+            Ok(own) => (*own).into(),
+            Err(other) => OptimizerError::Sync(SyncError(other)).into(),
+        }),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use overdrive_core::Parameter;
 use overdrive_ddp::{DdpError, ProcessGroup, Work};
 use tch::Tensor;
 
@@ -21,7 +22,11 @@ pub(crate) struct Bucket {
 /// All parameters by owner, in buckets of at most `bytes`, unless a single parameter is larger. The owners take turns,
 /// so that they send at the same time. The same on all ranks.
 pub(crate) fn buckets(plan: &Plan, ranks: usize, bytes: usize) -> Vec<Bucket> {
-    let mut by_root: Vec<VecDeque<Bucket>> = (0..ranks).map(|rank| of_rank(plan, rank, bytes)).collect();
+    let of_rank = |rank: usize| {
+        let own = plan.params.iter().zip(&plan.owner).filter(move |(_, owner)| **owner == rank);
+        of_root(own.map(|(param, _)| param), rank, bytes)
+    };
+    let mut by_root: Vec<VecDeque<Bucket>> = (0..ranks).map(of_rank).collect();
     let mut all = Vec::new();
     while by_root.iter().any(|buckets| !buckets.is_empty()) {
         all.extend(by_root.iter_mut().filter_map(VecDeque::pop_front));
@@ -29,10 +34,14 @@ pub(crate) fn buckets(plan: &Plan, ranks: usize, bytes: usize) -> Vec<Bucket> {
     all
 }
 
-fn of_rank(plan: &Plan, root: usize, bytes: usize) -> VecDeque<Bucket> {
+/// All parameters in buckets that rank 0 sends.
+pub(crate) fn from_first(plan: &Plan, bytes: usize) -> Vec<Bucket> {
+    of_root(plan.params.iter(), 0, bytes).into()
+}
+
+fn of_root<'a>(params: impl Iterator<Item = &'a Parameter>, root: usize, bytes: usize) -> VecDeque<Bucket> {
     let mut buckets: VecDeque<Bucket> = VecDeque::new();
-    let own = plan.params.iter().zip(&plan.owner).filter(|(_, owner)| **owner == root);
-    for param in own.map(|(param, _)| param.tensor()).filter(|tensor| tensor.numel() > 0) {
+    for param in params.map(Parameter::tensor).filter(|tensor| tensor.numel() > 0) {
         let size = param.kind().elt_size_in_bytes();
         let fits = |bucket: &&mut Bucket| {
             let first = &bucket.params[0];

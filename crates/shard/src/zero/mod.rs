@@ -5,7 +5,7 @@ mod optimizer;
 mod state;
 
 use overdrive_core::{
-    GradientSync, IntoParameters, Optimizer, OptimizerError, OptimizerId, StateDict, SyncError, check_averaged,
+    IntoParameters, Optimizer, OptimizerError, OptimizerId, StateDict, SyncError, check_averaged,
     check_not_stepped_in_backward,
 };
 use overdrive_ddp::ProcessGroup;
@@ -18,8 +18,8 @@ use crate::plan::{Own, Plan};
 
 const BUILDING: &str = "building a ZeroRedundancyOptimizer";
 
-/// How much a broadcast sends at most: 25 MiB, as DDP's buckets.
-const BUCKET_BYTES: usize = 25 << 20;
+/// How much a broadcast or reduction sends at most: 25 MiB, as DDP's buckets.
+pub(crate) const BUCKET_BYTES: usize = 25 << 20;
 
 /// Any optimizer with its state partitioned over ranks: each rank keeps the state of a part of the parameters, steps
 /// these, and sends their new values to all.
@@ -154,18 +154,17 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         gather::whole(&self.group, &self.plan, self.own.as_ref(), to)
     }
 
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
     /// Agrees with all ranks that the step can be made, before anything changes.
     fn begin_step(&mut self) -> Result<(), OptimizerError> {
         let own = self.check_own().and_then(|()| match &mut self.own {
             Some(own) => own.inner.make_state(),
             None => Ok(()),
         });
-        if self.group.size() == 1 {
-            return own;
-        }
-        // Over NCCL the hosts exchange this number, and do not wait for the device.
-        let failed = GradientSync::sum(&self.group, if own.is_err() { 1.0 } else { 0.0 });
-        if failed.map_err(OptimizerError::Sync)? == 0.0 {
+        if self.group.size() == 1 || !agree::on_any(&self.group, own.is_err())? {
             return own;
         }
         Ok(agree::all_have(&self.group, "the optimizer's step", own).map(drop)?)

@@ -8,6 +8,7 @@ mod harness;
 mod mesh;
 mod model;
 mod refusals;
+mod sharded;
 mod zero;
 
 use std::process::ExitCode;
@@ -31,6 +32,12 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("zero_scaler", refusals::scaler),
     ("zero_states_refused", refusals::states),
     ("beside_python", beside_python::scenario),
+    ("sharded", sharded::training),
+    ("sharded_freed", sharded::freed),
+    ("sharded_passes", sharded::passes),
+    ("sharded_unused", sharded::unused),
+    ("sharded_failures", sharded::failures),
+    ("sharded_scaler", sharded::scaler),
 ];
 
 fn main() -> Result<ExitCode> {
@@ -56,6 +63,16 @@ fn main() -> Result<ExitCode> {
         ("zero_steps_on_all_ranks_or_on_none", "zero_steps_refused", 3),
         ("zero_skips_steps_of_a_scaler_on_all_ranks_or_on_none", "zero_scaler", 3),
         ("zero_refuses_states_of_others_and_changes_nothing", "zero_states_refused", 2),
+        ("sharded_gradients_of_1_equal_the_large_batch", "sharded", 1),
+        ("sharded_gradients_of_2_equal_the_large_batch", "sharded", 2),
+        ("sharded_gradients_of_3_equal_the_large_batch", "sharded", 3),
+        ("sharded_gradients_of_4_equal_the_large_batch", "sharded", 4),
+        ("gradients_of_other_ranks_are_freed_while_the_pass_goes_on", "sharded_freed", 2),
+        ("passes_of_2_with_and_without_exchange_add_up", "sharded_passes", 2),
+        ("passes_of_3_with_and_without_exchange_add_up", "sharded_passes", 3),
+        ("parameters_that_no_rank_uses_have_no_gradient", "sharded_unused", 3),
+        ("a_backward_pass_that_fails_on_a_rank_fails_on_all", "sharded_failures", 3),
+        ("sharded_gradients_skip_steps_of_a_scaler_on_all_ranks", "sharded_scaler", 3),
     ];
     let mut arguments = Arguments::from_args();
     // Each test is several processes already.
