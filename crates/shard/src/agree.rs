@@ -42,6 +42,12 @@ pub(crate) fn on_text(what: &str, texts: &[String]) -> Result<(), ShardError> {
     }
 }
 
+/// An error on every rank if they are given different sizes of buckets, and would send different ones.
+pub(crate) fn on_bytes(group: &ProcessGroup, bytes: usize) -> Result<(), ShardError> {
+    let all = all_have(group, "setting the size of buckets", Ok::<_, ShardError>(bytes.to_string()))?;
+    on_text("the size of buckets in bytes", &all)
+}
+
 /// Whether this holds on any rank. The ranks' hosts wait for one another, not for their devices.
 pub(crate) fn on_any(group: &ProcessGroup, own: bool) -> Result<bool, ShardError> {
     if group.size() == 1 {

@@ -110,10 +110,10 @@ impl ShardedDataParallel {
         Self::with_bucket_bytes(opt, BUCKET_BYTES)
     }
 
-    /// The same with buckets of at most `bytes`, unless a single gradient is larger; the same on all ranks.
+    /// The same with buckets of at most `bytes`, unless a single gradient is larger.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), and [`ShardError::RanksDisagree`] when ranks are given different numbers.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -124,7 +124,8 @@ impl ShardedDataParallel {
         let group = opt.process_group().clone();
         let shared = Shared(Arc::new(Mutex::new(Reduction::new(&group, opt.plan(), bytes))));
         let hooks = hooks(&shared);
-        let (hooks, _) = agree::built(&group, BUILDING, hooks, |_| ())?;
+        let (hooks, all) = agree::built(&group, BUILDING, hooks, |_| bytes.to_string())?;
+        agree::on_text("the size of buckets in bytes", &all)?;
         exchange::send(&group, &exchange::from_first(opt.plan(), bytes))?;
         opt.params_changed()?;
         let params: Vec<Tensor> =
@@ -214,8 +215,8 @@ fn hooks(shared: &Shared) -> Result<Vec<GradHook>, OptimizerError> {
                 "a `DistributedDataParallel` or another `ShardedDataParallel` averages its gradient: use one of them";
             return Err(OptimizerError::parameter(param, *index, reason));
         }
-        let (seen, bucket) = (shared.clone(), *bucket);
-        let hook = GradHook::new(param.tensor(), move || seen.lock().ready(bucket));
+        let (seen, bucket, of_all) = (shared.clone(), *bucket, *index);
+        let hook = GradHook::new(param.tensor(), move || seen.lock().ready(bucket, of_all));
         hooks.push(hook.map_err(|error| {
             let reason =
                 format!("{}: it must be a leaf that requires a gradient, and have no other hook", error.message());

@@ -1,6 +1,6 @@
 //! Averages gradients over ranks in buckets, each on the rank that owns its parameters.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use overdrive_core::{OptimizerError, Parameter, TorchError};
 use overdrive_ddp::{ProcessGroup, ReduceOp, Work};
@@ -45,6 +45,8 @@ impl Member {
 struct Pass {
     /// How many gradients of each bucket are to come.
     pending: Vec<usize>,
+    /// Indices of parameters whose gradients have come.
+    ready: HashSet<usize>,
     /// The first bucket that is not under way. Ranks send buckets in the same order.
     next: usize,
     under_way: VecDeque<(usize, Tensor, Work)>,
@@ -135,9 +137,21 @@ impl Reduction {
         Ok(())
     }
 
-    /// A gradient of this bucket is complete.
-    pub(super) fn ready(&mut self, bucket: usize) {
-        let Some(pass) = &mut self.pass else { return };
+    /// The gradient of this parameter of this bucket is complete.
+    pub(super) fn ready(&mut self, bucket: usize, index: usize) {
+        let Some(member) = self.buckets[bucket].members.iter_mut().find(|it| it.index == index) else { return };
+        let Some(pass) = &mut self.pass else {
+            // A pass that leaves gradients local, also one that `backward` here has not begun.
+            member.is_averaged = false;
+            return;
+        };
+        if !pass.ready.insert(index) {
+            let reason = "it got a gradient twice in one backward pass, the second after the first may have been sent: run \
+                          no backward pass within the pass, or hold it back by `no_sync`";
+            let error = OptimizerError::parameter(&member.parameter, index, reason);
+            pass.refused.get_or_insert(error.into());
+            return;
+        }
         pass.pending[bucket] = pass.pending[bucket].saturating_sub(1);
         while self.pass.as_ref().is_some_and(|pass| pass.pending.get(pass.next) == Some(&0)) {
             self.send_next();
@@ -241,7 +255,9 @@ impl Reduction {
         for member in &bucket.members {
             set_grad(member.param(), None)?;
         }
-        let work = self.group.reduce_async(&mut flat, bucket.owner, ReduceOp::Avg)?;
+        // Before the sum, as DDP does: float16 would overflow.
+        MUL.call(&[Arg::Tensor(&flat), Arg::Double(1.0 / self.group.size() as f64)])?;
+        let work = self.group.reduce_async(&mut flat, bucket.owner, ReduceOp::Sum)?;
         pass.under_way.push_back((number, flat, work));
         Ok(())
     }

@@ -33,8 +33,10 @@ pub(super) fn whole<O: Optimizer>(
         true => Ok(entries),
         false => Err(DdpError::InvalidRank { what: "the rank to consolidate to", rank: to, size: group.size() }.into()),
     });
-    let tell = |entries: &Vec<(String, Entry)>| entries.iter().map(told).collect::<Vec<_>>();
+    let tell = |entries: &Vec<(String, Entry)>| (to.to_string(), entries.iter().map(told).collect::<Vec<_>>());
     let (entries, all) = agree::built(group, GATHERING, entries, tell)?;
+    let (ranks, all): (Vec<String>, Vec<Vec<(String, Told)>>) = all.into_iter().unzip();
+    agree::on_text("the rank to consolidate to", &ranks)?;
     // On every rank, before the first is sent.
     for (_, told) in all.iter().flatten() {
         if let Told::Tensor { kind, .. } = told {

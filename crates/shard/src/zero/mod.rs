@@ -5,8 +5,8 @@ mod optimizer;
 mod state;
 
 use overdrive_core::{
-    IntoParameters, Optimizer, OptimizerError, OptimizerId, StateDict, SyncError, check_averaged,
-    check_not_stepped_in_backward,
+    IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, SHARDED_GRADIENTS, StateDict, SyncError,
+    check_averaged, check_not_stepped_in_backward,
 };
 use overdrive_ddp::ProcessGroup;
 use overdrive_ffi::TensorList;
@@ -30,9 +30,9 @@ pub(crate) const BUCKET_BYTES: usize = 25 << 20;
 /// least so far, and so on.
 ///
 /// The closure is called twice, to learn the groups and to build this rank's part, so it should put parameters into
-/// groups by their name, shape or dtype. It may return a `Box<dyn Optimizer>`. Optimizers whose step of a parameter
-/// depends on all others (Prodigy, `max_grad_norm`, L-BFGS), which move or average parameters besides their steps (SAM,
-/// schedule-free ones) or step in the backward pass are refused.
+/// groups by their name, shape or dtype, and be able to build from any part. It may return a `Box<dyn Optimizer>`.
+/// Optimizers whose step of a parameter depends on all others (Prodigy, `max_grad_norm`, L-BFGS), which move or average
+/// parameters besides their steps (SAM, schedule-free ones) or step in the backward pass are refused.
 ///
 /// All ranks make the same calls: [`step`](Optimizer::step) waits for all, and fails on all before anything changes
 /// when it cannot be made on one. [`params`](Optimizer::params) are those of all ranks, so clipping, a `GradScaler` and
@@ -93,12 +93,12 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     pub fn new(
         params: impl IntoParameters,
         group: &ProcessGroup,
-        build: impl Fn(Vec<overdrive_core::Parameter>) -> Result<O, OptimizerError>,
+        build: impl Fn(Vec<Parameter>) -> Result<O, OptimizerError>,
     ) -> Result<Self, ShardError> {
         let given = params.into_parameters();
         let built = Plan::new(&given, group.size(), &build).and_then(|plan| {
             let own = plan.build_own(group.rank(), &build)?;
-            let list = plan.params.iter().map(overdrive_core::Parameter::tensor).collect::<Vec<_>>();
+            let list = plan.params.iter().map(Parameter::tensor).collect::<Vec<_>>();
             let list = TensorList::new(&list)?;
             Ok((plan, own, list))
         });
@@ -109,10 +109,18 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     }
 
     /// Sets how many bytes of parameters are sent in one broadcast at most; 25 MiB by default. A larger parameter is
-    /// sent alone. Four broadcasts are under way at a time, for which a rank needs memory. The same on all ranks.
-    pub fn bucket_bytes(mut self, bytes: usize) -> Self {
+    /// sent alone. Four broadcasts are under way at a time, for which a rank needs memory. Every rank calls it.
+    ///
+    /// # Errors
+    /// [`ShardError::RanksDisagree`] on every rank, when they are given different numbers. [`ShardError::Ddp`] when a
+    /// rank has exited or does not call it within the group's timeout.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    pub fn bucket_bytes(mut self, bytes: usize) -> Result<Self, ShardError> {
+        agree::on_bytes(&self.group, bytes)?;
         self.buckets = exchange::buckets(&self.plan, self.group.size(), bytes);
-        self
+        Ok(self)
     }
 
     /// The optimizer of this rank's parameters; `None` if there are fewer parameters than ranks and this rank has none.
@@ -174,6 +182,15 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     fn check_own(&self) -> Result<(), OptimizerError> {
         check_averaged(self)?;
         check_not_stepped_in_backward(self)?;
+        let is_local = |(index, param): (usize, &Parameter)| {
+            let tensor = param.tensor();
+            self.plan.owner[index] != self.group.rank() && SHARDED_GRADIENTS.contains(tensor) && tensor.grad().defined()
+        };
+        if let Some(index) = self.plan.params.iter().enumerate().position(is_local) {
+            let reason = "its gradient is this rank's alone, not the mean over ranks: call `backward` of the \
+                          `ShardedDataParallel`, and end `no_sync` before a window's last pass";
+            return Err(OptimizerError::parameter(&self.plan.params[index], index, reason));
+        }
         let Some(own) = &self.own else { return Ok(()) };
         if own.inner.params().len() != own.params.len() || own.inner.num_groups() != own.groups.len() {
             let reason = "parameters were added to the optimizer inside after they were partitioned, which the other ranks \

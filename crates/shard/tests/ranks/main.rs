@@ -5,10 +5,13 @@ mod beside_python;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
+mod lost;
 mod mesh;
 mod model;
+mod optimizers;
 mod refusals;
 mod sharded;
+mod sharded_failures;
 mod zero;
 
 use std::process::ExitCode;
@@ -32,12 +35,17 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("zero_scaler", refusals::scaler),
     ("zero_states_refused", refusals::states),
     ("beside_python", beside_python::scenario),
+    ("optimizers", optimizers::scenario),
+    ("lost_in_a_step", lost::in_a_step),
+    ("lost_in_backward", lost::in_backward),
+    ("lost_in_a_mesh", lost::in_a_mesh),
     ("sharded", sharded::training),
     ("sharded_freed", sharded::freed),
+    ("sharded_twice", sharded_failures::twice),
     ("sharded_passes", sharded::passes),
     ("sharded_unused", sharded::unused),
-    ("sharded_failures", sharded::failures),
-    ("sharded_scaler", sharded::scaler),
+    ("sharded_failures", sharded_failures::failures),
+    ("sharded_scaler", sharded_failures::scaler),
 ];
 
 fn main() -> Result<ExitCode> {
@@ -68,11 +76,17 @@ fn main() -> Result<ExitCode> {
         ("sharded_gradients_of_3_equal_the_large_batch", "sharded", 3),
         ("sharded_gradients_of_4_equal_the_large_batch", "sharded", 4),
         ("gradients_of_other_ranks_are_freed_while_the_pass_goes_on", "sharded_freed", 2),
+        ("a_gradient_that_comes_twice_in_a_pass_is_refused_on_all", "sharded_twice", 2),
         ("passes_of_2_with_and_without_exchange_add_up", "sharded_passes", 2),
         ("passes_of_3_with_and_without_exchange_add_up", "sharded_passes", 3),
         ("parameters_that_no_rank_uses_have_no_gradient", "sharded_unused", 3),
         ("a_backward_pass_that_fails_on_a_rank_fails_on_all", "sharded_failures", 3),
         ("sharded_gradients_skip_steps_of_a_scaler_on_all_ranks", "sharded_scaler", 3),
+        ("every_optimizer_over_2_ranks_steps_and_saves_as_the_whole", "optimizers", 2),
+        ("every_optimizer_over_3_ranks_steps_and_saves_as_the_whole", "optimizers", 3),
+        ("a_rank_that_is_gone_is_reported_in_a_step", "lost_in_a_step", 3),
+        ("a_rank_that_is_gone_is_reported_in_backward", "lost_in_backward", 3),
+        ("a_rank_that_is_gone_is_reported_in_making_a_mesh", "lost_in_a_mesh", 2),
     ];
     let mut arguments = Arguments::from_args();
     // Each test is several processes already.

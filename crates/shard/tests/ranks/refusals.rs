@@ -5,7 +5,7 @@ use overdrive_amp::GradScaler;
 use overdrive_core::{Entry, Optimizer, OptimizerError, Parameter, StateDict, StateError, Stateful};
 use overdrive_ddp::ProcessGroup;
 use overdrive_optim::{AdamW, Lamb, Lbfgs, Prodigy, Sam, Sgd};
-use overdrive_shard::{ShardError, ZeroRedundancyOptimizer};
+use overdrive_shard::{ShardError, ShardedDataParallel, ZeroRedundancyOptimizer};
 use tch::{Device, Kind, Tensor};
 
 use crate::harness::Meeting;
@@ -92,8 +92,19 @@ pub fn building(meeting: &Meeting) -> Result<()> {
     let none = Zero::new(Vec::<Tensor>::new(), &group, sgd).map(drop);
     ensure!(matches!(none, Err(ShardError::Optimizer(OptimizerError::NoParameters))), "{none:?}");
 
+    // Buckets of different sizes.
+    let told = Zero::new(&Model::new(1).vs, &group, sgd)?.bucket_bytes(100 + rank / 2).map(drop);
+    ensure!(
+        matches!(&told, Err(ShardError::RanksDisagree { rank: 2, found, expected, .. })
+            if found == "101" && expected == "100"),
+        "{told:?}"
+    );
+    let mut opt = Zero::new(&Model::new(1).vs, &group, adamw)?;
+    let told = ShardedDataParallel::with_bucket_bytes(&mut opt, 100 + rank / 2).map(drop);
+    ensure!(matches!(told, Err(ShardError::RanksDisagree { rank: 2, .. })), "{told:?}");
+
     // After all this, the ranks still work together.
-    Zero::new(&Model::new(1).vs, &group, adamw)?.step()?;
+    opt.step()?;
     Ok(())
 }
 
@@ -251,7 +262,13 @@ pub fn states(meeting: &Meeting) -> Result<()> {
     let mut other = whole.copied()?;
     other.insert(own.clone(), Entry::Tensor(Tensor::zeros([7], (Kind::Double, Device::Cpu))));
     refused(other)?;
-    // A rank that does not exist, on all ranks; then the whole state again.
+    // Different ranks, and a rank that does not exist, on all ranks; then the whole state again.
+    let told = opt.consolidate_state_dict(group.rank()).map(drop);
+    ensure!(
+        matches!(&told, Err(ShardError::RanksDisagree { rank: 1, found, expected, .. })
+            if found == "1" && expected == "0"),
+        "{told:?}"
+    );
     let told = opt.consolidate_state_dict(2).map(drop);
     ensure!(matches!(told, Err(ShardError::Ddp(_))), "{told:?}");
     opt.load_state_dict(&whole)?;

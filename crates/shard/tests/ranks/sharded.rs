@@ -4,13 +4,12 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, ensure};
 use overdrive_accum::{Accumulator, Samples};
-use overdrive_amp::GradScaler;
-use overdrive_core::{GradientSync, IntoParameters, Optimizer, OptimizerError, Parameter};
+use overdrive_core::{IntoParameters, Optimizer, Parameter};
 use overdrive_ddp::{DistributedDataParallel, ProcessGroup};
 use overdrive_ffi::GradHook;
-use overdrive_optim::{Sgd, clip_grad_norm_};
-use overdrive_shard::{ShardError, ShardedDataParallel, ZeroRedundancyOptimizer};
-use tch::{Device, Kind, Tensor};
+use overdrive_optim::Sgd;
+use overdrive_shard::{ShardedDataParallel, ZeroRedundancyOptimizer};
+use tch::{Kind, Tensor};
 
 use crate::harness::Meeting;
 use crate::model::{DOUBLE, Model, SAMPLES, close, data, large_batch, same, step_alone};
@@ -75,6 +74,11 @@ fn trains(group: &ProcessGroup, way: &Way) -> Result<()> {
     let sharded = ShardedDataParallel::with_bucket_bytes(&mut opt, way.bucket)?;
     let mut single = (way.build)((&alone.vs).into_parameters())?;
     close(&model.values(), &alone.values()).context("after the first broadcast")?;
+    // Two numbers have one sum in any order: then steps are those of `DistributedDataParallel` to the bit.
+    let is_plain = way.micro_batches == 1 && way.max_norm.is_none() && ranks <= 2;
+    let whole = Model::new(1);
+    let ddp = DistributedDataParallel::new(&whole.vs, group)?;
+    let mut plain = (way.build)((&whole.vs).into_parameters())?;
     for step in 0..STEPS {
         let mut accum = Accumulator::new(way.micro_batches)?.with_sync(&sharded);
         for micro in 0..way.micro_batches {
@@ -97,12 +101,20 @@ fn trains(group: &ProcessGroup, way: &Way) -> Result<()> {
         opt.zero_grad()?;
         step_alone(&alone, &mut *single, &large_batch(step, way.micro_batches, ranks), way.max_norm)?;
         close(&model.values(), &alone.values()).with_context(|| format!("step {step}"))?;
+        if is_plain {
+            let batch = data(step, 0, rank);
+            let loss = (ddp.forward(|| whole.forward(&batch.0))? - &batch.1).square().mean(Kind::Double);
+            ddp.backward(&loss)?;
+            plain.step()?;
+            plain.zero_grad()?;
+            same(&model.values(), &whole.values()).with_context(|| format!("step {step}, beside DDP"))?;
+        }
     }
     Ok(())
 }
 
 /// A rank has the gradients of the parameters whose state it keeps, and no others.
-fn only_own_gradients(opt: &ZeroRedundancyOptimizer<Box<dyn Optimizer>>, rank: usize) -> Result<()> {
+pub fn only_own_gradients(opt: &ZeroRedundancyOptimizer<Box<dyn Optimizer>>, rank: usize) -> Result<()> {
     for (param, &owner) in opt.parameters().iter().zip(opt.owners()) {
         let is_there = param.tensor().grad().defined();
         ensure!(is_there == (owner == rank), "{:?} of rank {owner}: {is_there}", param.name());
@@ -152,8 +164,9 @@ pub fn passes(meeting: &Meeting) -> Result<()> {
         }
         only_own_gradients(opt, rank)
     };
-    // H: held; X: exchanged; Z: gradients are freed.
-    for (number, order) in ["XX", "HX", "XHX", "XHHX", "XZX", "XHZX", "HZX", "XHXHX"].into_iter().enumerate() {
+    // H: held; X: exchanged; L: `loss.backward()`, as held; Z: gradients are freed.
+    let orders = ["XX", "HX", "XHX", "XHHX", "XZX", "XHZX", "HZX", "XHXHX", "LX", "XZLX"];
+    for (number, order) in orders.into_iter().enumerate() {
         for (place, letter) in order.chars().enumerate() {
             let step = 10 * number + place;
             if letter == 'Z' {
@@ -161,9 +174,14 @@ pub fn passes(meeting: &Meeting) -> Result<()> {
                 single.zero_grad()?;
                 continue;
             }
-            let _held = (letter == 'H').then(|| sharded.no_sync());
-            sharded.backward(&model.loss(&data(step, 0, rank)))?;
             mean(step);
+            let loss = model.loss(&data(step, 0, rank));
+            if letter == 'L' {
+                loss.backward();
+                continue;
+            }
+            let _held = (letter == 'H').then(|| sharded.no_sync());
+            sharded.backward(&loss)?;
         }
         own_equal(&opt).context(order)?;
         opt.zero_grad()?;
@@ -218,114 +236,5 @@ pub fn unused(meeting: &Meeting) -> Result<()> {
     sharded.backward(&(&always + &frozen).sum(Kind::Double))?;
     let told = opt.step().expect_err("a gradient that is not averaged");
     ensure!(told.to_string().contains("not averaged over the ranks"), "{told}");
-    Ok(())
-}
-
-/// What goes wrong on one rank is an error on all, and ranks go on afterwards.
-pub fn failures(meeting: &Meeting) -> Result<()> {
-    let group = meeting.group()?;
-    let rank = group.rank();
-    let model = Model::new(1);
-    let mut opt = ZeroRedundancyOptimizer::new(&model.vs, &group, sgd)?;
-    let sharded = ShardedDataParallel::new(&mut opt)?;
-    let goes_on = |opt: &mut ZeroRedundancyOptimizer<Box<dyn Optimizer>>| -> Result<()> {
-        let before = model.values();
-        sharded.backward(&model.loss(&data(1, 0, rank)))?;
-        only_own_gradients(opt, rank)?;
-        opt.step()?;
-        opt.zero_grad()?;
-        ensure!(same(&model.values(), &before).is_err(), "nothing was stepped");
-        Ok(())
-    };
-    // A loss without a graph on rank 1.
-    let loss = if rank == 1 { Tensor::from(1.0) } else { model.loss(&data(0, 0, rank)) };
-    let told = sharded.backward(&loss);
-    match rank {
-        1 => ensure!(matches!(told, Err(ShardError::Torch(_))), "{told:?}"),
-        _ => ensure!(matches!(told, Err(ShardError::OtherRank { rank: 1, .. })), "{told:?}"),
-    }
-    ensure!(opt.params().iter().all(|param| !param.grad().defined()), "gradients are freed");
-    goes_on(&mut opt)?;
-    // The same in an accumulator.
-    let mut accum = Accumulator::new(1)?.with_sync(&sharded);
-    let told = accum.backward(&opt, &loss, Samples(SAMPLES), true);
-    ensure!(told.is_err(), "{told:?}");
-    accum.abandon()?;
-    goes_on(&mut opt)?;
-
-    // Others that would average or clip alone.
-    let told = clip_grad_norm_(opt.parameters(), 1.0).map(drop);
-    let is_refused = matches!(&told, Err(OptimizerError::InvalidParameter { reason, .. })
-        if reason.contains("on one rank alone"));
-    ensure!(is_refused, "{told:?}");
-    ensure!(sharded.clip_grad_norm_(-1.0).is_err() && sharded.clip_grad_norm_(f64::NAN).is_err());
-    let told = ShardedDataParallel::new(&mut opt).map(drop);
-    ensure!(told.is_err_and(|error| error.to_string().contains("use one of them")));
-    let told = Accumulator::new(1)?.backward(&opt, &model.loss(&data(0, 0, rank)), Samples(SAMPLES), true);
-    ensure!(told.is_err_and(|error| error.to_string().contains("with_sync")));
-    ensure!(GradientSync::world_size(&sharded) == group.size() && sharded.averages(&opt.params()[0]));
-    drop(sharded);
-    let ddp = DistributedDataParallel::new(&model.vs, &group)?;
-    let told = ShardedDataParallel::new(&mut opt).map(drop);
-    ensure!(told.is_err_and(|error| error.to_string().contains("`DistributedDataParallel`")));
-    drop(ddp);
-    let told = clip_grad_norm_(opt.parameters(), 1.0).map(drop);
-    ensure!(told.is_ok(), "{told:?}");
-    sparse(&group)
-}
-
-/// A sparse gradient on the last rank.
-fn sparse(group: &ProcessGroup) -> Result<()> {
-    let last = group.rank() + 1 == group.size();
-    let table = Tensor::ones([6, 2], DOUBLE).set_requires_grad(true);
-    let build = |params: Vec<Parameter>| Sgd::builder(params).lr(1.0).build();
-    let params = vec![Parameter::named("table", table.shallow_clone())];
-    let mut opt = ZeroRedundancyOptimizer::new(params, group, build)?;
-    let sharded = ShardedDataParallel::new(&mut opt)?;
-    let loss =
-        |sparse: bool| Tensor::embedding(&table, &Tensor::from_slice(&[1i64, 3]), -1, false, sparse).sum(Kind::Double);
-    let told = sharded.backward(&loss(last));
-    match last {
-        true => ensure!(
-            matches!(&told, Err(ShardError::Optimizer(OptimizerError::InvalidParameter { parameter, .. }))
-                if parameter == "`table`"),
-            "{told:?}"
-        ),
-        false => ensure!(
-            matches!(&told, Err(ShardError::OtherRank { reason, .. }) if reason.contains("`table`")),
-            "{told:?}"
-        ),
-    }
-    sharded.backward(&loss(false))?;
-    opt.step()?;
-    ensure!(table.detach().sum(Kind::Double).double_value(&[]) == 8.0, "{table}");
-    Ok(())
-}
-
-/// An infinity of one rank's loss: all ranks skip the step, and lower the scale, whichever rank has the gradient.
-pub fn scaler(meeting: &Meeting) -> Result<()> {
-    let group = meeting.group()?;
-    let rank = group.rank();
-    let model = Model::new(1);
-    let mut opt = ZeroRedundancyOptimizer::new(&model.vs, &group, sgd)?;
-    let sharded = ShardedDataParallel::new(&mut opt)?;
-    let mut scaler = GradScaler::builder(Device::Cpu).init_scale(64.0).build()?;
-    for step in 0..4 {
-        let before = model.values();
-        let is_bad = step % 2 == 1;
-        // Only one parameter, and so one owner, has an infinite gradient.
-        let bias = model.vs.variables()["layer3.bias"].shallow_clone();
-        let extra = if is_bad && rank == step % group.size() { f64::INFINITY } else { 0.0 };
-        let loss = model.loss(&data(step, 0, rank)) + bias.sum(Kind::Double) * extra;
-        sharded.backward(&scaler.scale(&loss)?)?;
-        scaler.unscale_(&mut opt)?;
-        sharded.clip_grad_norm_(1.0)?;
-        let skipped = scaler.step(&mut opt)?.skipped()?;
-        scaler.update()?;
-        opt.zero_grad()?;
-        ensure!(skipped == is_bad && same(&model.values(), &before).is_ok() == is_bad, "step {step}: {skipped}");
-        let scales = group.all_gather_object(&scaler.scale_value()?)?;
-        ensure!(scales.iter().all(|scale| *scale == scales[0]) && scales[0] == [64.0, 32.0, 32.0, 16.0][step]);
-    }
     Ok(())
 }

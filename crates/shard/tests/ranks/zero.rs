@@ -67,7 +67,7 @@ fn trains(group: &ProcessGroup, way: &Way) -> Result<()> {
     let alone = Model::new(1);
     let ddp = DistributedDataParallel::new(&sharded.vs, group)?;
     let whole_ddp = DistributedDataParallel::new(&whole.vs, group)?;
-    let mut zero = ZeroRedundancyOptimizer::new(&sharded.vs, group, way.build)?.bucket_bytes(way.bucket);
+    let mut zero = ZeroRedundancyOptimizer::new(&sharded.vs, group, way.build)?.bucket_bytes(way.bucket)?;
     let mut plain = (way.build)((&whole.vs).into_parameters())?;
     let mut single = (way.build)((&alone.vs).into_parameters())?;
     for step in 0..STEPS {
