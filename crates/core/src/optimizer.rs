@@ -129,6 +129,8 @@ pub struct Behavior {
     pub keeps_average: bool,
     /// Its steps wait for the other ranks: a step must be skipped on all of them or on none.
     pub communicates: bool,
+    /// Of an optimizer that communicates: it takes gradients that are averaged already, and does not average them itself.
+    pub takes_averages: bool,
     /// The step of a parameter depends on the gradients or values of others (Prodigy's distance, LAMB's clipping, L-BFGS):
     /// over a part of the parameters it makes other steps.
     pub couples_parameters: bool,
@@ -143,6 +145,7 @@ impl Behavior {
             keeps_copies: self.keeps_copies || other.keeps_copies,
             keeps_average: self.keeps_average || other.keeps_average,
             communicates: self.communicates || other.communicates,
+            takes_averages: self.takes_averages || other.takes_averages,
             couples_parameters: self.couples_parameters || other.couples_parameters,
         }
     }

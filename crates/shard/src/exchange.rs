@@ -93,7 +93,7 @@ impl Bucket {
             let first = &self.params[0];
             return Ok(first.f_new_empty([self.numel as i64], (first.kind(), first.device()))?);
         }
-        let parts = self.params.iter().map(|param| param.f_detach()?.f_reshape([-1]));
+        let parts = self.params.iter().map(|param| param.f_detach()?.f_reshape([-1])?.f_contiguous());
         let parts = parts.collect::<Result<Vec<_>, tch::TchError>>()?;
         match &parts[..] {
             [one] => Ok(one.shallow_clone()),

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use overdrive_core::{Optimizer, OptimizerError, Parameter};
+use overdrive_ddp::{Backend, ProcessGroup};
 use overdrive_ffi::TensorId;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::partition::owners;
 
@@ -76,6 +77,23 @@ impl Plan {
             in_order[place] = index;
         }
         Ok(Self { params, group_of, owner, groups, given: in_order })
+    }
+
+    /// Refuses parameters that the group cannot send.
+    pub(crate) fn check_devices(&self, group: &ProcessGroup) -> Result<(), OptimizerError> {
+        let is_sent = |param: &Parameter| match (group.backend(), param.tensor().device()) {
+            (Backend::Nccl, device) => device.is_cuda(),
+            (_, device) => device.is_cuda() || device == Device::Cpu,
+        };
+        match self.params.iter().position(|param| !is_sent(param)) {
+            Some(at) => {
+                let found = self.params[at].tensor().device();
+                let reason =
+                    format!("it is on {found:?}, from where the group cannot send it: NCCL sends from GPUs alone");
+                Err(OptimizerError::parameter(&self.params[at], at, reason))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Builds the optimizer of a rank's parameters; `None` if it has none.
@@ -178,7 +196,7 @@ fn check_parameters(params: &[Parameter]) -> Result<(), OptimizerError> {
     Ok(())
 }
 
-fn check_behavior(inner: &impl Optimizer) -> Result<(), OptimizerError> {
+pub(crate) fn check_behavior(inner: &impl Optimizer) -> Result<(), OptimizerError> {
     let behavior = inner.behavior();
     if behavior.couples_parameters {
         return refuse(

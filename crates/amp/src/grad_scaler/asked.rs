@@ -29,17 +29,18 @@ pub(super) fn check_behavior<O: Optimizer + ?Sized>(optimizer: &O) -> Result<(),
 /// together.
 pub(super) fn agreed<O: Optimizer + ?Sized>(
     optimizer: &O,
-    flags: Vec<Tensor>,
+    flags: Result<Vec<Tensor>, AmpError>,
     device: Device,
 ) -> Result<Vec<Tensor>, AmpError> {
-    let Some(ranks) = optimizer.skip_agreement() else { return Ok(flags) };
-    let flag = match flags.is_empty() {
-        // A rank without gradients takes part too.
-        true => Tensor::f_zeros([], (Kind::Float, device))?,
-        false => combined(&flags, device, "unscale_")?.f_detach_copy()?,
+    let Some(ranks) = optimizer.skip_agreement() else { return flags };
+    let flag = match &flags {
+        // A rank without gradients takes part too; for one that refuses a gradient, the others skip the step.
+        Ok(none) if none.is_empty() => Tensor::f_zeros([], (Kind::Float, device))?,
+        Ok(flags) => combined(flags, device, "unscale_")?.f_detach_copy()?,
+        Err(_) => Tensor::f_ones([], (Kind::Float, device))?,
     };
     ranks.agree(&flag).map_err(OptimizerError::Sync)?;
-    Ok(vec![flag])
+    flags.map(|_| vec![flag])
 }
 
 /// Combines the flags of several devices and optimizers into one of 0 or 1 (their maximum, not their sum: fused kernels

@@ -26,7 +26,7 @@ const BUILDING: &str = "building a ShardedDataParallel";
 const BACKWARD: &str = "the backward pass";
 
 /// Averages gradients over ranks in the backward pass, each on the one rank that keeps the state of its parameter; on
-/// the others it is freed while the pass goes on. In place of a `DistributedDataParallel`.
+/// the others it is freed while the pass goes on. Used instead of a `DistributedDataParallel`.
 ///
 /// With N ranks, a rank holds about 1/N of the gradients after a pass, and during it those of the buckets that are not
 /// complete or under way (four at a time). It sends as much as it would to average them on all ranks, or less. Steps of
@@ -34,7 +34,8 @@ const BACKWARD: &str = "the backward pass";
 ///
 /// Call [`backward`](Self::backward), or give this to an `Accumulator`, instead of `loss.backward()`, and clip by
 /// [`clip_grad_norm_`](Self::clip_grad_norm_). With a `GradScaler` ranks skip a step together. The model is called
-/// directly. Its buffers, such as running statistics, stay each rank's own. Gradients are dense. While this lives, it
+/// directly. Its buffers, such as running statistics, and parameters that the optimizer does not have stay each rank's
+/// own: they are not sent by rank 0 either. Gradients are dense. While this lives, it
 /// hooks into the parameters' gradients.
 ///
 /// ```no_run
@@ -124,8 +125,11 @@ impl ShardedDataParallel {
         let group = opt.process_group().clone();
         let shared = Shared(Arc::new(Mutex::new(Reduction::new(&group, opt.plan(), bytes))));
         let hooks = hooks(&shared);
-        let (hooks, all) = agree::built(&group, BUILDING, hooks, |_| bytes.to_string())?;
-        agree::on_text("the size of buckets in bytes", &all)?;
+        let layout = shared.lock().describe();
+        let (hooks, all) = agree::built(&group, BUILDING, hooks, |_| (bytes.to_string(), layout))?;
+        let (all_bytes, layouts): (Vec<String>, Vec<_>) = all.into_iter().unzip();
+        agree::on_text("the size of buckets in bytes", &all_bytes)?;
+        agree::on_lines(&layouts)?;
         exchange::send(&group, &exchange::from_first(opt.plan(), bytes))?;
         opt.params_changed()?;
         let params: Vec<Tensor> =
@@ -149,9 +153,10 @@ impl ShardedDataParallel {
     /// `loss`: one number.
     ///
     /// # Errors
-    /// On every rank, and all gradients are freed: the error of backward itself or [`ShardError::Optimizer`] with the
-    /// parameter whose gradient is sparse, on the rank that has it, and [`ShardError::OtherRank`] on the others.
-    /// [`ShardError::Ddp`] when a rank has exited or does not take part within the group's timeout.
+    /// Where gradients are averaged, on every rank, and all gradients are freed: the error of backward itself or
+    /// [`ShardError::Optimizer`] with the parameter whose gradient is sparse, on the rank that has it, and
+    /// [`ShardError::OtherRank`] on the others. [`ShardError::Ddp`] when a rank has exited or does not take part within
+    /// the group's timeout.
     ///
     /// # Syncs
     /// Over Gloo, waits for all ranks; over NCCL, for their hosts.
@@ -173,9 +178,15 @@ impl ShardedDataParallel {
     fn pass(&self, loss: Option<&Tensor>) -> Result<(), ShardError> {
         self.outside_pass("backward")?;
         let run = || loss.map_or(Ok(()), |loss| Ok(loss.f_backward()?));
+        if self.shared.lock().is_broken() {
+            let reason = "communication has failed in an earlier pass, which the other ranks may not know: start anew";
+            return Err(OptimizerError::DoesNotFit { part: "ShardedDataParallel", reason }.into());
+        }
         if self.held.get() {
             self.shared.lock().begin_local()?;
-            return run();
+            let ran = run();
+            self.shared.lock().end_local(ran.is_ok());
+            return ran;
         }
         self.shared.lock().begin()?;
         // Hooks take the lock.

@@ -32,6 +32,8 @@ struct Member {
     kept: Option<Tensor>,
     /// There was one.
     has_earlier: bool,
+    /// A backward pass that was not begun here has added to its gradient.
+    is_stray: bool,
 }
 
 impl Member {
@@ -63,6 +65,12 @@ pub(super) struct Reduction {
     group: ProcessGroup,
     buckets: Vec<Bucket>,
     pass: Option<Pass>,
+    /// A pass that leaves gradients local is under way.
+    is_local: bool,
+    /// Such a pass has failed since gradients were last averaged.
+    has_failed: bool,
+    /// Sending has failed: other ranks may wait for what this one does not send.
+    is_broken: bool,
 }
 
 impl Reduction {
@@ -90,10 +98,20 @@ impl Reduction {
             }
             buckets[at].numel += param.numel();
             let parameter = parameter.share();
-            let member = Member { index, parameter, is_averaged: false, kept: None, has_earlier: false };
+            let member =
+                Member { index, parameter, is_averaged: false, kept: None, has_earlier: false, is_stray: false };
             buckets[at].members.push(member);
         }
-        Self { group: group.clone(), buckets, pass: None }
+        Self { group: group.clone(), buckets, pass: None, is_local: false, has_failed: false, is_broken: false }
+    }
+
+    /// What has to be the same on all ranks, a line for each bucket.
+    pub(super) fn describe(&self) -> Vec<(String, String)> {
+        let of = |(number, bucket): (usize, &Bucket)| {
+            let members: Vec<String> = bucket.members.iter().map(|it| it.parameter.label(it.index)).collect();
+            (format!("bucket {number} of gradients"), members.join(", "))
+        };
+        self.buckets.iter().enumerate().map(of).collect()
     }
 
     /// Each parameter with its index among all and its bucket's number, in any order.
@@ -109,18 +127,33 @@ impl Reduction {
         self.pass.is_some()
     }
 
+    /// Whether sending has failed in an earlier pass.
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
     /// Begins a pass that averages. What is in an owner's gradient from earlier ones is set aside.
     pub(super) fn begin(&mut self) -> Result<(), TorchError> {
+        let mut refused = std::mem::take(&mut self.has_failed).then(|| {
+            let reason = "a backward pass that left gradients local has failed since the last exchange: zero the gradients \
+                          and begin the window anew";
+            OptimizerError::DoesNotFit { part: "ShardedDataParallel", reason }
+        });
         for member in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.members) {
             let grad = member.param().f_grad()?;
             (member.kept, member.has_earlier) = (None, false);
+            if std::mem::take(&mut member.is_stray) && grad.defined() {
+                let reason =
+                    "`loss.backward()` has added to its gradient: call `backward` of the `ShardedDataParallel`";
+                refused.get_or_insert(OptimizerError::parameter(&member.parameter, member.index, reason));
+            }
             if std::mem::take(&mut member.is_averaged) && grad.defined() {
                 set_grad(member.param(), None)?;
                 member.kept = Some(grad);
             }
         }
         let pending = self.buckets.iter().map(|bucket| bucket.members.len()).collect();
-        self.pass = Some(Pass { pending, ..Pass::default() });
+        self.pass = Some(Pass { pending, refused: refused.map(ShardError::from), ..Pass::default() });
         Ok(())
     }
 
@@ -134,15 +167,21 @@ impl Reduction {
                 MUL.call(&[Arg::Tensor(&grad), Arg::Double(ranks)])?;
             }
         }
+        self.is_local = true;
         Ok(())
+    }
+
+    /// Ends such a pass.
+    pub(super) fn end_local(&mut self, is_good: bool) {
+        self.is_local = false;
+        self.has_failed |= !is_good;
     }
 
     /// The gradient of this parameter of this bucket is complete.
     pub(super) fn ready(&mut self, bucket: usize, index: usize) {
         let Some(member) = self.buckets[bucket].members.iter_mut().find(|it| it.index == index) else { return };
         let Some(pass) = &mut self.pass else {
-            // A pass that leaves gradients local, also one that `backward` here has not begun.
-            member.is_averaged = false;
+            member.is_stray |= !self.is_local;
             return;
         };
         if !pass.ready.insert(index) {
@@ -191,7 +230,7 @@ impl Reduction {
     pub(super) fn clear(&mut self) -> Result<(), TorchError> {
         self.pass = None;
         for member in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.members) {
-            (member.is_averaged, member.kept) = (false, None);
+            (member.is_averaged, member.is_stray, member.kept) = (false, false, None);
             set_grad(member.param(), None)?;
         }
         Ok(())
@@ -218,6 +257,7 @@ impl Reduction {
     }
 
     fn broken(&mut self, error: ShardError) {
+        self.is_broken = true;
         if let Some(pass) = &mut self.pass {
             pass.under_way.clear();
             pass.broken.get_or_insert(error);

@@ -5,8 +5,8 @@ mod optimizer;
 mod state;
 
 use overdrive_core::{
-    IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, SHARDED_GRADIENTS, StateDict, SyncError,
-    check_averaged, check_not_stepped_in_backward,
+    IGNORED, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, SHARDED_GRADIENTS, StateDict,
+    SyncError, check_averaged, check_not_stepped_in_backward,
 };
 use overdrive_ddp::ProcessGroup;
 use overdrive_ffi::TensorList;
@@ -14,7 +14,7 @@ use overdrive_ffi::TensorList;
 use crate::agree;
 use crate::error::ShardError;
 use crate::exchange::{self, Bucket};
-use crate::plan::{Own, Plan};
+use crate::plan::{self, Own, Plan};
 
 const BUILDING: &str = "building a ZeroRedundancyOptimizer";
 
@@ -77,6 +77,8 @@ pub struct ZeroRedundancyOptimizer<O> {
     params: TensorList,
     /// How often gradients were freed.
     freed: u64,
+    /// Sending has failed: other ranks may wait for what this one does not send.
+    is_broken: bool,
 }
 
 impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
@@ -97,6 +99,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     ) -> Result<Self, ShardError> {
         let given = params.into_parameters();
         let built = Plan::new(&given, group.size(), &build).and_then(|plan| {
+            plan.check_devices(group)?;
             let own = plan.build_own(group.rank(), &build)?;
             let list = plan.params.iter().map(Parameter::tensor).collect::<Vec<_>>();
             let list = TensorList::new(&list)?;
@@ -105,7 +108,16 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         let ((plan, own, params), all) = agree::built(group, BUILDING, built, |(plan, ..)| plan.describe())?;
         agree::on_lines(&all)?;
         let buckets = exchange::buckets(&plan, group.size(), BUCKET_BYTES);
-        Ok(Self { id: OptimizerId::new(), group: group.clone(), plan, own, buckets, params, freed: 0 })
+        Ok(Self {
+            id: OptimizerId::new(),
+            group: group.clone(),
+            plan,
+            own,
+            buckets,
+            params,
+            freed: 0,
+            is_broken: false,
+        })
     }
 
     /// Sets how many bytes of parameters are sent in one broadcast at most; 25 MiB by default. A larger parameter is
@@ -168,14 +180,16 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
 
     /// Agrees with all ranks that the step can be made, before anything changes.
     fn begin_step(&mut self) -> Result<(), OptimizerError> {
+        if self.is_broken {
+            let reason = "sending parameters has failed before, so that ranks have different ones: start anew from a \
+                          checkpoint";
+            return Err(OptimizerError::DoesNotFit { part: "ZeroRedundancyOptimizer", reason });
+        }
         let own = self.check_own().and_then(|()| match &mut self.own {
             Some(own) => own.inner.make_state(),
             None => Ok(()),
         });
-        if self.group.size() == 1 || !agree::on_any(&self.group, own.is_err())? {
-            return own;
-        }
-        Ok(agree::all_have(&self.group, "the optimizer's step", own).map(drop)?)
+        self.agree(own)
     }
 
     /// What is known to be wrong before a step on this rank.
@@ -191,7 +205,14 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
                           `ShardedDataParallel`, and end `no_sync` before a window's last pass";
             return Err(OptimizerError::parameter(&self.plan.params[index], index, reason));
         }
+        if let Some(index) = IGNORED.position(self.plan.params.iter().map(Parameter::tensor)) {
+            let reason = "a `DistributedDataParallel` was told to ignore it, so that each rank trains its own, but here one \
+                          rank steps it for all: give it to an optimizer of its own";
+            return Err(OptimizerError::parameter(&self.plan.params[index], index, reason));
+        }
         let Some(own) = &self.own else { return Ok(()) };
+        // Options may have been changed, or loaded.
+        plan::check_behavior(&own.inner)?;
         if own.inner.params().len() != own.params.len() || own.inner.num_groups() != own.groups.len() {
             let reason = "parameters were added to the optimizer inside after they were partitioned, which the other ranks \
                           would not get: build it anew over all parameters";
@@ -200,7 +221,21 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         own.inner.check_step()
     }
 
-    fn send(&self) -> Result<(), OptimizerError> {
-        exchange::send(&self.group, &self.buckets).map_err(|error| OptimizerError::Sync(SyncError::from(error)))
+    /// Sends the new parameters, and agrees on whether all ranks have stepped.
+    fn end_step(&mut self, stepped: Result<(), OptimizerError>) -> Result<(), OptimizerError> {
+        // Also after a failure: the other ranks wait, and all should have the same parameters.
+        if let Err(error) = exchange::send(&self.group, &self.buckets) {
+            self.is_broken = true;
+            return Err(OptimizerError::Sync(SyncError::from(error)));
+        }
+        self.agree(stepped)
+    }
+
+    /// What has failed on any rank fails on all.
+    fn agree(&self, own: Result<(), OptimizerError>) -> Result<(), OptimizerError> {
+        if self.group.size() == 1 || !agree::on_any(&self.group, own.is_err())? {
+            return own;
+        }
+        Ok(agree::all_have(&self.group, "the optimizer's step", own).map(drop)?)
     }
 }

@@ -40,7 +40,8 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
     fn behavior(&self) -> Behavior {
         let mut behavior = Behavior::default();
         behavior.communicates = self.group.size() > 1;
-        behavior.keeps_copies = self.own.as_ref().is_some_and(|own| own.inner.behavior().keeps_copies);
+        behavior.takes_averages = behavior.communicates;
+        // What is kept of a part is no other optimizer's concern: all ranks answer the same.
         behavior
     }
 
@@ -88,7 +89,8 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
     /// Steps this rank's parameters, and sends them to all ranks.
     ///
     /// # Errors
-    /// Those of the optimizer inside, on the rank that has one, before anything changes on any; the others get
+    /// Those of the optimizer inside, on the rank that has one: what it can check and its state's memory before
+    /// anything changes on any rank; what fails within its step after the others have stepped and sent. The others get
     /// [`OptimizerError::Sync`] with [`ShardError::OtherRank`](crate::ShardError::OtherRank), which names the rank.
     /// [`OptimizerError::Sync`] when a rank has exited or does not take part within the group's timeout: parameters
     /// then differ between ranks.
@@ -99,17 +101,21 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         self.begin_step()?;
         let stepped = self.own.as_mut().map_or(Ok(()), |own: &mut Own<O>| own.inner.step());
-        // Also after a failure: the other ranks wait.
-        let sent = self.send();
-        stepped.and(sent)
+        self.end_step(stepped)
     }
 
+    /// With several ranks nothing: the step itself checks, and agrees with the others, which would wait for a rank that
+    /// has not come so far.
     fn check_step(&self) -> Result<(), OptimizerError> {
-        self.check_own()
+        if self.group.size() == 1 { self.check_own() } else { Ok(()) }
     }
 
+    /// With several ranks nothing, as [`check_step`](Self::check_step): the step makes its state.
     fn make_state(&mut self) -> Result<(), OptimizerError> {
-        self.own.as_mut().map_or(Ok(()), |own| own.inner.make_state())
+        match &mut self.own {
+            Some(own) if self.group.size() == 1 => own.inner.make_state(),
+            _ => Ok(()),
+        }
     }
 
     fn skip_agreement(&self) -> Option<&dyn SkipAgreement> {

@@ -74,6 +74,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
             };
             groups.push(Group { lr: read("lr", group.lr)?, momentum: read("momentum", group.momentum)? });
         }
+        check_rates(&groups, "zero.groups")?;
         let is_own = |key: &str| self.own.is_some() && key.starts_with("own.");
         if let Some((key, _)) = state.iter().find(|(key, _)| !is_own(key) && !known.iter().any(|it| it == key)) {
             return Err(StateError::Unexpected { key: key.to_owned() });
@@ -135,7 +136,23 @@ fn from_whole<O>(plan: &Plan, own: Option<&Own<O>>, state: &StateDict) -> Result
         };
         Group { lr: read(&["lr"], group.lr), momentum: read(&["momentum", "betas.0"], group.momentum) }
     };
-    Ok((plan.groups.iter().enumerate().map(rates).collect(), part))
+    let groups: Vec<Group> = plan.groups.iter().enumerate().map(rates).collect();
+    check_rates(&groups, "param_groups")?;
+    Ok((groups, part))
+}
+
+/// Checks the rates of all groups, as the optimizer inside does those of its own.
+fn check_rates(groups: &[Group], prefix: &str) -> Result<(), StateError> {
+    for (number, group) in groups.iter().enumerate() {
+        let rates = [("lr", group.lr, f64::INFINITY), ("momentum", group.momentum, 1.0)];
+        for (name, value, end) in rates {
+            if let Some(value) = value.filter(|value| !(0.0..end).contains(value)) {
+                let (key, expected) = (format!("{prefix}.{number}.{name}"), format!("at least 0 and below {end}"));
+                return Err(StateError::Mismatch { key, expected, found: value.to_string() });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The name of each parameter in a whole state, in our order: as in an optimizer's own state, names decide where both

@@ -5,6 +5,7 @@ mod beside_python;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
+mod joined;
 mod lost;
 mod mesh;
 mod model;
@@ -36,6 +37,9 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("zero_states_refused", refusals::states),
     ("beside_python", beside_python::scenario),
     ("optimizers", optimizers::scenario),
+    ("joined_accumulators", joined::accumulators),
+    ("joined_optimizers", joined::optimizers),
+    ("joined_failures", joined::failures),
     ("lost_in_a_step", lost::in_a_step),
     ("lost_in_backward", lost::in_backward),
     ("lost_in_a_mesh", lost::in_a_mesh),
@@ -84,6 +88,9 @@ fn main() -> Result<ExitCode> {
         ("sharded_gradients_skip_steps_of_a_scaler_on_all_ranks", "sharded_scaler", 3),
         ("every_optimizer_over_2_ranks_steps_and_saves_as_the_whole", "optimizers", 2),
         ("every_optimizer_over_3_ranks_steps_and_saves_as_the_whole", "optimizers", 3),
+        ("accumulators_and_estimates_that_would_not_average_are_refused", "joined_accumulators", 2),
+        ("wrappers_of_sharded_optimizers_are_the_same_on_all_ranks", "joined_optimizers", 2),
+        ("what_fails_in_a_step_or_a_scaler_on_a_rank_fails_on_all", "joined_failures", 3),
         ("a_rank_that_is_gone_is_reported_in_a_step", "lost_in_a_step", 3),
         ("a_rank_that_is_gone_is_reported_in_backward", "lost_in_backward", 3),
         ("a_rank_that_is_gone_is_reported_in_making_a_mesh", "lost_in_a_mesh", 2),

@@ -251,6 +251,9 @@ pub fn states(meeting: &Meeting) -> Result<()> {
     let name = |state: &mut StateDict| state.insert("param_groups.1.param_names.0", Entry::Text("other".to_owned()));
     refused(changed(&whole, &name)?, "the names of this group's parameters, including `")?;
     refused(StateDict::new(), "no entry")?;
+    let rate = |key: &'static str, rate: f64| move |state: &mut StateDict| state.insert(key, Entry::Float(rate));
+    refused(changed(&part, &rate("zero.groups.1.lr", f64::NAN))?, "should be at least 0")?;
+    refused(changed(&whole, &rate("param_groups.1.lr", -1.0))?, "should be at least 0")?;
     // The shape of one of this rank's tensors.
     let own = opt.owners().iter().position(|&owner| owner as i64 == rank).context("no own parameter")?;
     let own = format!("state.{}.exp_avg", opt.parameters()[own].name().context("a name")?);

@@ -164,8 +164,8 @@ pub fn passes(meeting: &Meeting) -> Result<()> {
         }
         only_own_gradients(opt, rank)
     };
-    // H: held; X: exchanged; L: `loss.backward()`, as held; Z: gradients are freed.
-    let orders = ["XX", "HX", "XHX", "XHHX", "XZX", "XHZX", "HZX", "XHXHX", "LX", "XZLX"];
+    // H: held; X: exchanged; L: `loss.backward()`; Z: gradients are freed.
+    let orders = ["XX", "HX", "XHX", "XHHX", "XZX", "XHZX", "HZX", "XHXHX", "LZX", "XLZX"];
     for (number, order) in orders.into_iter().enumerate() {
         for (place, letter) in order.chars().enumerate() {
             let step = 10 * number + place;

@@ -55,6 +55,29 @@ pub fn failures(meeting: &Meeting) -> Result<()> {
     same(&model.values(), &before)?;
     opt.zero_grad()?;
 
+    // The same after an exchange, which then cannot be told apart from this rank's part; on one rank alone.
+    sharded.backward(&model.loss(&data(3, 0, rank)))?;
+    if rank == 1 {
+        model.loss(&data(4, 0, rank)).backward();
+    }
+    let told = sharded.backward(&model.loss(&data(5, 0, rank))).expect_err("a stray pass was taken");
+    match rank {
+        1 => ensure!(told.to_string().contains("`loss.backward()` has added to its gradient"), "{told}"),
+        _ => ensure!(matches!(told, ShardError::OtherRank { rank: 1, .. }), "{told:?}"),
+    }
+    goes_on(&mut opt)?;
+    // A pass that leaves gradients local fails on rank 2 alone: the next exchange fails on all.
+    let held = sharded.no_sync();
+    let loss = if rank == 2 { Tensor::from(1.0) } else { model.loss(&data(6, 0, rank)) };
+    ensure!(sharded.backward(&loss).is_err() == (rank == 2));
+    drop(held);
+    let told = sharded.backward(&model.loss(&data(7, 0, rank))).expect_err("half a window was taken");
+    match rank {
+        2 => ensure!(told.to_string().contains("has failed since the last exchange"), "{told}"),
+        _ => ensure!(matches!(told, ShardError::OtherRank { rank: 2, .. }), "{told:?}"),
+    }
+    goes_on(&mut opt)?;
+
     // Others that would average or clip alone.
     let told = clip_grad_norm_(opt.parameters(), 1.0).map(drop);
     let is_refused = matches!(&told, Err(OptimizerError::InvalidParameter { reason, .. })
@@ -71,6 +94,14 @@ pub fn failures(meeting: &Meeting) -> Result<()> {
     let told = ShardedDataParallel::new(&mut opt).map(drop);
     ensure!(told.is_err_and(|error| error.to_string().contains("`DistributedDataParallel`")));
     drop(ddp);
+    // A parameter that is frozen on one rank alone, after the optimizer was built.
+    let _frozen = opt.params()[0].set_requires_grad(rank != 2);
+    let told = ShardedDataParallel::new(&mut opt).map(drop);
+    ensure!(
+        matches!(&told, Err(ShardError::RanksDisagree { rank: 2, what, .. }) if what.contains("bucket")),
+        "{told:?}"
+    );
+    let _trained = opt.params()[0].set_requires_grad(true);
     let told = clip_grad_norm_(opt.parameters(), 1.0).map(drop);
     ensure!(told.is_ok(), "{told:?}");
     sparse(&group)
