@@ -19,6 +19,10 @@ const WITHOUT_LIBTORCH: [&str; 3] = ["jpeg", "launch", "sched"];
 /// The crates that feature crates may depend on; docs/adr/0013 and 0015 say what may be added.
 const FOUNDATION: [&str; 4] = ["crates/core", "crates/ffi", "crates/jpeg", "crates/launch"];
 
+/// A feature crate that builds on another one, and the feature crates that its tests use besides (docs/adr/0019).
+const BUILDS_ON: [(&str, &str); 1] = [("crates/shard", "crates/ddp")];
+const TESTED_WITH: [(&str, [&str; 3]); 1] = [("crates/shard", ["crates/accum", "crates/amp", "crates/optim"])];
+
 /// Folder for what only tests need, such as a stand-in for CUDA's runtime. It may contain C++ and `unsafe`, because no
 /// user's program contains it.
 const TEST_SUPPORT: &str = "testing/";
@@ -133,14 +137,18 @@ fn member(root: &Path, package: &Package) -> Member {
     let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_string_lossy().into_owned();
     let is_root = |kind: &str| ["lib", "bin", "proc-macro"].contains(&kind);
     let roots = package.targets.iter().filter(|target| target.kind.iter().any(|kind| is_root(kind)));
+    let own = package.manifest_path.parent().map(relative).unwrap_or_default();
+    let is_tested_with =
+        |folder: &str| TESTED_WITH.iter().any(|(tested, with)| *tested == own && with.contains(&folder));
     let folder = |it: &Dependency| {
         let folder = relative(it.path.as_deref()?);
-        let is_for_tests = it.kind.as_deref() == Some("dev") && folder.starts_with(TEST_SUPPORT);
+        let may_test = folder.starts_with(TEST_SUPPORT) || is_tested_with(&folder);
+        let is_for_tests = it.kind.as_deref() == Some("dev") && may_test;
         (!is_for_tests).then_some(folder)
     };
     Member {
         name: package.name.clone(),
-        folder: package.manifest_path.parent().map(relative).unwrap_or_default(),
+        folder: own.clone(),
         license: package.license.clone(),
         depends_on: package.dependencies.iter().filter_map(folder).collect(),
         roots: roots.map(|target| relative(&target.src_path)).collect(),
@@ -192,7 +200,8 @@ fn feature_crates_stand_alone(tree: &Tree) -> Vec<String> {
             // Itself, with the features that its tests need.
             let is_own = *other == member.folder
                 || tree.members.iter().any(|it| it.folder == *other && it.owner() == Some(&member.folder));
-            if member.owner().is_some() || !(is_own || FOUNDATION.contains(&other.as_str())) {
+            let builds_on = BUILDS_ON.contains(&(member.folder.as_str(), other.as_str()));
+            if member.owner().is_some() || !(is_own || builds_on || FOUNDATION.contains(&other.as_str())) {
                 problems.push(format!(
                     "{}/Cargo.toml: depends on {other}; connect them by a trait in crates/core, and use them together \
                      in the facade's tests or in examples/",

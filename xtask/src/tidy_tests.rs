@@ -64,6 +64,22 @@ fn a_feature_crate_that_sees_another_is_named() {
 }
 
 #[test]
+fn shard_builds_on_ddp_and_only_its_tests_use_others() {
+    let depending =
+        |on: &[&str]| feature_crates_stand_alone(&members([package("crates/shard", "overdrive-shard", on)]));
+    assert_eq!(depending(&["crates/core", "crates/ddp"]), [""; 0]);
+    assert_eq!(depending(&["crates/optim"]).len(), 1);
+    let depends_on = |folder: &str, kind: Option<&str>| {
+        let dependencies = vec![Dependency { path: Some("/w/crates/optim".into()), kind: kind.map(str::to_owned) }];
+        let manifest_path = Path::new("/w").join(folder).join("Cargo.toml");
+        member(Path::new("/w"), &Package { dependencies, manifest_path, ..Package::default() }).depends_on
+    };
+    assert_eq!(depends_on("crates/shard", Some("dev")), [""; 0]);
+    assert_eq!(depends_on("crates/shard", None), ["crates/optim"]);
+    assert_eq!(depends_on("crates/amp", Some("dev")), ["crates/optim"]);
+}
+
+#[test]
 fn only_their_owner_may_depend_on_macros() {
     let macros = || package("crates/nn/macros", "overdrive-nn-macros", &[]);
     let owner = package("crates/nn", "overdrive-nn", &["crates/core", "crates/nn/macros"]);

@@ -320,6 +320,10 @@ fn check_fit(behavior: Behavior, averaged_by: AveragedBy) -> Result<(), Optimize
         );
     }
     match averaged_by {
+        AveragedBy::Nobody | AveragedBy::Optimizer if behavior.takes_averages => refuse(
+            "its steps take gradients that are averaged over the ranks, and nothing here averages them: call \
+             `with_sync(&ddp)`, with a `DistributedDataParallel` or a `ShardedDataParallel`",
+        ),
         AveragedBy::Nobody if behavior.communicates => refuse(
             "it averages over ranks in its steps, so the window's counts must be summed over the ranks too: call \
              `with_sync(&group)`",

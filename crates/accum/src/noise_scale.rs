@@ -1,6 +1,6 @@
 //! The gradient noise scale: how large a batch is worth its samples.
 
-use overdrive_core::{AveragedBy, GradientSync, Optimizer, OptimizerError, TorchError};
+use overdrive_core::{AveragedBy, GradientSync, Optimizer, OptimizerError, SHARDED_GRADIENTS, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList, Value};
 use tch::{Kind, Tensor};
 
@@ -90,6 +90,10 @@ impl GradientNoiseScale {
     ) -> Result<(), AccumError> {
         if accum.sync.averaged_by() == AveragedBy::Optimizer {
             let reason = "it averages over ranks in its step: the gradients seen here are those of one rank";
+            return Err(OptimizerError::DoesNotFit { part: "GradientNoiseScale", reason }.into());
+        }
+        if SHARDED_GRADIENTS.position(&opt.params()).is_some() {
+            let reason = "its averaged gradients are on one rank each: the norm seen here would be that of a part";
             return Err(OptimizerError::DoesNotFit { part: "GradientNoiseScale", reason }.into());
         }
         match (total, accum.open()) {

@@ -8,7 +8,7 @@ use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::AmpError;
-use crate::grad_scaler::asked::{check_all_unscaled, check_behavior, combined};
+use crate::grad_scaler::asked::{agreed, check_all_unscaled, check_behavior, combined};
 use crate::scaler_options::{EXPECTED_SCALE, GradScalerBuilder, is_scale};
 use crate::unscale::{Half, to_device, unscale};
 
@@ -160,8 +160,9 @@ impl GradScaler {
         }
         // In float64, because the reciprocal of a large scale is subnormal in float32.
         let inv_scale = scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;
-        let mut found_inf = unscale(optimizer, &inv_scale, Half::Refused)?;
-        found_inf.extend(optimizer.used_found_inf());
+        let found_inf = unscale(optimizer, &inv_scale, Half::Refused)
+            .map(|found_inf| found_inf.into_iter().chain(optimizer.used_found_inf()).collect());
+        let found_inf = agreed(optimizer, found_inf, scale.device())?;
         self.record(optimizer, Stage::Unscaled, found_inf);
         Ok(())
     }
@@ -204,7 +205,7 @@ impl GradScaler {
             // Only looks for infinities (an inverse scale of 1): the optimizer divides by the scale when it reads the
             // gradients.
             let one = Tensor::f_ones([], (Kind::Float, scale.device()))?;
-            let found_inf = unscale(optimizer, &one, Half::Allowed)?;
+            let found_inf = agreed(optimizer, unscale(optimizer, &one, Half::Allowed), scale.device())?;
             self.record(optimizer, Stage::Ready, found_inf);
         }
         let flags = &self.progress_mut(optimizer.id()).found_inf;

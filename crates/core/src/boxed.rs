@@ -5,6 +5,7 @@ use tch::Tensor;
 
 use crate::optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};
 use crate::parameter::Parameter;
+use crate::ranks::SkipAgreement;
 use crate::state::{StateDict, StateError, Stateful};
 
 macro_rules! pass_on {
@@ -76,6 +77,10 @@ macro_rules! pass_on {
 
             fn make_state(&mut self) -> Result<(), OptimizerError> {
                 (**self).make_state()
+            }
+
+            fn skip_agreement(&self) -> Option<&dyn SkipAgreement> {
+                (**self).skip_agreement()
             }
 
             fn step_skipped(&mut self) -> Result<(), OptimizerError> {

@@ -39,8 +39,8 @@ pub use gradient_sync::{AveragedBy, GradientSync, PendingSum, SingleProcess, Syn
 pub use locked_file::LockedFile;
 pub use look_ahead::{HeldBatches, is_taken_ahead, take_ahead, when_handed_out};
 pub use marks::{
-    AVERAGED, IGNORED, MOVED, Marked, Marks, NOT_AVERAGED, STEPPED_IN_BACKWARD, UNSCALED, check_averaged,
-    check_not_stepped_in_backward,
+    AVERAGED, IGNORED, MOVED, Marked, Marks, NOT_AVERAGED, SHARDED_GRADIENTS, STEPPED_IN_BACKWARD, UNSCALED,
+    check_averaged, check_not_stepped_in_backward,
 };
 pub use memory_forecast::{MemoryForecast, MemoryTechnique, MemoryUse};
 pub use module::{Module, ModuleId, ModuleState, To, Visitor};
@@ -49,7 +49,7 @@ pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId}
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
 pub use parameter::{IntoParameters, Parameter, prefixed};
 pub use part::{Part, Setting};
-pub use ranks::RankGroup;
+pub use ranks::{RankGroup, SkipAgreement};
 pub use recomputing::{Recomputing, is_recomputing};
 pub use seed::{base_seed, seed_everything};
 pub use state::{Entry, StateDict, StateError, Stateful};

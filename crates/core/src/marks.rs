@@ -27,6 +27,9 @@ pub static UNSCALED: Marks = Marks::new();
 /// them.
 pub static IGNORED: Marks = Marks::new();
 
+/// Parameters whose averaged gradient only one rank keeps (ZeRO-2): a norm of this rank's gradients is not that of all.
+pub static SHARDED_GRADIENTS: Marks = Marks::new();
+
 /// Why a step is refused where a parameter is neither [`AVERAGED`] nor [`IGNORED`], and others are averaged.
 pub const NOT_AVERAGED: &str = "its gradient is not averaged over the ranks, but other parameters' gradients are: make the \
                                 `DistributedDataParallel` anew after adding or unfreezing layers, or `ignore` parameters \

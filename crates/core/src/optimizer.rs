@@ -7,6 +7,7 @@ use tch::Tensor;
 use overdrive_ffi::Error as TorchError;
 
 use crate::parameter::Parameter;
+use crate::ranks::SkipAgreement;
 use crate::state::Stateful;
 
 /// Why an optimizer refused or failed.
@@ -128,6 +129,11 @@ pub struct Behavior {
     pub keeps_average: bool,
     /// Its steps wait for the other ranks: a step must be skipped on all of them or on none.
     pub communicates: bool,
+    /// Of an optimizer that communicates: it takes gradients that are averaged already, and does not average them itself.
+    pub takes_averages: bool,
+    /// The step of a parameter depends on the gradients or values of others (Prodigy's distance, LAMB's clipping, L-BFGS):
+    /// over a part of the parameters it makes other steps.
+    pub couples_parameters: bool,
 }
 
 impl Behavior {
@@ -139,6 +145,8 @@ impl Behavior {
             keeps_copies: self.keeps_copies || other.keeps_copies,
             keeps_average: self.keeps_average || other.keeps_average,
             communicates: self.communicates || other.communicates,
+            takes_averages: self.takes_averages || other.takes_averages,
+            couples_parameters: self.couples_parameters || other.couples_parameters,
         }
     }
 }
@@ -267,6 +275,12 @@ pub trait Optimizer {
     /// No.
     fn step_scaled(&mut self, _scale: GradScale<'_>) -> Result<(), OptimizerError> {
         Err(OptimizerError::TakesNoGradScale)
+    }
+
+    /// How its ranks agree on skipping a step, where its steps [wait for the other ranks](Behavior::communicates). `None`:
+    /// they cannot, so that no step may be skipped.
+    fn skip_agreement(&self) -> Option<&dyn SkipAgreement> {
+        None
     }
 
     /// Replaces a step that is skipped, because of an infinite gradient for instance: undoes what should last only

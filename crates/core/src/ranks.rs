@@ -1,5 +1,7 @@
 //! What crates other than `overdrive-ddp` need from the ranks of a job.
 
+use tch::Tensor;
+
 use crate::{SingleProcess, SyncError};
 
 /// Ranks that make a decision together by exchanging a number: where to resume, when to stop.
@@ -23,6 +25,22 @@ pub trait RankGroup: Send + Sync {
     /// # Syncs
     /// Waits for every rank.
     fn max(&self, value: i64) -> Result<i64, SyncError>;
+}
+
+/// Ranks that skip an optimizer's step together or not at all ([`Optimizer::skip_agreement`](crate::Optimizer)).
+///
+/// # Source
+/// `torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler`
+pub trait SkipAgreement {
+    /// Overwrites a float32 scalar, 1 where this rank's gradients held an infinity or NaN and 0 otherwise, by the maximum
+    /// over all ranks. Every rank calls it.
+    ///
+    /// # Errors
+    /// When a rank is gone, or the timeout has passed.
+    ///
+    /// # Syncs
+    /// Over Gloo, waits for every rank; over NCCL, only the device does.
+    fn agree(&self, found_inf: &Tensor) -> Result<(), SyncError>;
 }
 
 impl<R: RankGroup + ?Sized> RankGroup for &R {

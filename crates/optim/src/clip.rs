@@ -1,6 +1,6 @@
 //! Clipping of gradients, by their norm or by value, without waiting for the device.
 
-use overdrive_core::{IntoParameters, OptimizerError, Parameter, STEPPED_IN_BACKWARD, TorchError};
+use overdrive_core::{IntoParameters, OptimizerError, Parameter, SHARDED_GRADIENTS, STEPPED_IN_BACKWARD, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Kind, Tensor};
 
@@ -81,8 +81,8 @@ impl ClipGradNorm {
     /// Clips the gradients of `params`, and returns their norm before clipping.
     ///
     /// # Errors
-    /// When `max_norm` is negative or NaN, the norm's order is not above 0, a gradient is sparse, a parameter is
-    /// stepped in backward, libtorch fails, or the norm is not finite and `error_if_nonfinite` is set.
+    /// When `max_norm` is negative or NaN, the norm's order is not above 0, a gradient is sparse or sharded over ranks, a
+    /// parameter is stepped in backward, libtorch fails, or the norm is not finite and `error_if_nonfinite` is set.
     ///
     /// # Syncs
     /// Only with [`error_if_nonfinite`](Self::error_if_nonfinite).
@@ -96,7 +96,13 @@ impl ClipGradNorm {
             return Err(OptimizerError::InvalidOption { option, found, expected: "above 0, or infinity" });
         }
         let _no_grad = tch::no_grad_guard();
-        let groups = by_place(&params.into_parameters())?;
+        let params = params.into_parameters();
+        if let Some(index) = SHARDED_GRADIENTS.position(params.iter().map(Parameter::tensor)) {
+            let reason = "its gradient is on one rank alone, so that each rank would see another norm: call \
+                          `clip_grad_norm_` of the `ShardedDataParallel`";
+            return Err(OptimizerError::parameter(&params[index], index, reason));
+        }
+        let groups = by_place(&params)?;
         let Some(device) = groups.first().map(|group| group.device) else {
             return Ok(GradNorm(Tensor::f_zeros([], (Kind::Float, Device::Cpu)).map_err(TorchError::from)?));
         };

@@ -281,6 +281,8 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
         let mut behavior = overdrive_core::Behavior::default();
         behavior.keeps_average = A::KEEPS_COPY;
         behavior.keeps_copies = A::KEEPS_COPY || self.packing.precision == LowPrecision::MasterCopy;
+        let clips = self.groups.iter().any(|group| group.values.options.max_grad_norm().is_some());
+        behavior.couples_parameters = clips || A::PASSES > 1;
         behavior
     }
 

@@ -1,7 +1,8 @@
 //! Sharpness-aware minimization, around any optimizer.
 
 use overdrive_core::{
-    Activity, Behavior, MOVED, Marked, Optimizer, OptimizerError, StateDict, StateError, Stateful, TorchError, activity,
+    Activity, Behavior, MOVED, Marked, Optimizer, OptimizerError, SHARDED_GRADIENTS, StateDict, StateError, Stateful,
+    TorchError, activity,
 };
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
@@ -96,6 +97,11 @@ impl<O: Optimizer> Sam<O> {
             }
             if let Some(index) = MOVED.position(&params) {
                 let reason = "another optimizer's `ascend` has moved it: call that optimizer's `step` first";
+                return Err(OptimizerError::parameter(&self.inner.parameters()[index], index, reason));
+            }
+            if let Some(index) = SHARDED_GRADIENTS.position(&params) {
+                let reason = "its gradient is on one rank alone, so that each rank would climb by the norm of its part: \
+                              average gradients by a `DistributedDataParallel`";
                 return Err(OptimizerError::parameter(&self.inner.parameters()[index], index, reason));
             }
             let copies = params.iter().map(Tensor::f_detach_copy).collect::<Result<Vec<_>, _>>();

@@ -39,6 +39,10 @@ macro_rules! pass_on_to_inner {
             self.inner.set_momentum(group, momentum)
         }
 
+        fn skip_agreement(&self) -> Option<&dyn overdrive_core::SkipAgreement> {
+            self.inner.skip_agreement()
+        }
+
         fn make_state(&mut self) -> Result<(), overdrive_core::OptimizerError> {
             self.inner.make_state()
         }

@@ -16,6 +16,7 @@
 //! | `optim` | `overdrive-optim` | fused and foreach optimizers, 8-bit states, clipping, averages of weights |
 //! | `profile` | `overdrive-profile` | the torch profiler, step phases, a diagnosis; not a default feature |
 //! | `sched` | `overdrive-sched` | learning rate schedules, early stopping, curricula |
+//! | `shard` | `overdrive-shard` | training state partitioned over ranks; not a default feature |
 #![cfg_attr(all(feature = "amp", feature = "accum", feature = "dataload", feature = "optim"), doc = include_str!("recipe.md"))]
 #![forbid(unsafe_code)]
 
@@ -43,6 +44,8 @@ pub use overdrive_optim as optim;
 pub use overdrive_profile as profile;
 #[cfg(feature = "sched")]
 pub use overdrive_sched as sched;
+#[cfg(feature = "shard")]
+pub use overdrive_shard as shard;
 pub use tch;
 
 /// Compiles README's recipe.

@@ -1,7 +1,7 @@
 //! What a scaler checks about its optimizers: whether their steps may be skipped, and whether to skip this one.
 
 use overdrive_core::{Optimizer, OptimizerError, UNSCALED};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::error::AmpError;
 use crate::unscale::to_device;
@@ -16,13 +16,31 @@ pub(super) fn check_behavior<O: Optimizer + ?Sized>(optimizer: &O) -> Result<(),
              bfloat16, which needs no scaler",
         );
     }
-    if behavior.communicates {
+    if behavior.communicates && optimizer.skip_agreement().is_none() {
         return refuse(
             "it averages over ranks in its steps, so the other ranks would hang when one rank skips a step; train in \
              bfloat16, which needs no scaler",
         );
     }
     Ok(())
+}
+
+/// The flags of this rank's gradients, or one flag that is the same on all ranks, where the optimizer's ranks skip steps
+/// together.
+pub(super) fn agreed<O: Optimizer + ?Sized>(
+    optimizer: &O,
+    flags: Result<Vec<Tensor>, AmpError>,
+    device: Device,
+) -> Result<Vec<Tensor>, AmpError> {
+    let Some(ranks) = optimizer.skip_agreement() else { return flags };
+    let flag = match &flags {
+        // A rank without gradients takes part too; for one that refuses a gradient, the others skip the step.
+        Ok(none) if none.is_empty() => Tensor::f_zeros([], (Kind::Float, device))?,
+        Ok(flags) => combined(flags, device, "unscale_")?.f_detach_copy()?,
+        Err(_) => Tensor::f_ones([], (Kind::Float, device))?,
+    };
+    ranks.agree(&flag).map_err(OptimizerError::Sync)?;
+    flags.map(|_| vec![flag])
 }
 
 /// Combines the flags of several devices and optimizers into one of 0 or 1 (their maximum, not their sum: fused kernels

@@ -7,8 +7,8 @@ mod options;
 mod state;
 
 use overdrive_core::{
-    Activity, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, Stateful, TorchError, activity,
-    check_averaged, check_not_stepped_in_backward,
+    Activity, Behavior, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, Stateful, TorchError,
+    activity, check_averaged, check_not_stepped_in_backward,
 };
 use overdrive_ffi::TensorList;
 use tch::Tensor;
@@ -296,6 +296,12 @@ impl Optimizer for Lbfgs {
 
     fn parameters(&self) -> Vec<Parameter> {
         self.params.iter().map(Parameter::share).collect()
+    }
+
+    fn behavior(&self) -> Behavior {
+        let mut behavior = Behavior::default();
+        behavior.couples_parameters = true;
+        behavior
     }
 
     fn num_groups(&self) -> usize {

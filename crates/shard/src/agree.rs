@@ -1,0 +1,113 @@
+//! Decisions that all ranks of a group make together.
+
+use overdrive_core::{GradientSync, OptimizerError, SyncError};
+use overdrive_ddp::{DdpError, ProcessGroup};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::ShardError;
+
+/// Exchanges what each rank has, or why it has nothing. All ranks get what all have, in their order. If a rank has
+/// failed, it gets its own error, and the others get one that names it.
+pub(crate) fn all_have<T, E>(group: &ProcessGroup, what: &'static str, own: Result<T, E>) -> Result<Vec<T>, ShardError>
+where
+    T: Serialize + DeserializeOwned,
+    E: Into<ShardError>,
+{
+    let (sent, failed) = match own {
+        Ok(value) => (Ok(value), None),
+        Err(error) => {
+            let error = error.into();
+            (Err(error.to_string()), Some(error))
+        }
+    };
+    let all: Vec<Result<T, String>> = group.all_gather_object(&sent)?;
+    if let Some(own) = failed {
+        return Err(own);
+    }
+    let of =
+        |(rank, one): (usize, Result<T, String>)| one.map_err(|reason| ShardError::OtherRank { what, rank, reason });
+    all.into_iter().enumerate().map(of).collect()
+}
+
+/// An error on every rank if this text is not the same on all: it names the first rank whose text differs from rank
+/// 0's.
+pub(crate) fn on_text(what: &str, texts: &[String]) -> Result<(), ShardError> {
+    match texts.iter().position(|text| *text != texts[0]) {
+        None => Ok(()),
+        Some(rank) => {
+            let (found, expected) = (texts[rank].clone(), texts[0].clone());
+            Err(ShardError::RanksDisagree { what: what.to_owned(), rank, found, expected })
+        }
+    }
+}
+
+/// An error on every rank if they are given different sizes of buckets, and would send different ones.
+pub(crate) fn on_bytes(group: &ProcessGroup, bytes: usize) -> Result<(), ShardError> {
+    let all = all_have(group, "setting the size of buckets", Ok::<_, ShardError>(bytes.to_string()))?;
+    on_text("the size of buckets in bytes", &all)
+}
+
+/// Whether this holds on any rank. The ranks' hosts wait for one another, not for their devices.
+pub(crate) fn on_any(group: &ProcessGroup, own: bool) -> Result<bool, ShardError> {
+    if group.size() == 1 {
+        return Ok(own);
+    }
+    match GradientSync::sum(group, if own { 1.0 } else { 0.0 }) {
+        Ok(sum) => Ok(sum > 0.0),
+        Err(SyncError(error)) => Err(match error.downcast::<DdpError>() {
+            Ok(own) => (*own).into(),
+            Err(other) => OptimizerError::Sync(SyncError(other)).into(),
+        }),
+    }
+}
+
+/// As [`all_have`], of something that stays on the rank and what is told of it.
+pub(crate) fn built<U, T, E>(
+    group: &ProcessGroup,
+    what: &'static str,
+    own: Result<U, E>,
+    tell: impl FnOnce(&U) -> T,
+) -> Result<(U, Vec<T>), ShardError>
+where
+    T: Serialize + DeserializeOwned,
+    E: Into<ShardError>,
+{
+    match own {
+        Ok(own) => {
+            let all = all_have(group, what, Ok::<_, ShardError>(tell(&own)))?;
+            Ok((own, all))
+        }
+        Err(error) => {
+            let error = error.into();
+            let reason = error.to_string();
+            let _others: Vec<Result<T, String>> = group.all_gather_object(&Err::<T, String>(reason))?;
+            Err(error)
+        }
+    }
+}
+
+/// An error on every rank if what they have is not the same: each line is what it describes, and how. Names the first
+/// line that differs.
+pub(crate) fn on_lines(all: &[Vec<(String, String)>]) -> Result<(), ShardError> {
+    let first = &all[0];
+    for (rank, lines) in all.iter().enumerate() {
+        let differs = |what: &str, found: &str, expected: &str| {
+            let (found, expected) = (found.to_owned(), expected.to_owned());
+            Err(ShardError::RanksDisagree { what: what.to_owned(), rank, found, expected })
+        };
+        for (at, ((what, found), (expected_what, expected))) in lines.iter().zip(first).enumerate() {
+            if what != expected_what {
+                return differs(&format!("number {at} of the parameters and groups"), what, expected_what);
+            }
+            if found != expected {
+                return differs(what, found, expected);
+            }
+        }
+        if lines.len() != first.len() {
+            let (found, expected) = (lines.len().to_string(), first.len().to_string());
+            return differs("the number of parameters and groups", &found, &expected);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! Sends each rank's new parameters to all ranks.
+
+use std::collections::VecDeque;
+
+use overdrive_core::Parameter;
+use overdrive_ddp::{DdpError, ProcessGroup, Work};
+use tch::Tensor;
+
+use crate::plan::Plan;
+
+/// How many broadcasts are under way at a time: enough to fill the network, few enough that their buffers stay small.
+const AT_ONCE: usize = 4;
+
+/// Parameters of one rank, dtype and device, sent as one tensor.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    root: usize,
+    params: Vec<Tensor>,
+    numel: usize,
+}
+
+/// All parameters by owner, in buckets of at most `bytes`, unless a single parameter is larger. The owners take turns,
+/// so that they send at the same time. The same on all ranks.
+pub(crate) fn buckets(plan: &Plan, ranks: usize, bytes: usize) -> Vec<Bucket> {
+    let of_rank = |rank: usize| {
+        let own = plan.params.iter().zip(&plan.owner).filter(move |(_, owner)| **owner == rank);
+        of_root(own.map(|(param, _)| param), rank, bytes)
+    };
+    let mut by_root: Vec<VecDeque<Bucket>> = (0..ranks).map(of_rank).collect();
+    let mut all = Vec::new();
+    while by_root.iter().any(|buckets| !buckets.is_empty()) {
+        all.extend(by_root.iter_mut().filter_map(VecDeque::pop_front));
+    }
+    all
+}
+
+/// All parameters in buckets that rank 0 sends.
+pub(crate) fn from_first(plan: &Plan, bytes: usize) -> Vec<Bucket> {
+    of_root(plan.params.iter(), 0, bytes).into()
+}
+
+fn of_root<'a>(params: impl Iterator<Item = &'a Parameter>, root: usize, bytes: usize) -> VecDeque<Bucket> {
+    let mut buckets: VecDeque<Bucket> = VecDeque::new();
+    for param in params.map(Parameter::tensor).filter(|tensor| tensor.numel() > 0) {
+        let size = param.kind().elt_size_in_bytes();
+        let fits = |bucket: &&mut Bucket| {
+            let first = &bucket.params[0];
+            (first.kind(), first.device()) == (param.kind(), param.device())
+                && (bucket.numel + param.numel()) * size <= bytes
+        };
+        match buckets.iter_mut().find(fits) {
+            Some(bucket) => {
+                bucket.numel += param.numel();
+                bucket.params.push(param.shallow_clone());
+            }
+            None => {
+                buckets.push_back(Bucket { root, params: vec![param.shallow_clone()], numel: param.numel() });
+            }
+        }
+    }
+    buckets
+}
+
+/// Broadcasts each bucket from its owner. All ranks hold the owners' parameters afterwards.
+pub(crate) fn send(group: &ProcessGroup, buckets: &[Bucket]) -> Result<(), DdpError> {
+    if group.size() == 1 {
+        return Ok(());
+    }
+    let _no_grad = tch::no_grad_guard();
+    let mut under_way: VecDeque<(&Bucket, Tensor, Work)> = VecDeque::with_capacity(AT_ONCE);
+    for bucket in buckets {
+        if under_way.len() == AT_ONCE
+            && let Some(first) = under_way.pop_front()
+        {
+            finish(group, first)?;
+        }
+        let mut flat = bucket.flat(bucket.root == group.rank())?;
+        let work = group.broadcast_async(&mut flat, bucket.root)?;
+        under_way.push_back((bucket, flat, work));
+    }
+    under_way.into_iter().try_for_each(|first| finish(group, first))
+}
+
+fn finish(group: &ProcessGroup, (bucket, flat, work): (&Bucket, Tensor, Work)) -> Result<(), DdpError> {
+    work.wait()?;
+    if bucket.root == group.rank() { Ok(()) } else { bucket.unpack(&flat) }
+}
+
+impl Bucket {
+    /// Its parameters as one tensor of one dimension, or memory for them.
+    fn flat(&self, is_filled: bool) -> Result<Tensor, DdpError> {
+        if !is_filled {
+            let first = &self.params[0];
+            return Ok(first.f_new_empty([self.numel as i64], (first.kind(), first.device()))?);
+        }
+        let parts = self.params.iter().map(|param| param.f_detach()?.f_reshape([-1])?.f_contiguous());
+        let parts = parts.collect::<Result<Vec<_>, tch::TchError>>()?;
+        match &parts[..] {
+            [one] => Ok(one.shallow_clone()),
+            several => Ok(Tensor::f_cat(several, 0)?),
+        }
+    }
+
+    fn unpack(&self, flat: &Tensor) -> Result<(), DdpError> {
+        let sizes: Vec<i64> = self.params.iter().map(|param| param.numel() as i64).collect();
+        for (param, part) in self.params.iter().zip(flat.f_split_with_sizes(&sizes, 0)?) {
+            param.shallow_clone().f_copy_(&part.f_view(&param.size()[..])?)?;
+        }
+        Ok(())
+    }
+}

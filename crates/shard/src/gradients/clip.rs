@@ -1,0 +1,72 @@
+//! Clipping by the norm over all ranks' gradients.
+
+use overdrive_core::OptimizerError;
+use overdrive_ddp::ReduceOp;
+use overdrive_ffi::{Arg, LazyOp};
+use tch::Tensor;
+
+use super::ShardedDataParallel;
+use crate::error::ShardError;
+
+static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
+static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
+static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
+static CLAMP_MAX: LazyOp = LazyOp::new("aten::clamp_max", "");
+
+/// PyTorch's guard against a division by zero.
+const EPS: f64 = 1e-6;
+
+/// A norm of gradients over all ranks: dereferences to a scalar tensor on the device. It need not be read.
+#[derive(Debug)]
+pub struct GradNorm(Tensor);
+
+impl std::ops::Deref for GradNorm {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        &self.0
+    }
+}
+
+impl ShardedDataParallel {
+    /// Scales the averaged gradients of all ranks down so that their 2-norm, over all of them as one vector, is at most
+    /// `max_norm`. Returns the norm before clipping, a scalar, the same on all ranks. Every rank calls it, with a
+    /// `GradScaler` after `unscale_`.
+    ///
+    /// # Errors
+    /// When `max_norm` is negative or NaN, or libtorch fails; [`ShardError::Ddp`] when a rank has exited or does not
+    /// call it within the group's timeout.
+    ///
+    /// # Syncs
+    /// Over Gloo, waits for all ranks; over NCCL, only the device does.
+    ///
+    /// # Source
+    /// FairScale's `OSS.clip_grad_norm`
+    pub fn clip_grad_norm_(&self, max_norm: f64) -> Result<GradNorm, ShardError> {
+        if max_norm.is_nan() || max_norm < 0.0 {
+            let (option, found) = ("max_norm", max_norm);
+            return Err(OptimizerError::InvalidOption { option, found, expected: "at least 0" }.into());
+        }
+        let _no_grad = tch::no_grad_guard();
+        let grads = self.shared.lock().own()?;
+        let (kind, device) = self.norm;
+        let mut squares = Tensor::f_zeros([1], (kind, device))?;
+        for grad in &grads {
+            let norm = NORM.tensor(&[Arg::Tensor(grad), Arg::Double(2.0)])?;
+            let _sum = squares.f_add_(&norm.f_to_device(device)?.f_to_kind(kind)?.f_square()?)?;
+        }
+        if self.group.size() > 1 {
+            self.group.all_reduce(&mut squares, ReduceOp::Sum)?;
+        }
+        let norm = squares.f_reshape(&[0i64; 0][..])?.f_sqrt()?;
+        let inverse = ADD.tensor(&[Arg::Tensor(&norm), Arg::Double(EPS)])?.f_reciprocal()?;
+        let factor = MUL.tensor(&[Arg::Tensor(&inverse), Arg::Double(max_norm)])?;
+        // Never above 1: gradients that are small enough stay as they are.
+        let factor = CLAMP_MAX.tensor(&[Arg::Tensor(&factor), Arg::Double(1.0)])?;
+        for mut grad in grads {
+            let factor = factor.f_to_device(grad.device())?;
+            let _scaled = grad.f_mul_(&factor)?;
+        }
+        Ok(GradNorm(norm))
+    }
+}

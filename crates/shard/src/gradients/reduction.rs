@@ -1,0 +1,334 @@
+//! Averages gradients over ranks in buckets, each on the rank that owns its parameters.
+
+use std::collections::{HashSet, VecDeque};
+
+use overdrive_core::{OptimizerError, Parameter, TorchError};
+use overdrive_ddp::{ProcessGroup, ReduceOp, Work};
+use overdrive_ffi::{Arg, LazyOp, set_grad};
+use tch::{Device, Kind, Tensor};
+
+use crate::error::ShardError;
+use crate::plan::Plan;
+
+static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
+
+/// How many reductions are under way at a time.
+const AT_ONCE: usize = 4;
+
+/// Gradients of one rank's parameters, of one dtype and device, sent as one tensor.
+struct Bucket {
+    owner: usize,
+    members: Vec<Member>,
+    numel: usize,
+}
+
+struct Member {
+    /// The index among all parameters.
+    index: usize,
+    parameter: Parameter,
+    /// Its gradient is the mean over ranks, on the owner; otherwise it is this rank's own.
+    is_averaged: bool,
+    /// The mean of earlier passes, until this pass's is added to it.
+    kept: Option<Tensor>,
+    /// There was one.
+    has_earlier: bool,
+    /// A backward pass that was not begun here has added to its gradient.
+    is_stray: bool,
+}
+
+impl Member {
+    fn param(&self) -> &Tensor {
+        self.parameter.tensor()
+    }
+}
+
+/// A backward pass that averages.
+#[derive(Default)]
+struct Pass {
+    /// How many gradients of each bucket are to come.
+    pending: Vec<usize>,
+    /// Indices of parameters whose gradients have come.
+    ready: HashSet<usize>,
+    /// The first bucket that is not under way. Ranks send buckets in the same order.
+    next: usize,
+    under_way: VecDeque<(usize, Tensor, Work)>,
+    /// Indices of parameters without a gradient on this rank.
+    missing: Vec<usize>,
+    /// What is wrong with a gradient of this rank: the pass goes on with zeros in its place, as the others wait.
+    refused: Option<ShardError>,
+    /// Communication has failed: nothing more is sent.
+    broken: Option<ShardError>,
+}
+
+/// The buckets, and the pass under way.
+pub(super) struct Reduction {
+    group: ProcessGroup,
+    buckets: Vec<Bucket>,
+    pass: Option<Pass>,
+    /// A pass that leaves gradients local is under way.
+    is_local: bool,
+    /// Such a pass has failed since gradients were last averaged.
+    has_failed: bool,
+    /// Sending has failed: other ranks may wait for what this one does not send.
+    is_broken: bool,
+}
+
+impl Reduction {
+    /// Buckets of at most `bytes` of the trained parameters, the last parameter first, as backward passes come to them.
+    pub(super) fn new(group: &ProcessGroup, plan: &Plan, bytes: usize) -> Self {
+        let mut buckets: Vec<Bucket> = Vec::new();
+        // The newest bucket of each owner, dtype and device.
+        let mut open: Vec<((usize, Kind, Device), usize)> = Vec::new();
+        let trained = plan.params.iter().enumerate().filter(|(_, param)| param.tensor().requires_grad());
+        for (index, parameter) in trained.rev() {
+            let param = parameter.tensor();
+            let key = (plan.owner[index], param.kind(), param.device());
+            let size = param.kind().elt_size_in_bytes();
+            let newest = open.iter().position(|(known, _)| *known == key);
+            let fits = newest
+                .map(|place| open[place].1)
+                .filter(|&at| buckets[at].numel.saturating_add(param.numel()).saturating_mul(size) <= bytes);
+            let at = fits.unwrap_or(buckets.len());
+            if at == buckets.len() {
+                buckets.push(Bucket { owner: key.0, members: Vec::new(), numel: 0 });
+                match newest {
+                    Some(place) => open[place].1 = at,
+                    None => open.push((key, at)),
+                }
+            }
+            buckets[at].numel += param.numel();
+            let parameter = parameter.share();
+            let member =
+                Member { index, parameter, is_averaged: false, kept: None, has_earlier: false, is_stray: false };
+            buckets[at].members.push(member);
+        }
+        Self { group: group.clone(), buckets, pass: None, is_local: false, has_failed: false, is_broken: false }
+    }
+
+    /// What has to be the same on all ranks, a line for each bucket.
+    pub(super) fn describe(&self) -> Vec<(String, String)> {
+        let of = |(number, bucket): (usize, &Bucket)| {
+            let members: Vec<String> = bucket.members.iter().map(|it| it.parameter.label(it.index)).collect();
+            (format!("bucket {number} of gradients"), members.join(", "))
+        };
+        self.buckets.iter().enumerate().map(of).collect()
+    }
+
+    /// Each parameter with its index among all and its bucket's number, in any order.
+    pub(super) fn places(&self) -> Vec<(Parameter, usize, usize)> {
+        let of_bucket = |(number, bucket): (usize, &Bucket)| {
+            let of_member = move |member: &Member| (member.parameter.share(), member.index, number);
+            bucket.members.iter().map(of_member).collect::<Vec<_>>()
+        };
+        self.buckets.iter().enumerate().flat_map(of_bucket).collect()
+    }
+
+    pub(super) fn is_within_pass(&self) -> bool {
+        self.pass.is_some()
+    }
+
+    /// Whether sending has failed in an earlier pass.
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
+    /// Begins a pass that averages. What is in an owner's gradient from earlier ones is set aside.
+    pub(super) fn begin(&mut self) -> Result<(), TorchError> {
+        let mut refused = std::mem::take(&mut self.has_failed).then(|| {
+            let reason = "a backward pass that left gradients local has failed since the last exchange: zero the gradients \
+                          and begin the window anew";
+            OptimizerError::DoesNotFit { part: "ShardedDataParallel", reason }
+        });
+        for member in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.members) {
+            let grad = member.param().f_grad()?;
+            (member.kept, member.has_earlier) = (None, false);
+            if std::mem::take(&mut member.is_stray) && grad.defined() {
+                let reason =
+                    "`loss.backward()` has added to its gradient: call `backward` of the `ShardedDataParallel`";
+                refused.get_or_insert(OptimizerError::parameter(&member.parameter, member.index, reason));
+            }
+            if std::mem::take(&mut member.is_averaged) && grad.defined() {
+                set_grad(member.param(), None)?;
+                member.kept = Some(grad);
+            }
+        }
+        let pending = self.buckets.iter().map(|bucket| bucket.members.len()).collect();
+        self.pass = Some(Pass { pending, refused: refused.map(ShardError::from), ..Pass::default() });
+        Ok(())
+    }
+
+    /// Begins a pass that leaves gradients local. The owner's mean counts as much as all ranks' parts of it.
+    pub(super) fn begin_local(&mut self) -> Result<(), TorchError> {
+        let _no_grad = tch::no_grad_guard();
+        let ranks = self.group.size() as f64;
+        for member in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.members) {
+            let grad = member.param().f_grad()?;
+            if std::mem::take(&mut member.is_averaged) && grad.defined() && ranks > 1.0 {
+                MUL.call(&[Arg::Tensor(&grad), Arg::Double(ranks)])?;
+            }
+        }
+        self.is_local = true;
+        Ok(())
+    }
+
+    /// Ends such a pass.
+    pub(super) fn end_local(&mut self, is_good: bool) {
+        self.is_local = false;
+        self.has_failed |= !is_good;
+    }
+
+    /// The gradient of this parameter of this bucket is complete.
+    pub(super) fn ready(&mut self, bucket: usize, index: usize) {
+        let Some(member) = self.buckets[bucket].members.iter_mut().find(|it| it.index == index) else { return };
+        let Some(pass) = &mut self.pass else {
+            member.is_stray |= !self.is_local;
+            return;
+        };
+        if !pass.ready.insert(index) {
+            let reason = "it got a gradient twice in one backward pass, the second after the first may have been sent: run \
+                          no backward pass within the pass, or hold it back by `no_sync`";
+            let error = OptimizerError::parameter(&member.parameter, index, reason);
+            pass.refused.get_or_insert(error.into());
+            return;
+        }
+        pass.pending[bucket] = pass.pending[bucket].saturating_sub(1);
+        while self.pass.as_ref().is_some_and(|pass| pass.pending.get(pass.next) == Some(&0)) {
+            self.send_next();
+        }
+    }
+
+    /// Sends all that is left, and waits. Returns the parameters that had no gradient on this rank, or what was wrong
+    /// with one.
+    ///
+    /// The outer error is one of communication.
+    pub(super) fn finish(&mut self) -> Result<Result<Vec<usize>, ShardError>, ShardError> {
+        while self.pass.as_ref().is_some_and(|pass| pass.next < self.buckets.len()) {
+            self.send_next();
+        }
+        while self.pass.as_ref().is_some_and(|pass| !pass.under_way.is_empty()) {
+            self.wait_for_first();
+        }
+        let Some(pass) = self.pass.take() else { return Ok(Ok(Vec::new())) };
+        if let Some(broken) = pass.broken {
+            return Err(broken);
+        }
+        Ok(pass.refused.map_or(Ok(pass.missing), Err))
+    }
+
+    /// Takes away the gradients of parameters that had none on any rank, unless earlier passes gave them one.
+    pub(super) fn without(&mut self, unused: &[usize]) -> Result<(), TorchError> {
+        for member in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.members) {
+            if unused.contains(&member.index) && member.is_averaged && !member.has_earlier {
+                set_grad(member.param(), None)?;
+                member.is_averaged = false;
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees all gradients, after a pass that has failed.
+    pub(super) fn clear(&mut self) -> Result<(), TorchError> {
+        self.pass = None;
+        for member in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.members) {
+            (member.is_averaged, member.is_stray, member.kept) = (false, false, None);
+            set_grad(member.param(), None)?;
+        }
+        Ok(())
+    }
+
+    /// The averaged gradients of this rank.
+    pub(super) fn own(&self) -> Result<Vec<Tensor>, TorchError> {
+        let own = self.buckets.iter().filter(|bucket| bucket.owner == self.group.rank());
+        let grads = own.flat_map(|bucket| &bucket.members).map(|member| Ok(member.param().f_grad()?));
+        let grads = grads.collect::<Result<Vec<_>, TorchError>>()?;
+        Ok(grads.into_iter().filter(Tensor::defined).collect())
+    }
+
+    fn send_next(&mut self) {
+        let Some(pass) = &mut self.pass else { return };
+        let number = pass.next;
+        pass.next += 1;
+        if pass.broken.is_some() {
+            return;
+        }
+        if let Err(error) = self.send(number) {
+            self.broken(error);
+        }
+    }
+
+    fn broken(&mut self, error: ShardError) {
+        self.is_broken = true;
+        if let Some(pass) = &mut self.pass {
+            pass.under_way.clear();
+            pass.broken.get_or_insert(error);
+        }
+    }
+
+    fn send(&mut self, number: usize) -> Result<(), ShardError> {
+        if self.pass.as_ref().is_some_and(|pass| pass.under_way.len() >= AT_ONCE) {
+            self.wait_for_first();
+        }
+        let Some(pass) = self.pass.as_mut().filter(|pass| pass.broken.is_none()) else { return Ok(()) };
+        let _no_grad = tch::no_grad_guard();
+        let bucket = &self.buckets[number];
+        let mut parts = Vec::with_capacity(bucket.members.len());
+        for member in &bucket.members {
+            let grad = member.param().f_grad()?;
+            if !grad.defined() {
+                pass.missing.push(member.index);
+            } else if grad.is_sparse() || grad.is_mkldnn() {
+                let reason = "its gradient is sparse, but should be dense: make an embedding with `sparse: false`";
+                let error = OptimizerError::parameter(&member.parameter, member.index, reason);
+                pass.refused.get_or_insert(error.into());
+            } else {
+                parts.push(grad.f_reshape([-1])?);
+                continue;
+            }
+            parts.push(member.param().f_zeros_like()?.f_detach()?.f_reshape([-1])?);
+        }
+        let mut flat = match &parts[..] {
+            // The reduction overwrites it, and others may hold the gradient.
+            [one] => one.f_detach_copy()?,
+            several => Tensor::f_cat(several, 0)?,
+        };
+        drop(parts);
+        for member in &bucket.members {
+            set_grad(member.param(), None)?;
+        }
+        // Before the sum, as DDP does: float16 would overflow.
+        MUL.call(&[Arg::Tensor(&flat), Arg::Double(1.0 / self.group.size() as f64)])?;
+        let work = self.group.reduce_async(&mut flat, bucket.owner, ReduceOp::Sum)?;
+        pass.under_way.push_back((number, flat, work));
+        Ok(())
+    }
+
+    fn wait_for_first(&mut self) {
+        let Some((number, flat, work)) = self.pass.as_mut().and_then(|pass| pass.under_way.pop_front()) else { return };
+        let done = work.wait().map_err(ShardError::from).and_then(|()| self.take(number, &flat));
+        if let Err(error) = done {
+            self.broken(error);
+        }
+    }
+
+    /// Gives the owner's parameters their means.
+    fn take(&mut self, number: usize, flat: &Tensor) -> Result<(), ShardError> {
+        let _no_grad = tch::no_grad_guard();
+        let bucket = &mut self.buckets[number];
+        if bucket.owner != self.group.rank() {
+            return Ok(());
+        }
+        let mut first = 0;
+        for member in &mut bucket.members {
+            let numel = member.param().numel() as i64;
+            let mut mean = flat.f_narrow(0, first, numel)?.f_view(&member.param().size()[..])?;
+            first += numel;
+            if let Some(kept) = member.kept.take() {
+                mean = mean.f_add_(&kept)?;
+                member.has_earlier = true;
+            }
+            set_grad(member.param(), Some(&mean))?;
+            member.is_averaged = true;
+        }
+        Ok(())
+    }
+}

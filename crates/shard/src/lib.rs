@@ -1,0 +1,25 @@
+//! Training state partitioned over ranks, so that a model whose training does not fit one rank's memory fits several.
+//!
+//! [`ZeroRedundancyOptimizer`] keeps a part of any optimizer's state on each rank (ZeRO-1), and
+//! [`ShardedDataParallel`] averages gradients so that each rank keeps those of its part alone (ZeRO-2). [`DeviceMesh`]
+//! names the dimensions of a process group: `"replicate"` and `"shard"`, say.
+#![forbid(unsafe_code)]
+
+mod agree;
+mod error;
+mod exchange;
+mod gradients;
+mod mesh;
+mod partition;
+mod plan;
+mod zero;
+
+pub use error::ShardError;
+pub use gradients::{GradNorm, NoSync, ShardedDataParallel};
+pub use mesh::DeviceMesh;
+pub use zero::ZeroRedundancyOptimizer;
+
+/// Runs the programs in the book.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/sharding.md")]
+struct Book;

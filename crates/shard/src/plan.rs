@@ -1,0 +1,237 @@
+//! The whole optimizer's parameters and groups, and this rank's part of them.
+
+use std::collections::HashMap;
+
+use overdrive_core::{Optimizer, OptimizerError, Parameter};
+use overdrive_ddp::{Backend, ProcessGroup};
+use overdrive_ffi::TensorId;
+use tch::{Device, Kind, Tensor};
+
+use crate::partition::owners;
+
+const PART: &str = "ZeroRedundancyOptimizer";
+
+/// The parameters and groups of the optimizer over all ranks: the same on each.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// All parameters, in the order of the groups.
+    pub(crate) params: Vec<Parameter>,
+    /// The group of each parameter.
+    pub(crate) group_of: Vec<usize>,
+    /// The rank that has the state of each parameter.
+    pub(crate) owner: Vec<usize>,
+    pub(crate) groups: Vec<Group>,
+    /// Indices of parameters, in the order in which they were given.
+    given: Vec<usize>,
+}
+
+/// What schedules set of a group. It is kept here too, because a rank may own no parameter of a group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group {
+    pub(crate) lr: Option<f64>,
+    pub(crate) momentum: Option<f64>,
+}
+
+/// The optimizer of this rank's parameters.
+#[derive(Debug)]
+pub(crate) struct Own<O> {
+    pub(crate) inner: O,
+    /// For each of its parameters, in its order: the index among all.
+    pub(crate) params: Vec<usize>,
+    /// For each of its groups: the number among all.
+    pub(crate) groups: Vec<usize>,
+}
+
+impl Plan {
+    /// Builds the whole optimizer once, without state, to learn its groups.
+    pub(crate) fn new<O: Optimizer>(
+        given: &[Parameter],
+        ranks: usize,
+        build: &impl Fn(Vec<Parameter>) -> Result<O, OptimizerError>,
+    ) -> Result<Self, OptimizerError> {
+        check_parameters(given)?;
+        let whole = build(given.iter().map(Parameter::share).collect())?;
+        check_behavior(&whole)?;
+        let places = places_in(given.iter().map(Parameter::tensor));
+        let order = indices(&places, &whole.params())?;
+        if order.len() != given.len() {
+            return refuse("it leaves out parameters that it was given: build it over all that the closure gets");
+        }
+        let lens = group_lens(&whole)?;
+        let mut group_of = Vec::with_capacity(order.len());
+        for (group, len) in lens.iter().enumerate() {
+            group_of.extend(std::iter::repeat_n(group, *len));
+        }
+        if group_of.len() != order.len() {
+            return refuse("its groups have another number of parameters than it has");
+        }
+        let params: Vec<Parameter> = order.iter().map(|&index| given[index].share()).collect();
+        let mut sizes: Vec<Vec<usize>> = vec![Vec::new(); lens.len()];
+        for (param, &group) in params.iter().zip(&group_of) {
+            sizes[group].push(param.tensor().numel());
+        }
+        let owner = owners(&sizes, ranks).concat();
+        let groups = (0..lens.len()).map(|it| Group { lr: whole.lr(it), momentum: whole.momentum(it) }).collect();
+        let mut in_order = vec![0; order.len()];
+        for (index, &place) in order.iter().enumerate() {
+            in_order[place] = index;
+        }
+        Ok(Self { params, group_of, owner, groups, given: in_order })
+    }
+
+    /// Refuses parameters that the group cannot send.
+    pub(crate) fn check_devices(&self, group: &ProcessGroup) -> Result<(), OptimizerError> {
+        let is_sent = |param: &Parameter| match (group.backend(), param.tensor().device()) {
+            (Backend::Nccl, device) => device.is_cuda(),
+            (_, device) => device.is_cuda() || device == Device::Cpu,
+        };
+        match self.params.iter().position(|param| !is_sent(param)) {
+            Some(at) => {
+                let found = self.params[at].tensor().device();
+                let reason =
+                    format!("it is on {found:?}, from where the group cannot send it: NCCL sends from GPUs alone");
+                Err(OptimizerError::parameter(&self.params[at], at, reason))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Builds the optimizer of a rank's parameters; `None` if it has none.
+    pub(crate) fn build_own<O: Optimizer>(
+        &self,
+        rank: usize,
+        build: &impl Fn(Vec<Parameter>) -> Result<O, OptimizerError>,
+    ) -> Result<Option<Own<O>>, OptimizerError> {
+        let own: Vec<usize> = self.given.iter().copied().filter(|&index| self.owner[index] == rank).collect();
+        if own.is_empty() {
+            return Ok(None);
+        }
+        let mut inner = build(own.iter().map(|&index| self.params[index].share()).collect())?;
+        check_behavior(&inner)?;
+        let places = places_in(own.iter().map(|&index| self.params[index].tensor()));
+        let params: Vec<usize> = indices(&places, &inner.params())?.into_iter().map(|place| own[place]).collect();
+        let lens = group_lens(&inner)?;
+        if params.len() != own.len() || lens.iter().sum::<usize>() != own.len() {
+            return refuse("it leaves out parameters that it was given: build it over all that the closure gets");
+        }
+        let mut groups = Vec::with_capacity(lens.len());
+        let mut first = 0;
+        for len in lens {
+            let members = &params[first..first + len];
+            first += len;
+            let group = members.first().map(|&index| self.group_of[index]);
+            let Some(group) = group.filter(|group| !groups.contains(group)) else {
+                return refuse(OTHER_GROUPS);
+            };
+            if members.iter().any(|&index| self.group_of[index] != group) {
+                return refuse(OTHER_GROUPS);
+            }
+            groups.push(group);
+        }
+        // A closure may compute rates from all parameters that it gets, as a decay over layers does.
+        for (own, &group) in groups.iter().enumerate() {
+            if let Some(lr) = self.groups[group].lr.filter(|&lr| inner.lr(own) != Some(lr)) {
+                inner.set_lr(own, lr)?;
+            }
+        }
+        Ok(Some(Own { inner, params, groups }))
+    }
+
+    /// What has to be the same on all ranks, a line for each parameter and group.
+    pub(crate) fn describe(&self) -> Vec<(String, String)> {
+        let of_param = |(index, param): (usize, &Parameter)| {
+            let tensor = param.tensor();
+            let frozen = if tensor.requires_grad() { "" } else { ", frozen" };
+            let group = self.group_of[index];
+            let what = format!("{:?} of shape {:?} in group {group}{frozen}", tensor.kind(), tensor.size());
+            (format!("parameter {}", param.label(index)), what)
+        };
+        let of_group = |(number, group): (usize, &Group)| {
+            let rate = group.lr.map_or("no learning rate".to_owned(), |lr| format!("learning rate {lr}"));
+            (format!("group {number}"), rate)
+        };
+        let params = self.params.iter().enumerate().map(of_param);
+        params.chain(self.groups.iter().enumerate().map(of_group)).collect()
+    }
+
+    /// The parameters' names, if they have any.
+    pub(crate) fn names(&self) -> Option<Vec<&str>> {
+        self.params.iter().map(Parameter::name).collect()
+    }
+}
+
+const OTHER_GROUPS: &str = "the closure puts parameters into other groups when it gets a part of them: it should decide by \
+                            name, shape or dtype alone";
+
+fn refuse<T>(reason: &'static str) -> Result<T, OptimizerError> {
+    Err(OptimizerError::DoesNotFit { part: PART, reason })
+}
+
+fn check_parameters(params: &[Parameter]) -> Result<(), OptimizerError> {
+    if params.is_empty() {
+        return Err(OptimizerError::NoParameters);
+    }
+    let mut seen = HashMap::new();
+    let are_named = params[0].name().is_some();
+    for (index, param) in params.iter().enumerate() {
+        let wrong = |reason: String| Err(OptimizerError::parameter(param, index, reason));
+        let tensor = param.tensor();
+        if !tensor.defined() {
+            return wrong("it is undefined".to_owned());
+        }
+        if tensor.is_sparse() || tensor.is_mkldnn() {
+            return wrong("it is not dense, but should be: its values are sent to the other ranks".to_owned());
+        }
+        if !matches!(tensor.kind(), Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) {
+            let expected = "should be of float16, bfloat16, float32 or float64";
+            return wrong(format!("it is of dtype {:?}, but {expected}", tensor.kind()));
+        }
+        if param.name().is_some() != are_named {
+            return wrong("name all parameters or none".to_owned());
+        }
+        if let Some(before) = seen.insert(TensorId::of(tensor), index) {
+            return wrong(format!("it is parameter {before} again: give each once"));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn check_behavior(inner: &impl Optimizer) -> Result<(), OptimizerError> {
+    let behavior = inner.behavior();
+    if behavior.couples_parameters {
+        return refuse(
+            "its step of a parameter depends on all others (Prodigy, LAMB with `max_grad_norm`, L-BFGS), and each rank \
+             steps a part of them: use an optimizer that steps each parameter by itself",
+        );
+    }
+    if behavior.steps_in_backward || behavior.moves_parameters || behavior.keeps_average {
+        return refuse(
+            "it steps in the backward pass, or moves or averages parameters besides its steps, which the other ranks \
+             would not see: use another optimizer",
+        );
+    }
+    if behavior.communicates {
+        return refuse("its steps wait for other ranks, which step other parameters: use another optimizer");
+    }
+    Ok(())
+}
+
+fn places_in<'a>(params: impl Iterator<Item = &'a Tensor>) -> HashMap<TensorId, usize> {
+    params.map(TensorId::of).zip(0..).collect()
+}
+
+/// Where these parameters are among those that the closure was given.
+fn indices(places: &HashMap<TensorId, usize>, params: &[Tensor]) -> Result<Vec<usize>, OptimizerError> {
+    match params.iter().map(|param| places.get(&TensorId::of(param)).copied()).collect() {
+        Some(indices) => Ok(indices),
+        None => refuse("it has parameters that it was not given: build it over what the closure gets"),
+    }
+}
+
+fn group_lens(inner: &impl Optimizer) -> Result<Vec<usize>, OptimizerError> {
+    match inner.group_lens() {
+        Some(lens) => Ok(lens),
+        None if inner.num_groups() == 1 => Ok(vec![inner.params().len()]),
+        None => refuse("it does not tell which parameters its groups have"),
+    }
+}

@@ -1,0 +1,114 @@
+//! Sharded training on several ranks, which are processes: forks of this program, with a variable that names the
+//! scenario. Each run has a time limit, after which its processes are killed and the test fails; nothing else is timed.
+
+mod beside_python;
+#[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
+#[path = "../../../ddp/tests/ranks/harness.rs"]
+mod harness;
+mod joined;
+mod lost;
+mod mesh;
+mod model;
+mod optimizers;
+mod refusals;
+mod sharded;
+mod sharded_failures;
+mod zero;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use harness::{Scenario, rank_main, run};
+
+/// The scenarios that a rank can run.
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("mesh", mesh::scenario),
+    ("mesh_refusals", mesh::refusals),
+    ("meshes_that_differ", mesh::that_differ),
+    ("zero", zero::training),
+    ("zero_memory", zero::memory),
+    ("zero_few_parameters", zero::few_parameters),
+    ("zero_resume", zero::resume),
+    ("zero_refusals", refusals::building),
+    ("zero_steps_refused", refusals::steps),
+    ("zero_scaler", refusals::scaler),
+    ("zero_states_refused", refusals::states),
+    ("beside_python", beside_python::scenario),
+    ("optimizers", optimizers::scenario),
+    ("joined_accumulators", joined::accumulators),
+    ("joined_optimizers", joined::optimizers),
+    ("joined_failures", joined::failures),
+    ("lost_in_a_step", lost::in_a_step),
+    ("lost_in_backward", lost::in_backward),
+    ("lost_in_a_mesh", lost::in_a_mesh),
+    ("sharded", sharded::training),
+    ("sharded_freed", sharded::freed),
+    ("sharded_twice", sharded_failures::twice),
+    ("sharded_passes", sharded::passes),
+    ("sharded_unused", sharded::unused),
+    ("sharded_failures", sharded_failures::failures),
+    ("sharded_scaler", sharded_failures::scaler),
+];
+
+fn main() -> Result<ExitCode> {
+    if let Some(code) = harness::forked(SCENARIOS) {
+        return Ok(code);
+    }
+    if let Some(name) = harness::told() {
+        return rank_main(&name, SCENARIOS).map(|()| ExitCode::SUCCESS);
+    }
+    let tests = [
+        ("a_mesh_of_4_has_the_groups_of_its_lines", "mesh", 4),
+        ("meshes_that_do_not_fit_4_ranks_are_refused", "mesh_refusals", 4),
+        ("meshes_that_differ_are_named_on_every_rank", "meshes_that_differ", 3),
+        ("zero_of_1_equals_the_large_batch", "zero", 1),
+        ("zero_of_2_equals_the_large_batch", "zero", 2),
+        ("zero_of_3_equals_the_large_batch", "zero", 3),
+        ("zero_of_4_equals_the_large_batch", "zero", 4),
+        ("zero_of_2_keeps_half_of_the_state_on_a_rank", "zero_memory", 2),
+        ("zero_of_4_keeps_a_quarter_of_the_state_on_a_rank", "zero_memory", 4),
+        ("zero_of_4_with_two_parameters", "zero_few_parameters", 4),
+        ("zero_of_4_resumes_to_the_bit_from_parts_and_from_the_whole", "zero_resume", 4),
+        ("zero_refuses_what_differs_or_fails_on_a_rank_on_all", "zero_refusals", 3),
+        ("zero_steps_on_all_ranks_or_on_none", "zero_steps_refused", 3),
+        ("zero_skips_steps_of_a_scaler_on_all_ranks_or_on_none", "zero_scaler", 3),
+        ("zero_refuses_states_of_others_and_changes_nothing", "zero_states_refused", 2),
+        ("sharded_gradients_of_1_equal_the_large_batch", "sharded", 1),
+        ("sharded_gradients_of_2_equal_the_large_batch", "sharded", 2),
+        ("sharded_gradients_of_3_equal_the_large_batch", "sharded", 3),
+        ("sharded_gradients_of_4_equal_the_large_batch", "sharded", 4),
+        ("gradients_of_other_ranks_are_freed_while_the_pass_goes_on", "sharded_freed", 2),
+        ("a_gradient_that_comes_twice_in_a_pass_is_refused_on_all", "sharded_twice", 2),
+        ("passes_of_2_with_and_without_exchange_add_up", "sharded_passes", 2),
+        ("passes_of_3_with_and_without_exchange_add_up", "sharded_passes", 3),
+        ("parameters_that_no_rank_uses_have_no_gradient", "sharded_unused", 3),
+        ("a_backward_pass_that_fails_on_a_rank_fails_on_all", "sharded_failures", 3),
+        ("sharded_gradients_skip_steps_of_a_scaler_on_all_ranks", "sharded_scaler", 3),
+        ("every_optimizer_over_2_ranks_steps_and_saves_as_the_whole", "optimizers", 2),
+        ("every_optimizer_over_3_ranks_steps_and_saves_as_the_whole", "optimizers", 3),
+        ("accumulators_and_estimates_that_would_not_average_are_refused", "joined_accumulators", 2),
+        ("wrappers_of_sharded_optimizers_are_the_same_on_all_ranks", "joined_optimizers", 2),
+        ("what_fails_in_a_step_or_a_scaler_on_a_rank_fails_on_all", "joined_failures", 3),
+        ("a_rank_that_is_gone_is_reported_in_a_step", "lost_in_a_step", 3),
+        ("a_rank_that_is_gone_is_reported_in_backward", "lost_in_backward", 3),
+        ("a_rank_that_is_gone_is_reported_in_making_a_mesh", "lost_in_a_mesh", 2),
+    ];
+    let mut arguments = Arguments::from_args();
+    // Each test is several processes already.
+    arguments.test_threads = arguments.test_threads.or(Some(2));
+    let trial = |(name, scenario, ranks): (&str, &'static str, usize)| {
+        Trial::test(name, move || run(scenario, ranks).map(drop).map_err(|error| Failed::from(format!("{error:#}"))))
+    };
+    let mut trials: Vec<Trial> = tests.into_iter().map(trial).collect();
+    // Ignored where there is no such Python.
+    let no_python = beside_python::python().is_none();
+    let beside = "zero_of_2_trains_as_python_s";
+    if no_python && !arguments.list {
+        println!("{beside}: skipped: no Python with torch 2.11");
+    }
+    let beside = Trial::test(beside, || beside_python::equals().map_err(|error| Failed::from(format!("{error:#}"))));
+    trials.push(beside.with_ignored_flag(no_python));
+    libtest_mimic::run(&arguments, trials).exit()
+}
