@@ -20,6 +20,7 @@ class cuda:
 ";
 
 const PROGRAM: &str = "#!/bin/sh
+[ \"$1\" != --help ] || exit 0
 [ \"$1\" != --check-device ] || { echo 'cuda: false'; exit; }
 echo \"$(basename \"$0\") FAKECUDA=$FAKECUDA $*\"
 [ -z \"$RESULT\" ] || echo \"test result: ok. $RESULT; 0 measured; 2 filtered out; finished in 0.00s\"
@@ -30,11 +31,9 @@ echo \"$(basename \"$0\") FAKECUDA=$FAKECUDA $*\"
 fn lacks() -> Option<&'static str> {
     let starts =
         |program, argument| Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success());
-    match (starts("python3", "--version"), starts("timeout", "--version")) {
-        (false, _) => Some("no python3"),
-        (_, false) => Some("no timeout"),
-        _ => None,
-    }
+    [("python3", "no python3"), ("timeout", "no timeout"), ("gzip", "no gzip")]
+        .into_iter()
+        .find_map(|(program, lacks)| (!starts(program, "--version")).then_some(lacks))
 }
 
 /// A bundle, and beside it the `torch` of its Python.
@@ -50,6 +49,7 @@ fn bundle() -> TempDir {
     write("collect.py", include_str!("../bundle/collect.py"));
     for name in ["overdrive-bench", "overdrive-versus", "overdrive-parity", "overdrive-gpu-tests"] {
         write(&format!("bin/{name}"), PROGRAM);
+        assert!(Command::new("gzip").arg(folder.path().join("bin").join(name)).status().unwrap().success());
     }
     write("python/torch/__init__.py", TORCH);
     write("python/torch/lib/libtorch_cuda.so", "");

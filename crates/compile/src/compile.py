@@ -25,7 +25,7 @@ from collections import Counter
 
 import torch
 import torch._inductor
-from torch._inductor import codecache, config, cpu_vec_isa
+from torch._inductor import codecache, config, cpu_vec_isa, lowering
 
 
 def dtype(name):
@@ -374,6 +374,9 @@ def main():
     vectors = VectorSets(cache)
     # The generator of eager runs draws the same numbers.
     config.fallback_random = True
+    # Inductor 2.11 draws a mask of dropout in place, and may fuse what reads the mask with what is before the draw. This
+    # makes it a call that returns the mask, with the same numbers.
+    lowering.make_fallback(torch.ops.aten.bernoulli.p, warn=False, override_decomp=True)
     # Inductor has this program compute their checksums.
     config.aot_inductor.precompile_headers &= shutil.which("openssl") is not None
     # Elsewhere in the folder for temporary files, which all users share.

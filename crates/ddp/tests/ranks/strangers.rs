@@ -22,7 +22,7 @@ const TIMES: usize = 50;
 /// Only against hanging.
 const LIMIT: Duration = Duration::from_secs(600);
 const SECRET: &str = "what no stranger knows";
-const HELLO: &str = r#"{"Hello":{"protocol":5,"run_id":"besieged","nnodes":2,"node_rank":1,"nproc":1,"max_restarts":1,"failure_window":{"secs":1,"nanos":0},"keep_alive":[5000,15000],"host":"stranger"}}"#;
+const HELLO: &str = r#"{"Hello":{"protocol":6,"run_id":"besieged","nnodes":"2","node_rank":1,"nproc":1,"max_restarts":1,"failure_window":{"secs":1,"nanos":0},"keep_alive":[5000,15000],"host":"stranger","past":null}}"#;
 const END: &str = r#"{"Ended":{"attempt":0,"how":{"Interrupted":15},"ends":[]}}"#;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -206,7 +206,7 @@ impl Siege {
             };
             end.with_context(|| format!("{kind:?} is still connected"))?;
             let said = String::from_utf8_lossy(&said).into_owned();
-            let is_number = said.strip_prefix("overdrive-run 5 ").is_some_and(|rest| rest.len() == 65);
+            let is_number = said.strip_prefix("overdrive-run 6 ").is_some_and(|rest| rest.len() == 65);
             ensure!(said.is_empty() || is_number, "{kind:?} received {said:?}");
             self.unheard[kind as usize] += 1;
         }
