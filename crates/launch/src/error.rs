@@ -163,7 +163,7 @@ pub struct FailureReport {
     /// another rank may exit because of that first.
     pub first: RankFailure,
     /// Ranks that failed by themselves within the [failure window](crate::Launch::failure_window) of the first, by
-    /// time; at most 8 with the same exit code or signal.
+    /// time; at most 8 with the same exit code or signal, and always the one whose error was recorded first.
     pub also: Vec<RankFailure>,
     /// How the other ranks ended, by rank, including those in `also`. Most were ended by the launcher.
     pub others: Vec<(usize, RankEnd)>,
