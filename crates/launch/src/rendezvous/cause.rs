@@ -1,5 +1,7 @@
 //! Why an attempt ended.
 
+use std::time::Duration;
+
 use super::NodeEnd;
 use crate::error::LaunchError;
 use crate::failures::Failures;
@@ -27,5 +29,17 @@ impl Cause {
                 Self::Other(LaunchError::NodeLost(format!("host {host} stopped without being told to")))
             }
         })
+    }
+
+    /// What counts when something else follows. `told_to_end`: a signal ends the run.
+    pub fn and(self, next: Self, window: Duration, told_to_end: bool) -> Self {
+        match (self, next) {
+            (Self::Failed(first), Self::Failed(second)) => Self::Failed(first.merge(second, window)),
+            // Ranks of other nodes fail when a node is lost, and often before its loss is noticed.
+            (Self::Failed(_), Self::Members(lost)) => Self::Members(lost),
+            // The signal ends the run, so a change of the nodes no longer matters.
+            (Self::Members(_), next) if told_to_end => next,
+            (first, _) => first,
+        }
     }
 }

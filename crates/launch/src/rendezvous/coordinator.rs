@@ -229,7 +229,8 @@ impl Decider {
     }
 
     fn begin(&mut self) -> Result<(), LaunchError> {
-        let Members { plan, nodes, console, .. } = &mut self.members;
+        let Members { plan, nodes, console, is_ending, .. } = &mut self.members;
+        *is_ending = false;
         (self.begun, self.expected) = (true, None);
         self.port = None;
         let master_port = match plan.master_port {
@@ -244,8 +245,7 @@ impl Decider {
         }
         let mut first_rank = 0;
         for (node_rank, node) in nodes.iter_mut().enumerate() {
-            node.ended = false;
-            node.is_new = false;
+            (node.ended, node.succeeded, node.is_new) = (false, false, false);
             node.ends.clear();
             node.tell(&FromNodeZero::Start(Team {
                 attempt: self.attempt,
@@ -306,14 +306,9 @@ impl Decider {
                 deadline = Some(Instant::now() + attempt::longest_end(&self.members.plan));
             }
             let waits = matches!(worse, Cause::Failed(_)) && (is_first || stop_at.is_some());
-            cause = Some(match (cause, worse) {
-                (None, worse) => worse,
-                (Some(Cause::Failed(first)), Cause::Failed(second)) => Cause::Failed(first.merge(second, window)),
-                // Ranks of other nodes fail when a node is lost, and often before its loss is noticed.
-                (Some(Cause::Failed(_)), Cause::Members(lost)) => Cause::Members(lost),
-                // The signal ends the run, so a change of the nodes no longer matters.
-                (Some(Cause::Members(_)), worse) if self.told_to_end => worse,
-                (Some(first), _) => first,
+            cause = Some(match cause {
+                None => worse,
+                Some(cause) => cause.and(worse, window, self.told_to_end),
             });
             if let Some(Cause::Failed(failures)) = cause.as_ref().filter(|_| waits) {
                 stop_at = Some(failures.first_at + window);
@@ -333,8 +328,11 @@ impl Decider {
         let node = self.members.find(id)?;
         if !std::mem::replace(&mut node.ended, true) {
             node.ends = ends;
+            node.succeeded = how == NodeEnd::Done;
         }
+        let succeeded = node.succeeded;
         let (cause, is_node_zero) = (Cause::of(how, &node.host), node.place == Some(0));
+        self.members.is_ending |= succeeded;
         if told_to_end && is_elastic && !is_node_zero {
             // The others go on without it.
             let result = cause.map_or(Ok(()), |cause| Err(self.error(cause)));
@@ -353,6 +351,10 @@ impl Decider {
             // The own node, which ends. The others can elect another one.
             self.deposed = true;
             return Some(Cause::Other(LaunchError::NodeLost(what)));
+        }
+        if node.succeeded {
+            self.say(&format!("{what}; its ranks had succeeded"));
+            return None;
         }
         let goes_on = self.members.plan.is_elastic() && node.place != Some(0);
         (!node.is_new).then_some(if goes_on { Cause::Members(what) } else { Cause::Lost(what) })
@@ -388,3 +390,6 @@ impl Decider {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -25,6 +25,8 @@ pub struct Node {
     /// It has joined since the attempt began, and takes part from the next one on.
     pub is_new: bool,
     pub ended: bool,
+    /// All of its ranks have succeeded in this attempt.
+    pub succeeded: bool,
     pub ends: Vec<(usize, RankEnd)>,
 }
 
@@ -56,11 +58,13 @@ pub struct Members {
     pub nodes: Vec<Node>,
     /// Nodes without a place yet, and until when they may wait for one.
     waiting: Vec<(Instant, Node)>,
+    /// Ranks of a node have succeeded in this attempt, so that the run is about to end. The node may have left since.
+    pub is_ending: bool,
 }
 
 impl Members {
     pub fn new(plan: Plan, console: Arc<Console>) -> Self {
-        Self { plan, console, nodes: Vec::new(), waiting: Vec::new() }
+        Self { plan, console, nodes: Vec::new(), waiting: Vec::new(), is_ending: false }
     }
 
     /// Whether there are enough nodes to begin. Node 0, where the ranks' store is, has to be one of them.
@@ -82,6 +86,7 @@ impl Members {
             joined: Instant::now(),
             is_new: true,
             ended: true,
+            succeeded: false,
             ends: Vec::new(),
         };
         match self.objection(hello) {
@@ -174,13 +179,12 @@ impl Members {
     /// When nodes that have joined an elastic run since the attempt began are to take part; None if there are none, or
     /// if ranks of a node have succeeded already, so that the run is about to end.
     pub fn let_in_at(&self) -> Option<Instant> {
-        let is_ending = self.nodes.iter().any(|node| node.ended && !node.is_new);
         let (first, last) = self.newcomers().fold(None, |found: Option<(Instant, Instant)>, node| {
             let (first, last) = found.unwrap_or((node.joined, node.joined));
             Some((first.min(node.joined), last.max(node.joined)))
         })?;
         let settled = (last + SETTLE).min(first + self.plan.last_call);
-        (self.plan.is_elastic() && !is_ending).then_some(if self.are_all() { first } else { settled })
+        (self.plan.is_elastic() && !self.is_ending).then_some(if self.are_all() { first } else { settled })
     }
 
     pub fn newcomers(&self) -> impl Iterator<Item = &Node> {
