@@ -229,8 +229,8 @@ impl Decider {
     }
 
     fn begin(&mut self) -> Result<(), LaunchError> {
-        let Members { plan, nodes, console, is_ending, .. } = &mut self.members;
-        *is_ending = false;
+        let Members { plan, nodes, console, started, succeeded, .. } = &mut self.members;
+        (*started, *succeeded) = (nodes.len(), 0);
         (self.begun, self.expected) = (true, None);
         self.port = None;
         let master_port = match plan.master_port {
@@ -317,22 +317,25 @@ impl Decider {
                 self.stop();
             }
         }
-        cause
+        // All were done before they could be told to end because a node has joined.
+        let are_done = self.members.succeeded == self.members.started;
+        cause.filter(|cause| !(are_done && matches!(cause, Cause::Members(_))))
     }
 
     /// Records how a node's ranks have ended. Returns what this means for the attempt.
     fn node_ended(&mut self, id: usize, how: NodeEnd, ends: Vec<(usize, RankEnd)>) -> Option<Cause> {
         let is_elastic = self.members.plan.is_elastic();
         let told_to_end = how.ends_the_run();
+        let mut succeeded = 0;
         // Only nodes with a place take part.
         let node = self.members.find(id)?;
         if !std::mem::replace(&mut node.ended, true) {
             node.ends = ends;
             node.succeeded = how == NodeEnd::Done;
+            succeeded = usize::from(node.succeeded);
         }
-        let succeeded = node.succeeded;
         let (cause, is_node_zero) = (Cause::of(how, &node.host), node.place == Some(0));
-        self.members.is_ending |= succeeded;
+        self.members.succeeded += succeeded;
         if told_to_end && is_elastic && !is_node_zero {
             // The others go on without it.
             let result = cause.map_or(Ok(()), |cause| Err(self.error(cause)));

@@ -58,13 +58,14 @@ pub struct Members {
     pub nodes: Vec<Node>,
     /// Nodes without a place yet, and until when they may wait for one.
     waiting: Vec<(Instant, Node)>,
-    /// Ranks of a node have succeeded in this attempt, so that the run is about to end. The node may have left since.
-    pub is_ending: bool,
+    /// Nodes of this attempt, and those of them whose ranks have succeeded, even if they have left since.
+    pub started: usize,
+    pub succeeded: usize,
 }
 
 impl Members {
     pub fn new(plan: Plan, console: Arc<Console>) -> Self {
-        Self { plan, console, nodes: Vec::new(), waiting: Vec::new(), is_ending: false }
+        Self { plan, console, nodes: Vec::new(), waiting: Vec::new(), started: 0, succeeded: 0 }
     }
 
     /// Whether there are enough nodes to begin. Node 0, where the ranks' store is, has to be one of them.
@@ -184,7 +185,7 @@ impl Members {
             Some((first.min(node.joined), last.max(node.joined)))
         })?;
         let settled = (last + SETTLE).min(first + self.plan.last_call);
-        (self.plan.is_elastic() && !self.is_ending).then_some(if self.are_all() { first } else { settled })
+        (self.plan.is_elastic() && self.succeeded == 0).then_some(if self.are_all() { first } else { settled })
     }
 
     pub fn newcomers(&self) -> impl Iterator<Item = &Node> {

@@ -111,3 +111,20 @@ fn no_node_is_let_in_after_one_whose_ranks_have_succeeded_has_left() {
     let _reader = join(&mut decider, 1);
     assert!(decider.members.let_in_at().is_some());
 }
+
+#[test]
+fn a_run_whose_ranks_have_succeeded_is_not_started_again_for_a_node_that_joins() {
+    let plan = plan(2, Duration::ZERO);
+    let (decider, heard) = decider(&plan);
+    let (joined, mut first) = node(&plan, 0);
+    heard.send(joined).unwrap();
+    thread::spawn(move || decider.run());
+    assert!(matches!(told(&mut first), FromNodeZero::Start(_)));
+    let (joined, mut second) = node(&plan, 1);
+    heard.send(joined).unwrap();
+    assert_eq!(told(&mut first), FromNodeZero::Stop { attempt: 0 });
+    // Its ranks had ended before it was told.
+    heard.send(ended(0, NodeEnd::Done)).unwrap();
+    assert_eq!(told(&mut first), FromNodeZero::Finish(Ok(())));
+    assert_eq!(told(&mut second), FromNodeZero::Finish(Ok(())));
+}
