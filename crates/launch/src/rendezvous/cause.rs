@@ -35,6 +35,8 @@ impl Cause {
     pub fn and(self, next: Self, window: Duration, told_to_end: bool) -> Self {
         match (self, next) {
             (Self::Failed(first), Self::Failed(second)) => Self::Failed(first.merge(second, window)),
+            // No attempt follows, so that the failure is what the run ends with.
+            (Self::Failed(failures), Self::Members(_)) if told_to_end => Self::Failed(failures),
             // Ranks of other nodes fail when a node is lost, and often before its loss is noticed.
             (Self::Failed(_), Self::Members(lost)) => Self::Members(lost),
             // The signal ends the run, so a change of the nodes no longer matters.

@@ -128,3 +128,27 @@ fn a_run_whose_ranks_have_succeeded_is_not_started_again_for_a_node_that_joins()
     assert_eq!(told(&mut first), FromNodeZero::Finish(Ok(())));
     assert_eq!(told(&mut second), FromNodeZero::Finish(Ok(())));
 }
+
+#[test]
+fn a_failure_before_a_signal_to_all_nodes_is_reported() {
+    let (heard, [mut first, mut second]) = two();
+    let failure = RankFailure {
+        rank: 0,
+        local_rank: 0,
+        host: "host0".to_owned(),
+        pid: 1,
+        end: RankEnd::Code(7),
+        attempt: 0,
+        after: Duration::ZERO,
+        stream: "standard error".to_owned(),
+        output: Vec::new(),
+        error: None,
+        log: None,
+    };
+    let failed = NodeEnd::Failed { age: Duration::ZERO, first: failure, also: Vec::new(), told_to_end: true };
+    heard.send(ended(0, failed)).unwrap();
+    heard.send(ended(1, NodeEnd::Interrupted(15))).unwrap();
+    let FromNodeZero::Finish(Err(error)) = told(&mut first) else { panic!("the run goes on") };
+    assert_eq!(error.exit_code(), 7, "{error}");
+    assert!(matches!(told(&mut second), FromNodeZero::Finish(Err(LaunchError::Interrupted { signal: 15, .. }))));
+}
