@@ -2,6 +2,7 @@
 
 use std::backtrace::Backtrace;
 use std::error::Error;
+use std::io::{self, Write};
 use std::panic::{self, PanicHookInfo};
 use std::path::PathBuf;
 use std::process::{ExitCode, Termination};
@@ -52,13 +53,16 @@ where
         Err(error) => {
             let error: Box<dyn Error + Send + Sync> = error.into();
             let (message, mut text) = describe(&*error);
-            eprintln!("{text}");
+            let shown = text.clone();
             if let Some(file) = &file {
-                if let Some(earlier) = last_panic().take() {
+                // A statement of its own, so that the lock is not held while the names of the backtrace are looked up.
+                let earlier = last_panic().take();
+                if let Some(earlier) = earlier {
                     text.push_str(&format!("\n\nBefore that, {}", earlier.text()));
                 }
                 write(file, &message, &text, now());
             }
+            say(&shown);
             ExitCode::FAILURE
         }
     }
@@ -69,10 +73,9 @@ struct WritesPanic(Option<PathBuf>);
 
 impl Drop for WritesPanic {
     fn drop(&mut self) {
-        if let Some(file) = &self.0
-            && thread::panicking()
-            && let Some(last) = last_panic().take()
-        {
+        let Some(file) = self.0.as_ref().filter(|_| thread::panicking()) else { return };
+        let last = last_panic().take();
+        if let Some(last) = last {
             last.write(file);
         }
     }
@@ -126,8 +129,13 @@ impl Panic {
 
 fn write(file: &std::path::Path, message: &str, text: &str, time: Duration) {
     if let Err(error) = error_file::write(file, &error_file::to_json(message, text, time)) {
-        eprintln!("cannot record this error in {}: {error}", file.display());
+        say(&format!("cannot record this error in {}: {error}", file.display()));
     }
+}
+
+/// Unlike `eprintln!`, does not panic if standard error is closed.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 fn now() -> Duration {

@@ -23,6 +23,7 @@ crate::tests![
     a_panic_that_was_caught_is_not_recorded,
     success_records_nothing,
     the_file_has_pytorchs_format,
+    an_error_that_cannot_be_shown_is_recorded,
     without_a_launcher_the_error_is_shown_only,
     a_python_traceback_is_reported,
     the_error_that_was_recorded_first_is_named,
@@ -154,6 +155,16 @@ fn the_file_has_pytorchs_format() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(1) && said.contains("Error: cannot train\n"), "{said}");
     assert!(said.contains("cannot record this error in "), "{said}");
+}
+
+fn an_error_that_cannot_be_shown_is_recorded() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("error.json");
+    let mut command = Command::new(env::current_exe().unwrap());
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = command.env(TASK, "error").env("TORCHELASTIC_ERROR_FILE", &file).stderr(full).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+    assert!(fs::read_to_string(&file).unwrap().contains("cannot train: no data"));
 }
 
 fn without_a_launcher_the_error_is_shown_only() {
