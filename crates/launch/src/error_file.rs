@@ -42,8 +42,16 @@ pub struct RecordedError {
     pub time: Option<Duration>,
 }
 
-/// The text of a file. `traceback` includes the message.
+/// The text of a file. `traceback` includes the message. What is too long to be read is shortened.
 pub fn to_json(message: &str, traceback: &str, time: Duration) -> String {
+    let whole = in_full(message, traceback, time);
+    if whole.len() as u64 <= LARGEST {
+        return whole;
+    }
+    in_full(&self::message(message), &lines(traceback).join("\n"), time)
+}
+
+fn in_full(message: &str, traceback: &str, time: Duration) -> String {
     // PyTorch has whole seconds, as text, and ignores other keys.
     json!({"message": {"message": message, "extraInfo": {
         "py_callstack": traceback,
@@ -215,6 +223,16 @@ mod tests {
         }
         assert!(why(&[b' '; (LARGEST + 1) as usize]).contains("more than 1048576 bytes"));
         assert_eq!(read_text(b""), None);
+    }
+
+    #[test]
+    fn an_error_of_any_length_is_written_so_that_it_is_read() {
+        // Each of these bytes becomes six in JSON.
+        let long = "\u{1}".repeat(LARGEST as usize);
+        let text = to_json(&long, &format!("Error: no data\n{long}\n").repeat(3), Duration::from_secs(7));
+        let read = read_text(text.as_bytes()).unwrap();
+        assert_eq!((read.message.len(), read.traceback.len()), (LINE_BYTES, 6), "{}", &read.message[..80]);
+        assert_eq!((read.traceback[0].as_str(), read.time), ("Error: no data", Some(Duration::from_secs(7))));
     }
 
     #[test]
