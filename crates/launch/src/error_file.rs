@@ -92,11 +92,37 @@ pub fn read(path: &Path) -> Option<RecordedError> {
         // A rank that was killed while it wrote.
         Ok(0) => return None,
         Ok(read) if read as u64 > LARGEST => damaged(format!("it has more than {LARGEST} bytes")),
-        Ok(_) => match serde_json::from_slice(&bytes) {
-            Ok(value) => parse(&value).unwrap_or_else(|| damaged("it has no `message`".to_owned())),
-            Err(error) => damaged(error.to_string()),
-        },
+        Ok(_) => {
+            replace_lone_surrogates(&mut bytes);
+            match serde_json::from_slice(&bytes) {
+                Ok(value) => parse(&value).unwrap_or_else(|| damaged("it has no `message`".to_owned())),
+                Err(error) => damaged(error.to_string()),
+            }
+        }
     })
+}
+
+/// Python writes a byte of a name that is not UTF-8 as half of a UTF-16 pair, like `\udc80`, which is no valid text.
+fn replace_lone_surrogates(json: &mut [u8]) {
+    let unit = |json: &[u8], at: usize| {
+        let digits = json.get(at..at + 6)?.strip_prefix(b"\\u")?;
+        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    };
+    let mut at = 0;
+    while at < json.len() {
+        if json[at] != b'\\' {
+            at += 1;
+            continue;
+        }
+        match (unit(json, at), unit(json, at + 6)) {
+            (Some(0xD800..=0xDBFF), Some(0xDC00..=0xDFFF)) => at += 12,
+            (Some(0xD800..=0xDFFF), _) => {
+                json[at + 2..at + 6].copy_from_slice(b"fffd");
+                at += 6;
+            }
+            _ => at += 2,
+        }
+    }
 }
 
 fn parse(file: &Value) -> Option<RecordedError> {
@@ -213,6 +239,14 @@ mod tests {
         let old = read_text(br#"{"message": "out of memory", "timestamp": 7}"#).unwrap();
         assert_eq!((old.message.as_str(), old.time), ("out of memory", Some(Duration::from_secs(7))));
         assert_eq!(read_text(br#"{"message": {"message": "short"}}"#).unwrap().message, "short");
+    }
+
+    #[test]
+    fn names_that_are_not_utf_8_are_read() {
+        // As Python's `json.dump` writes the name of a file with the byte 0x80, a letter outside of 16 bits, and a
+        // backslash before a `u`.
+        let text = br#"{"message": {"message": "no \udc80\ud83d\ud83d\ude00 \\udc80 \ud83d"}}"#;
+        assert_eq!(read_text(text).unwrap().message, "no \u{fffd}\u{fffd}\u{1f600} \\udc80 \u{fffd}");
     }
 
     #[test]
