@@ -93,7 +93,7 @@ fn a_node_that_leaves_after_its_ranks_have_succeeded_disturbs_no_one() {
 fn no_node_is_let_in_after_one_whose_ranks_have_succeeded_has_left() {
     let plan = plan(2, Duration::ZERO);
     let (mut decider, _heard) = decider(&plan);
-    let mut join = |decider: &mut Decider, place| {
+    let join = |decider: &mut Decider, place| {
         let (joined, reader) = node(&plan, place);
         decider.hear_before_the_attempt(joined).unwrap();
         reader
