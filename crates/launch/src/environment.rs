@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::error_file;
 use crate::host_name::without_brackets;
+use crate::numa::{self, Binding};
 
 /// A rank's position in the run, and the address of the ranks' store.
 pub struct Place<'a> {
@@ -62,12 +63,15 @@ pub const SECRET: &str = "OVERDRIVE_SECRET";
 /// Variables that must not reach the ranks: those of an outer torchrun, and the launcher's secret.
 pub const NOT_FOR_RANKS: [&str; 3] = ["TORCHELASTIC_USE_AGENT_STORE", error_file::VARIABLE, SECRET];
 
-/// The default of `OMP_NUM_THREADS` for several ranks on a host: the cores divided by the ranks, where torchrun sets 1.
-/// None for a single rank, or if the user has set the variable.
-pub fn threads_per_rank(local_world_size: usize) -> Option<usize> {
+/// The default of `OMP_NUM_THREADS` for each of several ranks on a host: the cores divided by the ranks, where torchrun
+/// sets 1; of ranks that are bound to CPUs, their own. None for a single rank, or if the user has set the variable.
+pub fn threads_of_ranks(local_world_size: usize, bindings: &[Binding]) -> Vec<usize> {
     if local_world_size < 2 || std::env::var_os("OMP_NUM_THREADS").is_some() {
-        return None;
+        return Vec::new();
+    }
+    if !bindings.is_empty() {
+        return numa::threads_of(bindings);
     }
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    Some((cores / local_world_size).max(1))
+    vec![(cores / local_world_size).max(1); local_world_size]
 }

@@ -102,7 +102,8 @@ impl Attempt<'_> {
             command.env_remove(name);
         }
         command.envs(environment::of(place)).env(process::MARK, &plan.mark);
-        command.envs(self.host.threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string())));
+        let threads = self.host.threads.get(place.local_rank);
+        command.envs(threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string())));
         command.envs(plan.envs.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         command

@@ -106,6 +106,20 @@ fn ranks_get_the_cpus_of_their_gpus_nodes() {
 }
 
 #[test]
+fn threads_are_those_of_the_ranks_own_cpus() {
+    let host = Host::with_gpus();
+    let threads = |binding, nproc| {
+        let topology = Topology::new(host.root.path(), topology::parse("0-31").unwrap());
+        threads_of(&plan(binding, nproc, &topology, None).unwrap())
+    };
+    // The first two ranks share the CPUs of a node.
+    assert_eq!(threads(Node, 4), [4, 4, 8, 8]);
+    assert_eq!(threads(Socket, 4), [5, 5, 5, 16]);
+    assert_eq!(threads(Exclusive, 4), [4, 4, 8, 8]);
+    assert_eq!(threads(Node, 1), [8]);
+}
+
+#[test]
 fn without_gpus_ranks_are_divided_among_the_nodes() {
     let host = Host::new();
     assert_eq!(host.all(Node, 2), ["0-3,16-19", "8-11,24-27"]);

@@ -50,6 +50,7 @@ fn ranks_may_use_their_cpus_only() {
         );
         let ended = bound(&["--nproc-per-node=2", &format!("--numa-binding={mode}")], &script);
         assert_eq!(ended.code, Some(0), "{ended:?}");
+        ended.says(" ranks (a rank's CPUs divided by the ranks that share them)");
         let [said, seen] = cpus(&ended);
         assert_eq!(said, seen);
         assert!(seen.iter().all(|list| numbers(list).is_subset(&own)), "{seen:?}");
