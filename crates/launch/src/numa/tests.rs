@@ -162,10 +162,20 @@ fn cuda_visible_devices_is_read_as_cuda_reads_it() {
     for unknown in ["4", "GPU-9", "GPU-", "MIG-2a"] {
         assert!(nodes(unknown).unwrap_err().contains(&format!("CUDA_VISIBLE_DEVICES has {unknown:?}")), "{unknown}");
     }
+    // Part of a GPU, as older drivers name it. Newer names do not tell the GPU.
+    assert_eq!(nodes("MIG-GPU-2a-b/1/0").unwrap(), ["4-7,20-23"]);
+    let why = nodes("MIG-2a").unwrap_err();
+    assert!(why.ends_with("the name of a MIG device does not tell its GPU; leave out --numa-binding"), "{why}");
+    // CUDA takes a shortened UUID only if one GPU has it.
+    host.write("proc/driver/nvidia/gpus/0000:07:00.0/information", "GPU UUID: \t GPU-2ax\n");
+    let why = nodes("GPU-2a").unwrap_err();
+    assert!(why.contains("but more than one of 4 GPUs here is that"), "{why}");
     let why = host.plan(Node, 3, "0-31", Some("0,1")).unwrap_err();
     assert!(why.starts_with("local rank 2 has no GPU: 2 are visible here"), "{why}");
     // No GPU is visible, so that the ranks compute on CPUs.
-    assert_eq!(host.plan(Node, 2, "0-31", Some("")).unwrap(), ["0-3,16-19", "8-11,24-27"]);
+    for none in ["", "NoDevFiles"] {
+        assert_eq!(host.plan(Node, 2, "0-31", Some(none)).unwrap(), ["0-3,16-19", "8-11,24-27"]);
+    }
     // Without the driver's list, the PCI bus tells.
     host.remove("proc/driver/nvidia");
     assert_eq!(nodes("3").unwrap(), ["12-15,28-31"]);
