@@ -136,6 +136,13 @@ fn without_gpus_ranks_are_divided_among_the_nodes() {
     // A kernel without NUMA.
     host.remove("sys/devices/system/node");
     assert_eq!(host.all(Node, 2), ["0-31", "0-31"]);
+    // It tells no node of a GPU either.
+    let host = Host::with_gpus();
+    host.remove("sys/devices/system/node");
+    for (address, _) in GPU_NODES {
+        fs::remove_file(host.root.path().join(format!("sys/bus/pci/devices/{address}/numa_node"))).unwrap();
+    }
+    assert_eq!(host.all(Node, 2), ["0-31", "0-31"]);
 }
 
 #[test]
