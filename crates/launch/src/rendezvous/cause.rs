@@ -41,7 +41,27 @@ impl Cause {
             (Self::Failed(_), Self::Members(lost)) => Self::Members(lost),
             // The signal ends the run, so a change of the nodes no longer matters.
             (Self::Members(_), next) if told_to_end => next,
+            (Self::Members(first), Self::Members(second)) => Self::Members(format!("{first}; {second}")),
+            (Self::Lost(first), Self::Lost(second)) => Self::Lost(format!("{first}; {second}")),
             (first, _) => first,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_nodes_that_are_lost_are_named() {
+        let name = |cause| match cause {
+            Cause::Lost(what) | Cause::Members(what) => what,
+            _ => "something else".to_owned(),
+        };
+        for kind in [Cause::Lost, Cause::Members] {
+            let both =
+                kind("node 1 was lost".to_owned()).and(kind("node 2 was lost".to_owned()), Duration::ZERO, false);
+            assert_eq!(name(both), "node 1 was lost; node 2 was lost");
         }
     }
 }
