@@ -65,8 +65,8 @@ fn in_full(message: &str, traceback: &str, time: Duration) -> String {
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(format!(".{}.tmp", std::process::id()));
-    fs::write(&unfinished, text)?;
-    fs::rename(&unfinished, path)
+    let written = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, path));
+    written.inspect_err(|_| drop(fs::remove_file(&unfinished)))
 }
 
 /// Reads the file of a failed rank. None if there is none; an error file that cannot be read is an error that says so.
@@ -226,6 +226,11 @@ mod tests {
         };
         assert_eq!(read(&path), Some(expected));
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "the unfinished file is left");
+        // Nor when it cannot become the file, here because that is a folder.
+        write(folder.path(), "{}").unwrap_err();
+        let beside = fs::read_dir(folder.path().parent().unwrap()).unwrap().map(|it| it.unwrap().file_name());
+        let name = folder.path().file_name().unwrap().to_str().unwrap();
+        assert_eq!(beside.filter(|other| other.to_string_lossy().starts_with(name)).count(), 1);
     }
 
     #[test]
