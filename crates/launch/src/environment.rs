@@ -1,7 +1,5 @@
 //! The ranks' environment variables, as torchrun sets them.
 
-use std::path::Path;
-
 use crate::error_file;
 use crate::host_name::without_brackets;
 use crate::numa::{self, Binding};
@@ -21,8 +19,6 @@ pub struct Place<'a> {
     pub max_restarts: u32,
     pub run_id: &'a str,
     pub role: &'a str,
-    /// Where `record`, here or in Python, writes the error that ends the rank.
-    pub error_file: Option<&'a Path>,
 }
 
 /// # Source
@@ -46,9 +42,6 @@ pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
         ("TORCHELASTIC_MAX_RESTARTS", place.max_restarts.to_string()),
         ("TORCHELASTIC_RUN_ID", place.run_id.to_owned()),
     ];
-    if let Some(path) = place.error_file {
-        variables.push((error_file::VARIABLE, path.display().to_string()));
-    }
     // torchrun's default, unless the user has set it.
     let unset = |name| std::env::var_os(name).is_none();
     if unset("TORCH_NCCL_ASYNC_ERROR_HANDLING") {

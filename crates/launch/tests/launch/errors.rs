@@ -2,8 +2,10 @@
 
 use std::env;
 use std::error::Error;
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::mpsc::{Sender, channel};
@@ -326,7 +328,8 @@ fn files_named(folder: &Path, name: &str) -> Vec<PathBuf> {
 fn error_files_are_kept_beside_the_logs() {
     let base = TempDir::new().unwrap();
     let program = env::current_exe().unwrap();
-    let launch = Launch::new(program).env(TASK, "error").nproc(2).local_ranks_filter([]).log_dir(base.path());
+    let logs = base.path().join(OsStr::from_bytes(b"not UTF-8: \xff"));
+    let launch = Launch::new(program).env(TASK, "error").nproc(2).local_ranks_filter([]).log_dir(logs);
     let LaunchError::Rank(report) = launch.run().unwrap_err() else { panic!("no rank has failed") };
     let error = report.first.error.as_ref().unwrap();
     assert_eq!(error.message, "cannot train: no data");
