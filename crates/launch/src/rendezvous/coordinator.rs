@@ -110,12 +110,17 @@ struct Decider {
 impl Decider {
     fn run(mut self) {
         let result = self.decide();
+        self.end(&result);
+    }
+
+    fn end(mut self, result: &Result<(), LaunchError>) {
+        self.members.admit_last(&self.inbox);
         if self.lease.is_some() && (self.deposed || self.told_to_end && self.members.plan.is_elastic()) {
             // The others elect another node 0, which they can as soon as the lease has ended.
             drop(self.lease.take());
-            self.members.hand_over(&result, self.deposed);
+            self.members.hand_over(result, self.deposed);
         } else {
-            self.members.finish(&result);
+            self.members.finish(result);
         }
     }
 
@@ -287,12 +292,12 @@ impl Decider {
                 // Its nodes end their ranks when they lose the connection.
                 Ok(Heard::Deposed(why)) => return Some(Cause::Other(self.depose(&why))),
                 Err(_) if stop_at.take().is_some() => {
-                    self.stop();
+                    self.members.stop(self.attempt);
                     None
                 }
                 // Nodes that could not end their ranks in time are dropped.
                 Err(_) if deadline.is_some() => {
-                    self.members.nodes.retain(|node| node.ended);
+                    self.members.drop_late();
                     None
                 }
                 Err(_) => {
@@ -314,7 +319,7 @@ impl Decider {
                 stop_at = Some(failures.first_at + window);
             } else if is_first || stop_at.take().is_some() {
                 // Not a failed rank, so no other failures are waited for.
-                self.stop();
+                self.members.stop(self.attempt);
             }
         }
         // All were done before they could be told to end because a node has joined.
@@ -367,12 +372,6 @@ impl Decider {
         self.deposed = true;
         self.say(&format!("this node is node 0 no longer: {why}"));
         LaunchError::NodeLost(why.to_owned())
-    }
-
-    fn stop(&mut self) {
-        let stop = FromNodeZero::Stop { attempt: self.attempt };
-        let running = self.members.nodes.iter_mut().filter(|node| !node.ended);
-        running.for_each(|node| node.tell(&stop));
     }
 
     /// Waits for the next event, and sends heartbeats to all nodes meanwhile.

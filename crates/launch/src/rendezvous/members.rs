@@ -2,8 +2,10 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use super::door::Heard;
 use super::wire::Speaker;
 use super::{FromNodeZero, Hello, PROTOCOL};
 use crate::error::{LaunchError, RankEnd};
@@ -95,6 +97,15 @@ impl Members {
             None => self.waiting.push((Instant::now() + self.plan.silence + 2 * self.plan.keep_alive, node)),
         }
         self.find_places();
+    }
+
+    /// Admits the nodes that have joined as the run ended, so that they are told how.
+    pub fn admit_last(&mut self, inbox: &Receiver<Heard>) {
+        for heard in inbox.try_iter() {
+            if let Heard::Joined(id, speaker, hello) = heard {
+                self.admit(id, speaker, &hello);
+            }
+        }
     }
 
     /// Tells a node why it is refused, and closes its connection.
@@ -195,6 +206,23 @@ impl Members {
     pub fn send_heartbeats(&mut self) {
         let waiting = self.waiting.iter_mut().map(|(_, node)| node);
         self.nodes.iter_mut().chain(waiting).for_each(|node| node.tell(&FromNodeZero::Alive));
+    }
+
+    /// Tells the nodes whose ranks still run to end them.
+    pub fn stop(&mut self, attempt: u32) {
+        let running = self.nodes.iter_mut().filter(|node| !node.ended);
+        running.for_each(|node| node.tell(&FromNodeZero::Stop { attempt }));
+    }
+
+    /// Removes the nodes that could not end their ranks in time, and tells them so.
+    pub fn drop_late(&mut self) {
+        let late: Vec<Node>;
+        (self.nodes, late) = std::mem::take(&mut self.nodes).into_iter().partition(|node| node.ended);
+        for mut node in late {
+            let why = format!("{} did not end its ranks in time", node.name());
+            self.console.say(&why);
+            node.tell(&FromNodeZero::Finish(Err(LaunchError::NodeLost(why))));
+        }
     }
 
     /// Tells all nodes how the run has ended. Those that wait for a place of an elastic run were not needed.

@@ -152,3 +152,34 @@ fn a_failure_before_a_signal_to_all_nodes_is_reported() {
     assert_eq!(error.exit_code(), 7, "{error}");
     assert!(matches!(told(&mut second), FromNodeZero::Finish(Err(LaunchError::Interrupted { signal: 15, .. }))));
 }
+
+#[test]
+fn a_node_that_joins_as_the_run_ends_is_told_how_it_ended() {
+    let plan = plan(2, LIMIT);
+    let (decider, heard) = decider(&plan);
+    let (joined, mut late) = node(&plan, 1);
+    // Nothing has read this when the run ends.
+    heard.send(joined).unwrap();
+    drop(heard);
+    decider.end(&Ok(()));
+    assert_eq!(told(&mut late), FromNodeZero::Finish(Ok(())));
+}
+
+#[test]
+fn a_node_that_does_not_end_its_ranks_in_time_is_told_so() {
+    let plan = plan(2, LIMIT);
+    let (mut decider, _heard) = decider(&plan);
+    let [_first, mut second] = [0, 1].map(|place| {
+        let (joined, reader) = node(&plan, place);
+        decider.hear_before_the_attempt(joined).unwrap();
+        reader
+    });
+    decider.members.assign_places();
+    decider.begin().unwrap();
+    assert!(matches!(told(&mut second), FromNodeZero::Start(_)));
+    decider.node_ended(0, NodeEnd::Stopped, Vec::new());
+    decider.members.drop_late();
+    let FromNodeZero::Finish(Err(LaunchError::NodeLost(why))) = told(&mut second) else { panic!("not told") };
+    assert_eq!(why, "node 1 (host host1) did not end its ranks in time");
+    assert_eq!(decider.members.nodes.len(), 1);
+}
