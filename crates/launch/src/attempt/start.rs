@@ -27,7 +27,8 @@ impl Attempt<'_> {
         let in_logs = folder.as_ref().map(|folder| folder.join("error.json"));
         let error_file = in_logs.or_else(|| host.errors.as_ref().map(|errors| errors.file(team.attempt, local_rank)));
         if let Some(file) = &error_file {
-            // Of a start whose port was taken. Usually there is none.
+            // If the ranks' port was taken, they start again as the same attempt, with the files of the first start.
+            // Usually there is none.
             let _ = std::fs::remove_file(file);
         }
         let place = Place {

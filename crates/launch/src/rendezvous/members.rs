@@ -21,7 +21,8 @@ pub struct Node {
     pub speaker: Speaker,
     pub nproc: usize,
     pub host: String,
-    /// Chosen by `--node-rank`, or given when an attempt begins. The node's rank, unless nodes before it are missing.
+    /// The node's number: chosen by `--node-rank`, or given when an attempt begins. The rank that its ranks know
+    /// (`GROUP_RANK`) is lower where nodes with lower numbers are missing.
     pub place: Option<usize>,
     pub joined: Instant,
     /// It has joined since the attempt began, and takes part from the next one on.
