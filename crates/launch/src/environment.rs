@@ -1,9 +1,8 @@
 //! The ranks' environment variables, as torchrun sets them.
 
-use std::path::Path;
-
 use crate::error_file;
 use crate::host_name::without_brackets;
+use crate::numa::{self, Binding};
 
 /// A rank's position in the run, and the address of the ranks' store.
 pub struct Place<'a> {
@@ -20,8 +19,6 @@ pub struct Place<'a> {
     pub max_restarts: u32,
     pub run_id: &'a str,
     pub role: &'a str,
-    /// Where `record`, here or in Python, writes the error that ends the rank.
-    pub error_file: Option<&'a Path>,
 }
 
 /// # Source
@@ -45,9 +42,6 @@ pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
         ("TORCHELASTIC_MAX_RESTARTS", place.max_restarts.to_string()),
         ("TORCHELASTIC_RUN_ID", place.run_id.to_owned()),
     ];
-    if let Some(path) = place.error_file {
-        variables.push((error_file::VARIABLE, path.display().to_string()));
-    }
     // torchrun's default, unless the user has set it.
     let unset = |name| std::env::var_os(name).is_none();
     if unset("TORCH_NCCL_ASYNC_ERROR_HANDLING") {
@@ -62,12 +56,15 @@ pub const SECRET: &str = "OVERDRIVE_SECRET";
 /// Variables that must not reach the ranks: those of an outer torchrun, and the launcher's secret.
 pub const NOT_FOR_RANKS: [&str; 3] = ["TORCHELASTIC_USE_AGENT_STORE", error_file::VARIABLE, SECRET];
 
-/// The default of `OMP_NUM_THREADS` for several ranks on a host: the cores divided by the ranks, where torchrun sets 1.
-/// None for a single rank, or if the user has set the variable.
-pub fn threads_per_rank(local_world_size: usize) -> Option<usize> {
+/// The default of `OMP_NUM_THREADS` for each of several ranks on a host: the cores divided by the ranks, where torchrun
+/// sets 1; of ranks that are bound to CPUs, their own. None for a single rank, or if the user has set the variable.
+pub fn threads_of_ranks(local_world_size: usize, bindings: &[Binding]) -> Vec<usize> {
     if local_world_size < 2 || std::env::var_os("OMP_NUM_THREADS").is_some() {
-        return None;
+        return Vec::new();
+    }
+    if !bindings.is_empty() {
+        return numa::threads_of(bindings);
     }
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    Some((cores / local_world_size).max(1))
+    vec![(cores / local_world_size).max(1); local_world_size]
 }

@@ -163,7 +163,7 @@ pub struct FailureReport {
     /// another rank may exit because of that first.
     pub first: RankFailure,
     /// Ranks that failed by themselves within the [failure window](crate::Launch::failure_window) of the first, by
-    /// time; at most 8 with the same exit code or signal.
+    /// time; at most 8 with the same exit code or signal, and always the one whose error was recorded first.
     pub also: Vec<RankFailure>,
     /// How the other ranks ended, by rank, including those in `also`. Most were ended by the launcher.
     pub others: Vec<(usize, RankEnd)>,
@@ -173,7 +173,8 @@ pub struct FailureReport {
 
 impl FailureReport {
     /// The failure that is most likely the cause: the one whose error was recorded first, by the hosts' clocks, of
-    /// those that failed by themselves; the [first](Self::first) failure if nothing tells more.
+    /// those that failed by themselves; the [first](Self::first) failure if nothing tells more, or if a signal ended
+    /// it: a rank that crashes cannot record anything.
     ///
     /// # Source
     /// `ChildFailedError.get_first_failure`.
@@ -182,16 +183,20 @@ impl FailureReport {
         self.earlier_error().map_or(&self.first, |(failure, _)| failure)
     }
 
-    /// Another rank's error that was recorded before that of the first failure, and how long before, as text.
-    fn earlier_error(&self) -> Option<(&RankFailure, String)> {
+    /// Another rank's error that was recorded before that of the first failure, and how long before, as text. If the
+    /// first failure has exited without recording one, the earliest of the others, and no text.
+    fn earlier_error(&self) -> Option<(&RankFailure, Option<String>)> {
         let time = |failure: &RankFailure| failure.error.as_ref()?.time;
-        let of_first = time(&self.first)?;
         let (of_cause, cause) = self.also.iter().filter_map(|it| Some((time(it)?, it))).min_by_key(|it| it.0)?;
+        if self.first.error.is_none() {
+            return matches!(self.first.end, RankEnd::Code(_)).then_some((cause, None));
+        }
+        let of_first = time(&self.first)?;
         // Python records whole seconds, rounded down, so that a rank within the same second may be the earlier one.
         let is_whole = of_first.subsec_micros() == 0 || of_cause.subsec_micros() == 0;
         let before = of_first.checked_sub(of_cause)?;
         let is_earlier = if is_whole { of_cause.as_secs() < of_first.as_secs() } else { !before.is_zero() };
-        is_earlier.then(|| (cause, format!("{:.3} s", before.as_secs_f64())))
+        is_earlier.then(|| (cause, Some(format!("{:.3} s", before.as_secs_f64()))))
     }
 }
 
@@ -235,7 +240,10 @@ impl fmt::Display for FailureReport {
         if let Some((failure, before)) = self.earlier_error() {
             let (rank, message) = (failure.rank, failure.error.as_ref().map_or("", |error| error.message.as_str()));
             let message = message.lines().next().unwrap_or_default();
-            write!(f, "\n  the first error was that of rank {rank}, {before} earlier: {message}")?;
+            match before {
+                Some(before) => write!(f, "\n  the first error was that of rank {rank}, {before} earlier: {message}")?,
+                None => write!(f, "\n  the first error that was recorded was that of rank {rank}: {message}")?,
+            }
         }
         self.first.show_error(f, "  ", true)?;
         self.first.show_output(f, "  ")?;
@@ -284,6 +292,37 @@ mod tests {
         assert_eq!(LaunchError::Interrupted { signal: 15, host: None }.exit_code(), 143);
         let missing = |missing| LaunchError::Program { program: "p".into(), reason: "r".into(), missing };
         assert_eq!((missing(true).exit_code(), missing(false).exit_code()), (127, 126));
+    }
+
+    #[test]
+    fn the_earliest_error_is_named_if_the_first_to_end_has_recorded_none() {
+        let failure = |rank, end, time: Option<u64>| RankFailure {
+            rank,
+            local_rank: 0,
+            host: "node0".to_owned(),
+            pid: 1,
+            end,
+            attempt: 0,
+            after: Duration::ZERO,
+            stream: "standard error".to_owned(),
+            output: Vec::new(),
+            error: time.map(|time| RecordedError {
+                message: format!("error of rank {rank}"),
+                time: Some(Duration::from_secs(time)),
+                ..RecordedError::default()
+            }),
+            log: None,
+        };
+        let code = RankEnd::Code(1);
+        let also = vec![failure(1, code, None), failure(2, code, Some(9)), failure(3, code, Some(7))];
+        let report =
+            |end| FailureReport { first: failure(0, end, None), also: also.clone(), others: vec![], restarts: 0 };
+        assert_eq!(report(code).cause().rank, 3);
+        let line = "\n  the first error that was recorded was that of rank 3: error of rank 3\n";
+        assert!(report(code).to_string().contains(line), "{}", report(code));
+        // A crash may have caused the errors of the others.
+        assert_eq!(report(RankEnd::Signal(11)).cause().rank, 0);
+        assert!(!report(RankEnd::Signal(11)).to_string().contains("the first error"));
     }
 
     #[test]

@@ -42,8 +42,16 @@ pub struct RecordedError {
     pub time: Option<Duration>,
 }
 
-/// The text of a file. `traceback` includes the message.
+/// The text of a file. `traceback` includes the message. What is too long to be read is shortened.
 pub fn to_json(message: &str, traceback: &str, time: Duration) -> String {
+    let whole = in_full(message, traceback, time);
+    if whole.len() as u64 <= LARGEST {
+        return whole;
+    }
+    in_full(&self::message(message), &lines(traceback).join("\n"), time)
+}
+
+fn in_full(message: &str, traceback: &str, time: Duration) -> String {
     // PyTorch has whole seconds, as text, and ignores other keys.
     json!({"message": {"message": message, "extraInfo": {
         "py_callstack": traceback,
@@ -57,8 +65,8 @@ pub fn to_json(message: &str, traceback: &str, time: Duration) -> String {
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(format!(".{}.tmp", std::process::id()));
-    fs::write(&unfinished, text)?;
-    fs::rename(&unfinished, path)
+    let written = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, path));
+    written.inspect_err(|_| drop(fs::remove_file(&unfinished)))
 }
 
 /// Reads the file of a failed rank. None if there is none; an error file that cannot be read is an error that says so.
@@ -84,11 +92,37 @@ pub fn read(path: &Path) -> Option<RecordedError> {
         // A rank that was killed while it wrote.
         Ok(0) => return None,
         Ok(read) if read as u64 > LARGEST => damaged(format!("it has more than {LARGEST} bytes")),
-        Ok(_) => match serde_json::from_slice(&bytes) {
-            Ok(value) => parse(&value).unwrap_or_else(|| damaged("it has no `message`".to_owned())),
-            Err(error) => damaged(error.to_string()),
-        },
+        Ok(_) => {
+            replace_lone_surrogates(&mut bytes);
+            match serde_json::from_slice(&bytes) {
+                Ok(value) => parse(&value).unwrap_or_else(|| damaged("it has no `message`".to_owned())),
+                Err(error) => damaged(error.to_string()),
+            }
+        }
     })
+}
+
+/// Python writes a byte of a name that is not UTF-8 as half of a UTF-16 pair, like `\udc80`, which is no valid text.
+fn replace_lone_surrogates(json: &mut [u8]) {
+    let unit = |json: &[u8], at: usize| {
+        let digits = json.get(at..at + 6)?.strip_prefix(b"\\u")?;
+        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    };
+    let mut at = 0;
+    while at < json.len() {
+        if json[at] != b'\\' {
+            at += 1;
+            continue;
+        }
+        match (unit(json, at), unit(json, at + 6)) {
+            (Some(0xD800..=0xDBFF), Some(0xDC00..=0xDFFF)) => at += 12,
+            (Some(0xD800..=0xDFFF), _) => {
+                json[at + 2..at + 6].copy_from_slice(b"fffd");
+                at += 6;
+            }
+            _ => at += 2,
+        }
+    }
 }
 
 fn parse(file: &Value) -> Option<RecordedError> {
@@ -192,6 +226,11 @@ mod tests {
         };
         assert_eq!(read(&path), Some(expected));
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "the unfinished file is left");
+        // Nor when it cannot become the file, here because that is a folder.
+        write(folder.path(), "{}").unwrap_err();
+        let beside = fs::read_dir(folder.path().parent().unwrap()).unwrap().map(|it| it.unwrap().file_name());
+        let name = folder.path().file_name().unwrap().to_str().unwrap();
+        assert_eq!(beside.filter(|other| other.to_string_lossy().starts_with(name)).count(), 1);
     }
 
     #[test]
@@ -208,6 +247,14 @@ mod tests {
     }
 
     #[test]
+    fn names_that_are_not_utf_8_are_read() {
+        // As Python's `json.dump` writes the name of a file with the byte 0x80, a letter outside of 16 bits, and a
+        // backslash before a `u`.
+        let text = br#"{"message": {"message": "no \udc80\ud83d\ud83d\ude00 \\udc80 \ud83d"}}"#;
+        assert_eq!(read_text(text).unwrap().message, "no \u{fffd}\u{fffd}\u{1f600} \\udc80 \u{fffd}");
+    }
+
+    #[test]
     fn files_that_cannot_be_read_are_reported() {
         let why = |text: &[u8]| read_text(text).unwrap().message;
         for text in ["{", "[]", "{}", "7", r#"{"message": 7}"#, r#"{"message": {"extraInfo": {}}}"#, "\u{0}"] {
@@ -215,6 +262,16 @@ mod tests {
         }
         assert!(why(&[b' '; (LARGEST + 1) as usize]).contains("more than 1048576 bytes"));
         assert_eq!(read_text(b""), None);
+    }
+
+    #[test]
+    fn an_error_of_any_length_is_written_so_that_it_is_read() {
+        // Each of these bytes becomes six in JSON.
+        let long = "\u{1}".repeat(LARGEST as usize);
+        let text = to_json(&long, &format!("Error: no data\n{long}\n").repeat(3), Duration::from_secs(7));
+        let read = read_text(text.as_bytes()).unwrap();
+        assert_eq!((read.message.len(), read.traceback.len()), (LINE_BYTES, 6), "{}", &read.message[..80]);
+        assert_eq!((read.traceback[0].as_str(), read.time), ("Error: no data", Some(Duration::from_secs(7))));
     }
 
     #[test]

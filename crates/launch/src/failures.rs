@@ -70,19 +70,27 @@ impl Failures {
     }
 }
 
+/// Whatever the limits, the rank whose error was recorded first stays: it may be the cause.
 fn limited(mut also: Vec<RankFailure>) -> Vec<RankFailure> {
+    let recorded = also.iter().filter_map(|rank| Some((rank.error.as_ref()?.time?, rank.rank)));
+    let earliest = recorded.min().map(|(_, rank)| rank);
     let mut seen: Vec<(RankEnd, usize)> = Vec::new();
-    also.retain(|rank| match seen.iter_mut().find(|(end, _)| *end == rank.end) {
-        Some((_, count)) => {
-            *count += 1;
-            *count <= MOST_ALIKE
-        }
-        None => {
-            seen.push((rank.end, 1));
-            true
-        }
+    let mut all = 0;
+    also.retain(|rank| {
+        let alike = match seen.iter_mut().find(|(end, _)| *end == rank.end) {
+            Some((_, count)) => {
+                *count += 1;
+                *count
+            }
+            None => {
+                seen.push((rank.end, 1));
+                1
+            }
+        };
+        let is_within = alike <= MOST_ALIKE && all < MOST;
+        all += usize::from(is_within);
+        is_within || Some(rank.rank) == earliest
     });
-    also.truncate(MOST);
     for rank in &mut also {
         rank.output.drain(..rank.output.len().saturating_sub(MOST_LINES));
     }
@@ -92,6 +100,7 @@ fn limited(mut also: Vec<RankFailure>) -> Vec<RankFailure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error_file::RecordedError;
 
     fn failure(rank: usize, code: i32, after_ms: u64) -> RankFailure {
         RankFailure {
@@ -143,6 +152,25 @@ mod tests {
         assert_eq!(order(&all).last(), Some(&(1000, 500)));
         let tail = all.also.last().map(|it| it.output[0].as_str());
         assert_eq!(tail, Some("line 12"));
+    }
+
+    #[test]
+    fn the_rank_with_the_earliest_error_is_listed_among_many() {
+        let recorded = |rank, code, time| {
+            let error = RecordedError { time: Some(Duration::from_secs(time)), ..RecordedError::default() };
+            RankFailure { error: Some(error), ..failure(rank, code, 10) }
+        };
+        let of_first = recorded(0, 1, 100);
+        // Beyond the limit on those that ended alike, and beyond that on all.
+        for code in [|_| 1, |rank| rank as i32] {
+            let mut also: Vec<RankFailure> = (1..1000).map(|rank| recorded(rank, code(rank), 200)).collect();
+            also.push(recorded(1000, 1, 50));
+            let here = Failures::new(Instant::now(), of_first.clone(), also);
+            let there = Failures::new(here.first_at, recorded(1001, 1, 300), Vec::new());
+            let all = here.merge(there, FAILURE_WINDOW);
+            assert!(all.also.len() <= MOST + 1);
+            assert_eq!(all.report(Vec::new(), 0).cause().rank, 1000);
+        }
     }
 
     #[test]

@@ -60,13 +60,6 @@ fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>>
         watch_signals(&plan.signals, sender.clone()).map_err(LaunchError::system("listen for signals"))?;
         watch_launcher(socket, sender.clone()).map_err(LaunchError::system("watch the launcher"))?;
         let console = Arc::new(Console::new()?);
-        let threads = environment::threads_per_rank(plan.nproc);
-        if let Some(threads) = threads {
-            let ranks = plan.nproc;
-            console.say(&format!(
-                "OMP_NUM_THREADS={threads} for each of {ranks} ranks (cores divided by ranks); set it to change that"
-            ));
-        }
         let visible = plan.variable_of_ranks("CUDA_VISIBLE_DEVICES");
         let of_ranks = |binding| numa::of_ranks(binding, plan.nproc, visible.as_deref());
         let bindings = plan.numa_binding.map(of_ranks).transpose()?;
@@ -74,6 +67,21 @@ fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>>
         if !bindings.is_empty() {
             let cpus: Vec<String> = bindings.iter().map(Binding::to_text).collect();
             console.say(&format!("CPUs of the local ranks: {}", cpus.join("; ")));
+        }
+        let threads = environment::threads_of_ranks(plan.nproc, &bindings);
+        if let Some(first) = threads.first() {
+            let each = match threads.iter().all(|it| it == first) {
+                true => format!("{first} for each of {} ranks", threads.len()),
+                false => format!(
+                    "{} for the local ranks",
+                    threads.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+                ),
+            };
+            let how = match bindings.is_empty() {
+                true => "cores divided by ranks",
+                false => "a rank's CPUs divided by the ranks that share them",
+            };
+            console.say(&format!("OMP_NUM_THREADS={each} ({how}); set it to change that"));
         }
         let logs = plan.wants_files().then(|| folder_for_logs(&plan)).transpose()?;
         if let Some(logs) = &logs {

@@ -89,8 +89,8 @@ impl Launch {
     }
 
     /// How long an elastic run waits for more hosts once [`min_nodes`](Self::min_nodes) have joined; 30 s unless set. It
-    /// does not wait when all are there. A host that joins later waits for this long at most, and for a second after the
-    /// last one that has joined.
+    /// does not wait when all are there. While the ranks run, a host that joins is taken in a second after the last one
+    /// that has joined, and after this time at the latest.
     ///
     /// # Source
     /// torchrun's `last_call_timeout`.

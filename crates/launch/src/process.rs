@@ -1,7 +1,8 @@
 //! Finds processes through `/proc`, and ends them.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,12 @@ pub const MARK: &str = "OVERDRIVE_LAUNCH_ID";
 
 /// How long a process may take to end after SIGKILL. It needs a CPU for that, and time to free its memory.
 pub const DEATH_LIMIT: Duration = Duration::from_secs(30);
+
+/// In bytes. Linux allows a quarter of the stack's limit, which is 8 MiB unless set.
+const LARGEST_ENVIRONMENT: usize = 2 << 20;
+
+/// How often a process may be seen with arguments but without variables before it counts as one without variables.
+const MOST_LOOKS: usize = 20;
 
 /// Reaps the processes that have ended since the last call, adopted orphans included.
 pub fn reap() -> Vec<(Pid, RankEnd)> {
@@ -96,11 +103,38 @@ fn descendants(root: Pid) -> Vec<Pid> {
 fn marked(mark: &str) -> Vec<Pid> {
     let entry = format!("{MARK}={mark}");
     let own = getpid().as_raw_pid();
-    let holds = |pid: &i32| {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|variable| variable == entry.as_bytes())
-    };
-    pids().filter(|pid| *pid != own).filter(holds).filter_map(Pid::from_raw).collect()
+    pids().filter(|pid| *pid != own && carries(*pid, &entry)).filter_map(Pid::from_raw).collect()
+}
+
+/// By a single read: a process that replaces its program between two reads leaves the second one empty.
+fn environment_of(pid: i32) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; LARGEST_ENVIRONMENT];
+    let read = File::open(format!("/proc/{pid}/environ"))?.read(&mut bytes)?;
+    bytes.truncate(read);
+    Ok(bytes)
+}
+
+/// Whether a process was started with a variable, given as `NAME=value`.
+fn carries(pid: i32, entry: &str) -> bool {
+    let file = |name: &str| fs::read(format!("/proc/{pid}/{name}"));
+    let start = Instant::now();
+    let mut empty = 0;
+    loop {
+        let Ok(environment) = environment_of(pid) else { return false };
+        if !environment.is_empty() {
+            return environment.split(|byte| *byte == 0).any(|variable| variable == entry.as_bytes());
+        }
+        // While a process replaces its program (`exec`), it has memory, but neither variables nor arguments for a
+        // moment. Processes that have ended, and those of the kernel, have no memory.
+        let has_memory = file("statm").is_ok_and(|text| !text.starts_with(b"0 "));
+        let has_arguments = file("cmdline").is_ok_and(|arguments| !arguments.is_empty());
+        // The moment may have passed since the variables were read, so that once tells nothing.
+        empty += usize::from(has_arguments);
+        if !has_memory || empty > MOST_LOOKS || start.elapsed() > DEATH_LIMIT / 3 {
+            return false;
+        }
+        sleep(Duration::from_micros(50));
+    }
 }
 
 fn pids() -> impl Iterator<Item = i32> {
@@ -137,5 +171,16 @@ mod tests {
         let stat = Stat { state: 'S', parent: 42, group: 5 };
         assert_eq!(parse_stat("7 (a) Z 1) S 42 5 7 0"), Some(stat));
         assert_eq!(parse_stat("7 (a"), None);
+    }
+
+    #[test]
+    fn a_process_that_is_replacing_its_program_is_found() {
+        const AGAIN: &str = "exec sh -c \"$AGAIN\"";
+        let mut command = std::process::Command::new("sh");
+        let mut child = command.args(["-c", AGAIN]).env("AGAIN", AGAIN).env("MARKED", "yes").spawn().unwrap();
+        let missed = (0..20_000).filter(|_| !carries(Pid::from_child(&child).as_raw_pid(), "MARKED=yes")).count();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(missed, 0);
     }
 }

@@ -2,11 +2,12 @@
 
 use std::backtrace::Backtrace;
 use std::error::Error;
+use std::io::{self, Write};
 use std::panic::{self, PanicHookInfo};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Termination};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error_file;
@@ -15,8 +16,8 @@ use crate::error_file;
 ///
 /// The launcher, `overdrive-run` or torchrun, shows what was recorded in its report of the failed rank. An error is
 /// recorded with its causes ([`Error::source`]), and with its backtrace if it has one (`anyhow`'s, with
-/// `RUST_BACKTRACE=1`); a panic with its place and backtrace. A panic of another thread is recorded too if `main` then
-/// returns an error.
+/// `RUST_BACKTRACE=1`); a panic with its place and backtrace. Panics of other threads before it are recorded too: they
+/// may be the cause.
 ///
 /// The error is also written to standard error, as when `main` returns it. The exit code is 1 for an error, 101 for a
 /// panic. Without a launcher, when `TORCHELASTIC_ERROR_FILE` is not set, nothing is recorded.
@@ -52,16 +53,21 @@ where
         Err(error) => {
             let error: Box<dyn Error + Send + Sync> = error.into();
             let (message, mut text) = describe(&*error);
-            eprintln!("{text}");
+            let shown = text.clone();
             if let Some(file) = &file {
-                if let Some(earlier) = last_panic().take() {
-                    text.push_str(&format!("\n\nBefore that, {}", earlier.text()));
+                for earlier in remembered().iter().rev() {
+                    text.push_str(&before_that(earlier));
                 }
                 write(file, &message, &text, now());
             }
+            say(&shown);
             ExitCode::FAILURE
         }
     }
+}
+
+fn before_that(earlier: &Panic) -> String {
+    format!("\n\nBefore that, {}", earlier.text())
 }
 
 /// Written when a panic unwinds out of `main`, so that a panic that is caught is not recorded.
@@ -69,65 +75,110 @@ struct WritesPanic(Option<PathBuf>);
 
 impl Drop for WritesPanic {
     fn drop(&mut self) {
-        if let Some(file) = &self.0
-            && thread::panicking()
-            && let Some(last) = last_panic().take()
-        {
-            last.write(file);
-        }
+        let Some(file) = self.0.as_ref().filter(|_| thread::panicking()) else { return };
+        write_panic(file, &remembered());
     }
 }
 
 struct Panic {
+    thread: ThreadId,
     message: String,
     /// Looking up its names takes long, so that is done only if they are needed.
     backtrace: Backtrace,
     time: Duration,
 }
 
-static LAST: Mutex<Option<Panic>> = Mutex::new(None);
+/// How many panics are remembered; of one thread the last two. Programs may catch any number of them.
+const MOST: usize = 8;
 
-fn last_panic() -> std::sync::MutexGuard<'static, Option<Panic>> {
-    LAST.lock().unwrap_or_else(PoisonError::into_inner)
+/// By time.
+static PANICS: Mutex<Vec<Arc<Panic>>> = Mutex::new(Vec::new());
+
+/// A copy, so that nothing is locked while the names of backtraces are looked up.
+fn remembered() -> Vec<Arc<Panic>> {
+    PANICS.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn remember(panic: Panic) {
+    let mut panics = PANICS.lock().unwrap_or_else(PoisonError::into_inner);
+    let same: Vec<usize> = (0..panics.len()).filter(|place| panics[*place].thread == panic.thread).collect();
+    let dropped = match same[..] {
+        [first, _, ..] => Some(first),
+        _ => (panics.len() >= MOST).then_some(0),
+    };
+    dropped.map(|place| panics.remove(place));
+    panics.push(Arc::new(panic));
 }
 
 fn remember_panics(file: PathBuf) {
     let before = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        before(info);
-        let new = Panic::new(info);
-        // Nothing unwinds if the program is compiled so, or if another panic is on its way.
-        if cfg!(panic = "abort") {
-            new.write(&file);
+        match said(info) {
+            // What Rust says before it aborts the program. The panic that led to this is remembered.
+            Some("panic in a destructor during cleanup") => write_panic_in_a_destructor(&file, &remembered()),
+            Some("panic in a function that cannot unwind") => write_panic(&file, &remembered()),
+            _ => {
+                remember(Panic::new(info));
+                // Nothing unwinds if the program is compiled so.
+                if cfg!(panic = "abort") {
+                    write_panic(&file, &remembered());
+                }
+            }
         }
-        *last_panic() = Some(new);
+        before(info);
     }));
+}
+
+fn said<'a>(info: &'a PanicHookInfo<'_>) -> Option<&'a str> {
+    let payload = info.payload();
+    payload.downcast_ref::<&str>().copied().or_else(|| Some(payload.downcast_ref::<String>()?.as_str()))
+}
+
+/// The last panic of this thread, and what other threads had panicked with before it: that may be its cause.
+fn write_panic(file: &Path, panics: &[Arc<Panic>]) {
+    let own = thread::current().id();
+    let Some(last) = panics.iter().rposition(|panic| panic.thread == own) else { return };
+    let others = panics[..last].iter().rev().filter(|panic| panic.thread != own);
+    let text = others.fold(panics[last].text(), |text, panic| text + &before_that(panic));
+    write(file, &panics[last].message, &text, panics[last].time);
+}
+
+/// The panic that was on its way, and then that of the destructor.
+fn write_panic_in_a_destructor(file: &Path, panics: &[Arc<Panic>]) {
+    let own = thread::current().id();
+    let mut own = panics.iter().filter(|panic| panic.thread == own).rev();
+    match (own.next(), own.next()) {
+        (Some(second), Some(first)) => {
+            let text = format!("{}\n\nAfter that, {}", first.text(), second.text());
+            write(file, &first.message, &text, first.time);
+        }
+        _ => write_panic(file, panics),
+    }
 }
 
 impl Panic {
     fn new(info: &PanicHookInfo<'_>) -> Self {
-        let payload = info.payload();
-        let said = payload.downcast_ref::<&str>().copied().or_else(|| Some(payload.downcast_ref::<String>()?.as_str()));
         let place = info.location().map(|it| format!(" at {it}")).unwrap_or_default();
         let thread = thread::current();
         let who = thread.name().filter(|name| *name != "main").map(|name| format!("thread `{name}` "));
-        let message = format!("{}panicked{place}: {}", who.unwrap_or_default(), said.unwrap_or("no message"));
-        Self { message, backtrace: Backtrace::force_capture(), time: now() }
+        let message = format!("{}panicked{place}: {}", who.unwrap_or_default(), said(info).unwrap_or("no message"));
+        Self { thread: thread.id(), message, backtrace: Backtrace::force_capture(), time: now() }
     }
 
     fn text(&self) -> String {
         format!("{}\n\nStack backtrace:\n{}", self.message, own_frames(&self.backtrace.to_string()))
     }
+}
 
-    fn write(&self, file: &std::path::Path) {
-        write(file, &self.message, &self.text(), self.time);
+fn write(file: &Path, message: &str, text: &str, time: Duration) {
+    if let Err(error) = error_file::write(file, &error_file::to_json(message, text, time)) {
+        say(&format!("cannot record this error in {}: {error}", file.display()));
     }
 }
 
-fn write(file: &std::path::Path, message: &str, text: &str, time: Duration) {
-    if let Err(error) = error_file::write(file, &error_file::to_json(message, text, time)) {
-        eprintln!("cannot record this error in {}: {error}", file.display());
-    }
+/// Unlike `eprintln!`, does not panic if standard error is closed.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 fn now() -> Duration {

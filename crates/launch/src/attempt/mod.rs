@@ -53,7 +53,8 @@ pub struct Host {
     pub logs: Option<PathBuf>,
     /// The folder of the ranks' error files if there is none for logs.
     pub errors: Option<error_file::Folder>,
-    pub threads: Option<usize>,
+    /// `OMP_NUM_THREADS` of each local rank; empty if it is not set here.
+    pub threads: Vec<usize>,
     /// The CPUs of each local rank; empty if they are not bound.
     pub bindings: Vec<Binding>,
     pub events: Receiver<Event>,

@@ -1,7 +1,7 @@
 //! Starts a rank: its program, its environment, and where its outputs go.
 
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use rustix::process::{Pid, getpid};
 use super::{Attempt, Running};
 use crate::environment::{self, Place};
 use crate::error::LaunchError;
+use crate::error_file;
 use crate::numa::Binding;
 use crate::output::{self, Kind, Output, Progress, Route};
 use crate::process;
@@ -26,7 +27,8 @@ impl Attempt<'_> {
         let in_logs = folder.as_ref().map(|folder| folder.join("error.json"));
         let error_file = in_logs.or_else(|| host.errors.as_ref().map(|errors| errors.file(team.attempt, local_rank)));
         if let Some(file) = &error_file {
-            // Of a start whose port was taken. Usually there is none.
+            // If the ranks' port was taken, they start again as the same attempt, with the files of the first start.
+            // Usually there is none.
             let _ = std::fs::remove_file(file);
         }
         let place = Place {
@@ -42,11 +44,10 @@ impl Attempt<'_> {
             max_restarts: plan.max_restarts,
             run_id: &plan.run_id,
             role: &plan.role,
-            error_file: error_file.as_deref(),
         };
         // The rank inherits the CPUs of the thread that starts it.
         let bound = host.bindings.get(local_rank).map(Binding::enter).transpose()?;
-        let mut child = self.command(&place).spawn().map_err(|error| LaunchError::Program {
+        let mut child = self.command(&place, error_file.as_deref()).spawn().map_err(|error| LaunchError::Program {
             program: plan.program.display().to_string(),
             reason: error.to_string(),
             missing: false,
@@ -81,7 +82,8 @@ impl Attempt<'_> {
         Ok(Running { rank, pid, end: None, outputs, logs: [out.1, err.1], error_file })
     }
 
-    fn command(&self, place: &Place<'_>) -> Command {
+    /// `error_file`: where `record`, here or in Python, writes the error that ends the rank.
+    fn command(&self, place: &Place<'_>, error_file: Option<&Path>) -> Command {
         let plan = &self.host.plan;
         let guard = getpid().as_raw_pid();
         let mut command = Command::new("/proc/self/exe");
@@ -101,8 +103,10 @@ impl Attempt<'_> {
         for name in environment::NOT_FOR_RANKS {
             command.env_remove(name);
         }
+        command.envs(error_file.map(|path| (error_file::VARIABLE, path)));
         command.envs(environment::of(place)).env(process::MARK, &plan.mark);
-        command.envs(self.host.threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string())));
+        let threads = self.host.threads.get(place.local_rank);
+        command.envs(threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string())));
         command.envs(plan.envs.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         command

@@ -18,23 +18,35 @@ struct Gpu {
 pub fn visible(root: &Path, list: Option<&str>) -> Result<Vec<String>, String> {
     let all = all(root);
     let Some(list) = list else { return Ok(all.into_iter().map(|gpu| gpu.address).collect()) };
+    // Slurm's word for no GPU.
+    if list == "NoDevFiles" {
+        return Ok(Vec::new());
+    }
     // As CUDA does: what follows an entry that is empty or negative does not count.
     let entries = list.split(',').map(str::trim).take_while(|entry| !entry.is_empty() && !entry.starts_with('-'));
     entries.map(|entry| find(&all, entry)).collect()
 }
 
 fn find(all: &[Gpu], entry: &str) -> Result<String, String> {
-    let found = match entry.parse::<usize>() {
-        Ok(index) => all.get(index),
+    let found: Vec<&Gpu> = match (entry.parse::<usize>(), entry.strip_prefix("MIG-")) {
+        (Ok(index), _) => all.get(index).into_iter().collect(),
+        // Part of a GPU: `MIG-GPU-<UUID>/<instance>/<instance>`, or with newer drivers a UUID of its own.
+        (_, Some(part)) => {
+            let uuid = part.split('/').next().unwrap_or_default();
+            all.iter().filter(|gpu| !uuid.is_empty() && gpu.uuid == uuid).collect()
+        }
         // A UUID may be shortened while it is unique.
-        Err(_) => all.iter().find(|gpu| entry.len() > 4 && gpu.uuid.starts_with(entry)),
+        _ => all.iter().filter(|gpu| entry.len() > 4 && gpu.uuid.starts_with(entry)).collect(),
     };
-    found.map(|gpu| gpu.address.clone()).ok_or_else(|| {
-        format!(
-            "CUDA_VISIBLE_DEVICES has {entry:?}, but of {} GPUs here none is that; give indices or UUIDs",
-            all.len()
-        )
-    })
+    let (many, what) = match found[..] {
+        [one] => return Ok(one.address.clone()),
+        [] if entry.starts_with("MIG-") => {
+            ("none", "the name of a MIG device does not tell its GPU; leave out --numa-binding")
+        }
+        [] => ("none", "give indices or UUIDs"),
+        _ => ("more than one", "give indices or whole UUIDs"),
+    };
+    Err(format!("CUDA_VISIBLE_DEVICES has {entry:?}, but {many} of {} GPUs here is that; {what}", all.len()))
 }
 
 /// The driver's GPUs, which are those of the container in a container; without the driver's list those of the PCI bus.

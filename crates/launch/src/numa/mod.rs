@@ -85,6 +85,15 @@ fn plan(
     (0..nproc).map(|rank| Binding::new(binding, rank, &nodes, topology)).collect()
 }
 
+/// How many threads each rank may use: its CPUs, divided by the ranks that share some of them.
+pub fn threads_of(bindings: &[Binding]) -> Vec<usize> {
+    let threads = |own: &Binding| {
+        let sharers = bindings.iter().filter(|other| !other.cpus.is_disjoint(&own.cpus)).count();
+        (own.cpus.len() / sharers.max(1)).max(1)
+    };
+    bindings.iter().map(threads).collect()
+}
+
 /// The CPUs of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Binding {

@@ -106,6 +106,20 @@ fn ranks_get_the_cpus_of_their_gpus_nodes() {
 }
 
 #[test]
+fn threads_are_those_of_the_ranks_own_cpus() {
+    let host = Host::with_gpus();
+    let threads = |binding, nproc| {
+        let topology = Topology::new(host.root.path(), topology::parse("0-31").unwrap());
+        threads_of(&plan(binding, nproc, &topology, None).unwrap())
+    };
+    // The first two ranks share the CPUs of a node.
+    assert_eq!(threads(Node, 4), [4, 4, 8, 8]);
+    assert_eq!(threads(Socket, 4), [5, 5, 5, 16]);
+    assert_eq!(threads(Exclusive, 4), [4, 4, 8, 8]);
+    assert_eq!(threads(Node, 1), [8]);
+}
+
+#[test]
 fn without_gpus_ranks_are_divided_among_the_nodes() {
     let host = Host::new();
     assert_eq!(host.all(Node, 2), ["0-3,16-19", "8-11,24-27"]);
@@ -121,6 +135,13 @@ fn without_gpus_ranks_are_divided_among_the_nodes() {
     assert_eq!(three, ["0-1,16-17", "2,18", "3,19"]);
     // A kernel without NUMA.
     host.remove("sys/devices/system/node");
+    assert_eq!(host.all(Node, 2), ["0-31", "0-31"]);
+    // It tells no node of a GPU either.
+    let host = Host::with_gpus();
+    host.remove("sys/devices/system/node");
+    for (address, _) in GPU_NODES {
+        fs::remove_file(host.root.path().join(format!("sys/bus/pci/devices/{address}/numa_node"))).unwrap();
+    }
     assert_eq!(host.all(Node, 2), ["0-31", "0-31"]);
 }
 
@@ -148,10 +169,20 @@ fn cuda_visible_devices_is_read_as_cuda_reads_it() {
     for unknown in ["4", "GPU-9", "GPU-", "MIG-2a"] {
         assert!(nodes(unknown).unwrap_err().contains(&format!("CUDA_VISIBLE_DEVICES has {unknown:?}")), "{unknown}");
     }
+    // Part of a GPU, as older drivers name it. Newer names do not tell the GPU.
+    assert_eq!(nodes("MIG-GPU-2a-b/1/0").unwrap(), ["4-7,20-23"]);
+    let why = nodes("MIG-2a").unwrap_err();
+    assert!(why.ends_with("the name of a MIG device does not tell its GPU; leave out --numa-binding"), "{why}");
+    // CUDA takes a shortened UUID only if one GPU has it.
+    host.write("proc/driver/nvidia/gpus/0000:07:00.0/information", "GPU UUID: \t GPU-2ax\n");
+    let why = nodes("GPU-2a").unwrap_err();
+    assert!(why.contains("but more than one of 4 GPUs here is that"), "{why}");
     let why = host.plan(Node, 3, "0-31", Some("0,1")).unwrap_err();
     assert!(why.starts_with("local rank 2 has no GPU: 2 are visible here"), "{why}");
     // No GPU is visible, so that the ranks compute on CPUs.
-    assert_eq!(host.plan(Node, 2, "0-31", Some("")).unwrap(), ["0-3,16-19", "8-11,24-27"]);
+    for none in ["", "NoDevFiles"] {
+        assert_eq!(host.plan(Node, 2, "0-31", Some(none)).unwrap(), ["0-3,16-19", "8-11,24-27"]);
+    }
     // Without the driver's list, the PCI bus tells.
     host.remove("proc/driver/nvidia");
     assert_eq!(nodes("3").unwrap(), ["12-15,28-31"]);

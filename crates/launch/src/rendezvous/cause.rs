@@ -1,5 +1,7 @@
 //! Why an attempt ended.
 
+use std::time::Duration;
+
 use super::NodeEnd;
 use crate::error::LaunchError;
 use crate::failures::Failures;
@@ -27,5 +29,39 @@ impl Cause {
                 Self::Other(LaunchError::NodeLost(format!("host {host} stopped without being told to")))
             }
         })
+    }
+
+    /// What counts when something else follows. `told_to_end`: a signal ends the run.
+    pub fn and(self, next: Self, window: Duration, told_to_end: bool) -> Self {
+        match (self, next) {
+            (Self::Failed(first), Self::Failed(second)) => Self::Failed(first.merge(second, window)),
+            // No attempt follows, so that the failure is what the run ends with.
+            (Self::Failed(failures), Self::Members(_)) if told_to_end => Self::Failed(failures),
+            // Ranks of other nodes fail when a node is lost, and often before its loss is noticed.
+            (Self::Failed(_), Self::Members(lost)) => Self::Members(lost),
+            // The signal ends the run, so a change of the nodes no longer matters.
+            (Self::Members(_), next) if told_to_end => next,
+            (Self::Members(first), Self::Members(second)) => Self::Members(format!("{first}; {second}")),
+            (Self::Lost(first), Self::Lost(second)) => Self::Lost(format!("{first}; {second}")),
+            (first, _) => first,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_nodes_that_are_lost_are_named() {
+        let name = |cause| match cause {
+            Cause::Lost(what) | Cause::Members(what) => what,
+            _ => "something else".to_owned(),
+        };
+        for kind in [Cause::Lost, Cause::Members] {
+            let both =
+                kind("node 1 was lost".to_owned()).and(kind("node 2 was lost".to_owned()), Duration::ZERO, false);
+            assert_eq!(name(both), "node 1 was lost; node 2 was lost");
+        }
     }
 }

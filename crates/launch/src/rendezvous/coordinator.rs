@@ -110,12 +110,17 @@ struct Decider {
 impl Decider {
     fn run(mut self) {
         let result = self.decide();
+        self.end(&result);
+    }
+
+    fn end(mut self, result: &Result<(), LaunchError>) {
+        self.members.admit_last(&self.inbox);
         if self.lease.is_some() && (self.deposed || self.told_to_end && self.members.plan.is_elastic()) {
             // The others elect another node 0, which they can as soon as the lease has ended.
             drop(self.lease.take());
-            self.members.hand_over(&result, self.deposed);
+            self.members.hand_over(result, self.deposed);
         } else {
-            self.members.finish(&result);
+            self.members.finish(result);
         }
     }
 
@@ -229,7 +234,8 @@ impl Decider {
     }
 
     fn begin(&mut self) -> Result<(), LaunchError> {
-        let Members { plan, nodes, console, .. } = &mut self.members;
+        let Members { plan, nodes, console, started, succeeded, .. } = &mut self.members;
+        (*started, *succeeded) = (nodes.len(), 0);
         (self.begun, self.expected) = (true, None);
         self.port = None;
         let master_port = match plan.master_port {
@@ -244,8 +250,7 @@ impl Decider {
         }
         let mut first_rank = 0;
         for (node_rank, node) in nodes.iter_mut().enumerate() {
-            node.ended = false;
-            node.is_new = false;
+            (node.ended, node.succeeded, node.is_new) = (false, false, false);
             node.ends.clear();
             node.tell(&FromNodeZero::Start(Team {
                 attempt: self.attempt,
@@ -287,12 +292,12 @@ impl Decider {
                 // Its nodes end their ranks when they lose the connection.
                 Ok(Heard::Deposed(why)) => return Some(Cause::Other(self.depose(&why))),
                 Err(_) if stop_at.take().is_some() => {
-                    self.stop();
+                    self.members.stop(self.attempt);
                     None
                 }
                 // Nodes that could not end their ranks in time are dropped.
                 Err(_) if deadline.is_some() => {
-                    self.members.nodes.retain(|node| node.ended);
+                    self.members.drop_late();
                     None
                 }
                 Err(_) => {
@@ -306,35 +311,36 @@ impl Decider {
                 deadline = Some(Instant::now() + attempt::longest_end(&self.members.plan));
             }
             let waits = matches!(worse, Cause::Failed(_)) && (is_first || stop_at.is_some());
-            cause = Some(match (cause, worse) {
-                (None, worse) => worse,
-                (Some(Cause::Failed(first)), Cause::Failed(second)) => Cause::Failed(first.merge(second, window)),
-                // Ranks of other nodes fail when a node is lost, and often before its loss is noticed.
-                (Some(Cause::Failed(_)), Cause::Members(lost)) => Cause::Members(lost),
-                // The signal ends the run, so a change of the nodes no longer matters.
-                (Some(Cause::Members(_)), worse) if self.told_to_end => worse,
-                (Some(first), _) => first,
+            cause = Some(match cause {
+                None => worse,
+                Some(cause) => cause.and(worse, window, self.told_to_end),
             });
             if let Some(Cause::Failed(failures)) = cause.as_ref().filter(|_| waits) {
                 stop_at = Some(failures.first_at + window);
             } else if is_first || stop_at.take().is_some() {
                 // Not a failed rank, so no other failures are waited for.
-                self.stop();
+                self.members.stop(self.attempt);
             }
         }
-        cause
+        // All were done before they could be told to end because a node has joined.
+        let are_done = self.members.succeeded == self.members.started;
+        cause.filter(|cause| !(are_done && matches!(cause, Cause::Members(_))))
     }
 
     /// Records how a node's ranks have ended. Returns what this means for the attempt.
     fn node_ended(&mut self, id: usize, how: NodeEnd, ends: Vec<(usize, RankEnd)>) -> Option<Cause> {
         let is_elastic = self.members.plan.is_elastic();
         let told_to_end = how.ends_the_run();
+        let mut succeeded = 0;
         // Only nodes with a place take part.
         let node = self.members.find(id)?;
         if !std::mem::replace(&mut node.ended, true) {
             node.ends = ends;
+            node.succeeded = how == NodeEnd::Done;
+            succeeded = usize::from(node.succeeded);
         }
         let (cause, is_node_zero) = (Cause::of(how, &node.host), node.place == Some(0));
+        self.members.succeeded += succeeded;
         if told_to_end && is_elastic && !is_node_zero {
             // The others go on without it.
             let result = cause.map_or(Ok(()), |cause| Err(self.error(cause)));
@@ -354,6 +360,10 @@ impl Decider {
             self.deposed = true;
             return Some(Cause::Other(LaunchError::NodeLost(what)));
         }
+        if node.succeeded {
+            self.say(&format!("{what}; its ranks had succeeded"));
+            return None;
+        }
         let goes_on = self.members.plan.is_elastic() && node.place != Some(0);
         (!node.is_new).then_some(if goes_on { Cause::Members(what) } else { Cause::Lost(what) })
     }
@@ -362,12 +372,6 @@ impl Decider {
         self.deposed = true;
         self.say(&format!("this node is node 0 no longer: {why}"));
         LaunchError::NodeLost(why.to_owned())
-    }
-
-    fn stop(&mut self) {
-        let stop = FromNodeZero::Stop { attempt: self.attempt };
-        let running = self.members.nodes.iter_mut().filter(|node| !node.ended);
-        running.for_each(|node| node.tell(&stop));
     }
 
     /// Waits for the next event, and sends heartbeats to all nodes meanwhile.
@@ -388,3 +392,6 @@ impl Decider {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

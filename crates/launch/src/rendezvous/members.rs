@@ -2,8 +2,10 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use super::door::Heard;
 use super::wire::Speaker;
 use super::{FromNodeZero, Hello, PROTOCOL};
 use crate::error::{LaunchError, RankEnd};
@@ -19,12 +21,15 @@ pub struct Node {
     pub speaker: Speaker,
     pub nproc: usize,
     pub host: String,
-    /// Chosen by `--node-rank`, or given when an attempt begins. The node's rank, unless nodes before it are missing.
+    /// The node's number: chosen by `--node-rank`, or given when an attempt begins. The rank that its ranks know
+    /// (`GROUP_RANK`) is lower where nodes with lower numbers are missing.
     pub place: Option<usize>,
     pub joined: Instant,
     /// It has joined since the attempt began, and takes part from the next one on.
     pub is_new: bool,
     pub ended: bool,
+    /// All of its ranks have succeeded in this attempt.
+    pub succeeded: bool,
     pub ends: Vec<(usize, RankEnd)>,
 }
 
@@ -56,11 +61,14 @@ pub struct Members {
     pub nodes: Vec<Node>,
     /// Nodes without a place yet, and until when they may wait for one.
     waiting: Vec<(Instant, Node)>,
+    /// Nodes of this attempt, and those of them whose ranks have succeeded, even if they have left since.
+    pub started: usize,
+    pub succeeded: usize,
 }
 
 impl Members {
     pub fn new(plan: Plan, console: Arc<Console>) -> Self {
-        Self { plan, console, nodes: Vec::new(), waiting: Vec::new() }
+        Self { plan, console, nodes: Vec::new(), waiting: Vec::new(), started: 0, succeeded: 0 }
     }
 
     /// Whether there are enough nodes to begin. Node 0, where the ranks' store is, has to be one of them.
@@ -82,6 +90,7 @@ impl Members {
             joined: Instant::now(),
             is_new: true,
             ended: true,
+            succeeded: false,
             ends: Vec::new(),
         };
         match self.objection(hello) {
@@ -89,6 +98,15 @@ impl Members {
             None => self.waiting.push((Instant::now() + self.plan.silence + 2 * self.plan.keep_alive, node)),
         }
         self.find_places();
+    }
+
+    /// Admits the nodes that have joined as the run ended, so that they are told how.
+    pub fn admit_last(&mut self, inbox: &Receiver<Heard>) {
+        for heard in inbox.try_iter() {
+            if let Heard::Joined(id, speaker, hello) = heard {
+                self.admit(id, speaker, &hello);
+            }
+        }
     }
 
     /// Tells a node why it is refused, and closes its connection.
@@ -174,13 +192,12 @@ impl Members {
     /// When nodes that have joined an elastic run since the attempt began are to take part; None if there are none, or
     /// if ranks of a node have succeeded already, so that the run is about to end.
     pub fn let_in_at(&self) -> Option<Instant> {
-        let is_ending = self.nodes.iter().any(|node| node.ended && !node.is_new);
         let (first, last) = self.newcomers().fold(None, |found: Option<(Instant, Instant)>, node| {
             let (first, last) = found.unwrap_or((node.joined, node.joined));
             Some((first.min(node.joined), last.max(node.joined)))
         })?;
         let settled = (last + SETTLE).min(first + self.plan.last_call);
-        (self.plan.is_elastic() && !is_ending).then_some(if self.are_all() { first } else { settled })
+        (self.plan.is_elastic() && self.succeeded == 0).then_some(if self.are_all() { first } else { settled })
     }
 
     pub fn newcomers(&self) -> impl Iterator<Item = &Node> {
@@ -190,6 +207,23 @@ impl Members {
     pub fn send_heartbeats(&mut self) {
         let waiting = self.waiting.iter_mut().map(|(_, node)| node);
         self.nodes.iter_mut().chain(waiting).for_each(|node| node.tell(&FromNodeZero::Alive));
+    }
+
+    /// Tells the nodes whose ranks still run to end them.
+    pub fn stop(&mut self, attempt: u32) {
+        let running = self.nodes.iter_mut().filter(|node| !node.ended);
+        running.for_each(|node| node.tell(&FromNodeZero::Stop { attempt }));
+    }
+
+    /// Removes the nodes that could not end their ranks in time, and tells them so.
+    pub fn drop_late(&mut self) {
+        let late: Vec<Node>;
+        (self.nodes, late) = std::mem::take(&mut self.nodes).into_iter().partition(|node| node.ended);
+        for mut node in late {
+            let why = format!("{} did not end its ranks in time", node.name());
+            self.console.say(&why);
+            node.tell(&FromNodeZero::Finish(Err(LaunchError::NodeLost(why))));
+        }
     }
 
     /// Tells all nodes how the run has ended. Those that wait for a place of an elastic run were not needed.

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use rustix::thread::{CpuSet, sched_getaffinity};
+
 use crate::launcher::{Ended, Launcher};
 
 crate::tests![
@@ -39,17 +41,34 @@ fn own_cpus() -> String {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim().to_owned()
 }
 
+/// Without CPUs that are offline, which Linux may list as allowed.
+fn own_online_cpus() -> BTreeSet<usize> {
+    let set = sched_getaffinity(None).unwrap();
+    (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+/// As Linux writes them, like `0-2,4`.
+fn list(cpus: &BTreeSet<usize>) -> String {
+    let starts = cpus.iter().filter(|cpu| **cpu == 0 || !cpus.contains(&(**cpu - 1)));
+    let range = |first: &usize| {
+        let last = (*first..).take_while(|cpu| cpus.contains(cpu)).last().unwrap();
+        if last == *first { last.to_string() } else { format!("{first}-{last}") }
+    };
+    starts.map(range).collect::<Vec<_>>().join(",")
+}
+
 fn ranks_may_use_their_cpus_only() {
-    let own = numbers(&own_cpus());
+    let own = own_online_cpus();
     for mode in ["node", "socket"] {
         // A child of the rank inherits them; the guard itself is not bound for longer than a rank's start.
         let script = format!(
             "sh -c \"{}\"; until grep -q \"^Cpus_allowed_list:.*[[:space:]]{}$\" /proc/$PPID/status; do sleep 0.01; done",
             SHOW.replace('\\', "\\\\"),
-            own_cpus()
+            list(&own)
         );
         let ended = bound(&["--nproc-per-node=2", &format!("--numa-binding={mode}")], &script);
         assert_eq!(ended.code, Some(0), "{ended:?}");
+        ended.says(" ranks (a rank's CPUs divided by the ranks that share them)");
         let [said, seen] = cpus(&ended);
         assert_eq!(said, seen);
         assert!(seen.iter().all(|list| numbers(list).is_subset(&own)), "{seen:?}");

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -12,8 +11,8 @@ use crate::nodes::node;
 use crate::port::free_port;
 
 crate::tests![
-    a_run_waits_for_more_nodes_until_the_last_call_is_over,
-    all_nodes_begin_without_waiting_for_the_last_call,
+    a_run_begins_with_fewer_nodes_when_the_last_call_is_over,
+    a_run_waits_for_all_nodes_and_no_longer_within_the_last_call,
     a_run_shrinks_when_a_node_is_lost,
     ranks_are_numbered_anew_when_a_node_between_others_is_lost,
     ranks_that_fail_because_a_node_is_lost_do_not_count_as_a_failure,
@@ -24,7 +23,6 @@ crate::tests![
     a_signal_to_node_zero_ends_the_run,
     a_node_beyond_the_most_waits_until_one_is_lost,
     a_node_that_is_not_needed_ends_with_the_run,
-    a_node_that_joins_when_ranks_have_succeeded_disturbs_no_one,
     too_few_nodes_are_an_error_after_the_timeout,
     too_few_nodes_after_a_loss_are_waited_for,
     too_few_nodes_after_a_loss_are_an_error_after_the_timeout,
@@ -113,8 +111,8 @@ fn until_done() -> String {
     format!("{SAY}; touch $FILE.$RANK.$WORLD_SIZE; while ! [ -e $FILE.done ]; do sleep 0.01; done")
 }
 
-fn a_run_waits_for_more_nodes_until_the_last_call_is_over() {
-    // No other node comes, so that only the end of the last call can begin the run.
+fn a_run_begins_with_fewer_nodes_when_the_last_call_is_over() {
+    // No other node comes, so that only the end of the last call can begin the run. That it is waited for is tested below.
     let run = Run::new("1:2", "last_call_timeout=0.2", &["--nproc-per-node=2"], SAY);
     let ended = run.start(0).end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -122,7 +120,7 @@ fn a_run_waits_for_more_nodes_until_the_last_call_is_over() {
     ended.says("starting on 1 node with 2 ranks in all (--nnodes 1:2)");
 }
 
-fn all_nodes_begin_without_waiting_for_the_last_call() {
+fn a_run_waits_for_all_nodes_and_no_longer_within_the_last_call() {
     let run = Run::new("1:2", "last_call_timeout=1000000", &[], SAY);
     let [first, second] = [0, 1].map(|rank| run.start(rank)).map(Running::end);
     assert_eq!(said(&first), ["[rank0]: 0/2 0/1 0/2 0/2 0/0"]);
@@ -291,34 +289,6 @@ fn a_node_that_is_not_needed_ends_with_the_run() {
     let third = third.end();
     assert_eq!((third.code, third.out.as_str()), (Some(0), ""), "{third:?}");
     assert!(nodes.into_iter().all(|node| node.end().code == Some(0)));
-}
-
-fn a_node_that_joins_when_ranks_have_succeeded_disturbs_no_one() {
-    // Rank 1 succeeds; rank 0 goes on.
-    let work = until_done();
-    let script = format!("[ $RANK = 1 ] && {{ {SAY}; echo $$ > $FILE.tmp; mv $FILE.tmp $FILE; exit 0; }}; {work}");
-    undisturbed(|times| {
-        let run = Run::new("2:3", AT_ONCE, &[], &script);
-        let nodes = run.start_all(2);
-        for ending in [".0.2", ""] {
-            wait_for_file(&run.file(ending), &all(&nodes));
-        }
-        let rank = format!("/proc/{}", fs::read_to_string(run.file("")).unwrap().trim());
-        wait_for("rank 1's end", || fs::metadata(&rank).is_err().then_some(()));
-        // Until node 1 has reported it.
-        std::thread::sleep(Duration::from_secs_f64(0.1 * times));
-        let third = start_spare(&run);
-        fs::write(run.file(".done"), "").unwrap();
-        let third = third.end();
-        let ended: Vec<Ended> = nodes.into_iter().map(Running::end).collect();
-        if ended[0].err.contains(") joined") {
-            return Err(format!("{ended:?}"));
-        }
-        assert_eq!(said(&ended[0]), ["[rank0]: 0/2 0/1 0/2 0/2 0/0"]);
-        assert_eq!(said(&ended[1]), ["[rank1]: 1/2 0/1 1/2 1/2 0/0"]);
-        assert_eq!((third.code, third.out.as_str()), (Some(0), ""), "{third:?}");
-        Ok(())
-    });
 }
 
 /// A run of at least `fewest` of 3 nodes that wait for each other for a short time, and `nodes` of them.

@@ -2,10 +2,13 @@
 
 use std::env;
 use std::error::Error;
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use overdrive_launch::{Launch, LaunchError, record};
@@ -20,9 +23,13 @@ crate::tests![
     an_error_is_reported_with_its_causes,
     a_panic_is_reported_with_its_backtrace,
     a_panic_of_another_thread_is_reported_with_the_error,
+    a_panic_of_another_thread_is_reported_with_the_panic_that_follows,
+    a_panic_is_not_replaced_by_those_that_it_causes,
+    a_panic_during_a_panic_is_reported,
     a_panic_that_was_caught_is_not_recorded,
     success_records_nothing,
     the_file_has_pytorchs_format,
+    an_error_that_cannot_be_shown_is_recorded,
     without_a_launcher_the_error_is_shown_only,
     a_python_traceback_is_reported,
     the_error_that_was_recorded_first_is_named,
@@ -58,8 +65,28 @@ pub fn be_a_rank_if_told() -> Option<ExitCode> {
     Some(record(|| a_function_of_the_rank(&task)))
 }
 
+/// Ends a thread that waits for images.
+struct Ends(Option<(Sender<()>, thread::JoinHandle<()>)>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        if let Some((images, loader)) = self.0.take() {
+            drop(images);
+            let _panic = loader.join();
+        }
+    }
+}
+
+struct Panics;
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        panic!("not saved")
+    }
+}
+
 #[inline(never)]
-fn a_function_of_the_rank(task: &str) -> Result<(), Failure> {
+fn a_function_of_the_rank(task: &str) -> Result<ExitCode, Failure> {
     match task {
         "error" => Err(Failure("cannot train", Some(Box::new(Failure("no data", None))))),
         "panic" => panic!("the {task} of rank {}", env::var("RANK").unwrap_or_default()),
@@ -70,9 +97,29 @@ fn a_function_of_the_rank(task: &str) -> Result<(), Failure> {
         }
         "caught" => {
             let _panic = std::panic::catch_unwind(|| panic!("too large"));
-            std::process::exit(3)
+            Ok(ExitCode::from(3))
         }
-        _ => Ok(()),
+        "waiting" => {
+            let (images, waiting) = channel::<()>();
+            let loader = move || {
+                let _images = images;
+                panic!("damaged image")
+            };
+            thread::Builder::new().name("loader".into()).spawn(loader).unwrap();
+            waiting.recv().unwrap();
+            Ok(ExitCode::SUCCESS)
+        }
+        "waited for" => {
+            let (images, waiting) = channel::<()>();
+            let loader = thread::Builder::new().name("loader".into()).spawn(move || waiting.recv().unwrap());
+            let _ends = Ends(Some((images, loader.unwrap())));
+            panic!("no data")
+        }
+        "destructor" => {
+            let _panics = Panics;
+            panic!("no data")
+        }
+        _ => Ok(ExitCode::SUCCESS),
     }
 }
 
@@ -103,8 +150,7 @@ fn an_error_is_reported_with_its_causes() {
 fn a_panic_is_reported_with_its_backtrace() {
     let ended = ranks(&[], "panic").env("RUST_BACKTRACE", "0").end();
     assert_eq!(ended.code, Some(101));
-    let (_, report) = ended.err.split_once("the error that it has recorded:\n").unwrap();
-    let (error, _) = report.split_once("the end of its standard error").unwrap();
+    let error = recorded(&ended);
     assert!(error.starts_with("    panicked at "), "{error}");
     assert!(error.contains("errors.rs:") && error.contains(": the panic of rank 0\n"), "{error}");
     assert!(error.contains("a_function_of_the_rank") && !error.contains("core::panicking"), "{error}");
@@ -116,6 +162,34 @@ fn a_panic_of_another_thread_is_reported_with_the_error() {
     ended.says("\n    Error: the loader has ended\n");
     ended.says("\n    Before that, thread `loader` panicked at ");
     ended.says(": damaged image\n");
+}
+
+/// What the launcher shows of the error that a rank has recorded.
+fn recorded(ended: &Ended) -> &str {
+    let (_, report) = ended.err.split_once("the error that it has recorded:\n").unwrap_or_else(|| panic!("{ended:?}"));
+    report.split_once("the end of its standard error").unwrap().0
+}
+
+fn a_panic_of_another_thread_is_reported_with_the_panic_that_follows() {
+    let ended = ranks(&[], "waiting").end();
+    assert_eq!(ended.code, Some(101));
+    let error = recorded(&ended);
+    assert!(error.starts_with("    panicked at ") && error.contains("RecvError"), "{error}");
+    let (_, before) = error.split_once("\n    Before that, thread `loader` panicked at ").unwrap();
+    assert!(before.contains(": damaged image\n"), "{error}");
+}
+
+fn a_panic_is_not_replaced_by_those_that_it_causes() {
+    let ended = ranks(&[], "waited for").end();
+    assert_eq!(ended.code, Some(101));
+    assert!(recorded(&ended).contains(": no data\n") && !recorded(&ended).contains("RecvError"), "{ended:?}");
+}
+
+fn a_panic_during_a_panic_is_reported() {
+    let ended = ranks(&[], "destructor").end();
+    assert_eq!(ended.code, Some(134));
+    let (cause, after) = recorded(&ended).split_once("\n    After that, panicked at ").unwrap();
+    assert!(cause.contains(": no data\n") && after.contains(": not saved\n"), "{ended:?}");
 }
 
 fn a_panic_that_was_caught_is_not_recorded() {
@@ -154,6 +228,16 @@ fn the_file_has_pytorchs_format() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(1) && said.contains("Error: cannot train\n"), "{said}");
     assert!(said.contains("cannot record this error in "), "{said}");
+}
+
+fn an_error_that_cannot_be_shown_is_recorded() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("error.json");
+    let mut command = Command::new(env::current_exe().unwrap());
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = command.env(TASK, "error").env("TORCHELASTIC_ERROR_FILE", &file).stderr(full).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+    assert!(fs::read_to_string(&file).unwrap().contains("cannot train: no data"));
 }
 
 fn without_a_launcher_the_error_is_shown_only() {
@@ -244,7 +328,8 @@ fn files_named(folder: &Path, name: &str) -> Vec<PathBuf> {
 fn error_files_are_kept_beside_the_logs() {
     let base = TempDir::new().unwrap();
     let program = env::current_exe().unwrap();
-    let launch = Launch::new(program).env(TASK, "error").nproc(2).local_ranks_filter([]).log_dir(base.path());
+    let logs = base.path().join(OsStr::from_bytes(b"not UTF-8: \xff"));
+    let launch = Launch::new(program).env(TASK, "error").nproc(2).local_ranks_filter([]).log_dir(logs);
     let LaunchError::Rank(report) = launch.run().unwrap_err() else { panic!("no rank has failed") };
     let error = report.first.error.as_ref().unwrap();
     assert_eq!(error.message, "cannot train: no data");

@@ -41,6 +41,7 @@ struct Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        self.end_jobs();
         for daemon in self.daemons.iter_mut().rev() {
             let _ = kill_process(Pid::from_child(daemon), Signal::TERM);
             let start = Instant::now();
@@ -91,6 +92,21 @@ impl Cluster {
             (output.trim() == "idle 2").then_some(())
         });
         cluster
+    }
+
+    /// Kills the jobs that a failed test has left, which would outlive the daemons.
+    fn end_jobs(&self) {
+        // This may run while a test panics, so nothing here panics.
+        let tool = |program: &str, options: &[&str]| {
+            let output = command(program).args(options).env("SLURM_CONF", self.config()).output().ok()?;
+            output.status.success().then_some(output.stdout)
+        };
+        let is_left = || tool("squeue", &["-h"]).is_some_and(|jobs| !jobs.is_empty());
+        let start = Instant::now();
+        while is_left() && start.elapsed() < LIMIT {
+            tool("scancel", &["--signal=KILL", "--partition=main"]);
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     fn config(&self) -> PathBuf {
