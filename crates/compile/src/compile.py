@@ -372,10 +372,9 @@ def main():
         request = json.load(file)["request"]
     torch.set_num_threads(request["threads"])
     vectors = VectorSets(cache)
-    # The generator of eager runs draws the same numbers.
+    # The generator of eager runs draws the same numbers. Dropout's masks come from a call that returns them: Inductor 2.11
+    # draws them in place, and may fuse what reads a mask with what is before the draw.
     config.fallback_random = True
-    # Inductor 2.11 draws a mask of dropout in place, and may fuse what reads the mask with what is before the draw. This
-    # makes it a call that returns the mask, with the same numbers.
     lowering.make_fallback(torch.ops.aten.bernoulli.p, warn=False, override_decomp=True)
     # Inductor has this program compute their checksums.
     config.aot_inductor.precompile_headers &= shutil.which("openssl") is not None
@@ -387,8 +386,7 @@ def main():
     if least:
         config.aot_inductor.metadata = {"least_size": str(least)}
     print("stage compile", flush=True)
-    with torch.no_grad():
-        torch._inductor.aoti_compile_and_package(program, package_path=package)
+    torch.no_grad()(torch._inductor.aoti_compile_and_package)(program, package_path=package)
     # Not by libtorch: its writer ends the process, without the reason, where the disk is full.
     with open(path, "wb") as file:
         file.write(package.getbuffer())

@@ -55,7 +55,7 @@ impl Buffers {
 impl DistributedDataParallel {
     /// Overwrites the buffers (running statistics, say) of all ranks with those of rank 0, if a training step has run since
     /// the last time; a forward pass that trains does it by itself. Does nothing with
-    /// [`broadcast_buffers(false)`](DdpBuilder::broadcast_buffers).
+    /// [`broadcast_buffers(false)`](super::DdpBuilder::broadcast_buffers).
     ///
     /// # Errors
     /// When a rank has exited or does not take part within the group's timeout, the hook has failed, or it is called
