@@ -2,9 +2,8 @@
 
     python compile.py record.json folder cache
 
-The record has the operators of `overdrive_ffi::record`, and what comes in and goes out. The folder gets `step.pt2`, the
-package, and `explain.json`, what its code calls. The cache keeps what is found out about this machine, and compiled
-headers. Says on stdout what it does, a line each: `stage NAME`, and at the end `done`. Errors go to stderr.
+The record is of `overdrive_ffi::record`. The folder gets the package, `step.pt2`, and `explain.json`, what its code
+calls. The cache keeps compiled headers and what is known of this machine. Prints `stage NAME`, and `done` at the end.
 """
 
 import sys
@@ -386,7 +385,8 @@ def main():
     if least:
         config.aot_inductor.metadata = {"least_size": str(least)}
     print("stage compile", flush=True)
-    torch.no_grad()(torch._inductor.aoti_compile_and_package)(program, package_path=package)
+    with torch.no_grad():
+        torch._inductor.aoti_compile_and_package(program, package_path=package)
     # Not by libtorch: its writer ends the process, without the reason, where the disk is full.
     with open(path, "wb") as file:
         file.write(package.getbuffer())

@@ -83,6 +83,17 @@ pub enum Entry {
 }
 
 impl Entry {
+    /// The same entry. A tensor is shared, not copied.
+    pub fn share(&self) -> Self {
+        match self {
+            Self::Tensor(tensor) => Self::Tensor(tensor.shallow_clone()),
+            Self::Bool(value) => Self::Bool(*value),
+            Self::Int(value) => Self::Int(*value),
+            Self::Float(value) => Self::Float(*value),
+            Self::Text(value) => Self::Text(value.clone()),
+        }
+    }
+
     fn describe(&self) -> String {
         match self {
             Self::Tensor(tensor) if !tensor.defined() => "an undefined tensor".to_owned(),
@@ -119,7 +130,7 @@ impl StateDict {
     pub fn nested(&self, prefix: &str) -> StateDict {
         let inner = self.0.iter().filter_map(|(key, entry)| {
             let rest = key.strip_prefix(prefix)?.strip_prefix('.')?;
-            Some((rest.to_owned(), share(entry)))
+            Some((rest.to_owned(), entry.share()))
         });
         StateDict(inner.collect())
     }
@@ -139,7 +150,7 @@ impl StateDict {
                 Entry::Tensor(tensor) if tensor.defined() => {
                     Entry::Tensor(tensor.f_detach_copy().map_err(TorchError::from)?)
                 }
-                other => share(other),
+                other => other.share(),
             };
             Ok((key.clone(), entry))
         };
@@ -248,14 +259,4 @@ impl IntoIterator for StateDict {
 
 fn mismatch(key: &str, expected: &str, found: &Entry) -> StateError {
     StateError::Mismatch { key: key.to_owned(), expected: expected.to_owned(), found: found.describe() }
-}
-
-fn share(entry: &Entry) -> Entry {
-    match entry {
-        Entry::Tensor(tensor) => Entry::Tensor(tensor.shallow_clone()),
-        Entry::Bool(value) => Entry::Bool(*value),
-        Entry::Int(value) => Entry::Int(*value),
-        Entry::Float(value) => Entry::Float(*value),
-        Entry::Text(value) => Entry::Text(value.clone()),
-    }
 }

@@ -119,7 +119,7 @@ fn remember_panics(file: PathBuf) {
             Some("panic in a function that cannot unwind") => write_panic(&file, &remembered()),
             _ => {
                 remember(Panic::new(info));
-                // Nothing unwinds if the program is compiled so.
+                // With `panic = "abort"` nothing unwinds, so this is the last chance.
                 if cfg!(panic = "abort") {
                     write_panic(&file, &remembered());
                 }

@@ -219,7 +219,7 @@ fn take_part(host: &Host, link: &Link, endpoint: &str, past: &mut Option<Past>) 
                 Outcome::LauncherGone => return Ok(Part::Ended(None)),
             },
         };
-        let limit = attempt::longest_end(&host.plan) + host.plan.join_timeout;
+        let limit = attempt::longest_end(&host.plan) + host.plan.join_timeout + host.plan.last_call;
         give_up_at = (how != NodeEnd::Done).then(|| Instant::now() + limit);
         link.send(&ToNodeZero::Ended { attempt, how, ends });
     }

@@ -61,7 +61,7 @@ impl Algorithm for SgdOptions {
 
     fn has_fused_kernel(device: Device, kind: Kind) -> bool {
         match device {
-            // libtorch 2.11's does not write most of the new bfloat16 and float16 values back.
+            // The kernel of libtorch 2.11 leaves most bfloat16 and float16 weights as they were.
             Device::Cpu => !matches!(kind, Kind::BFloat16 | Kind::Half),
             _ => matches!(device, Device::Cuda(_) | Device::Mps),
         }

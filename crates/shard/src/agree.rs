@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 
 use crate::error::ShardError;
 
-/// Exchanges what each rank has, or why it has nothing. All ranks get what all have, in their order. If a rank has
-/// failed, it gets its own error, and the others get one that names it.
+/// Gives every rank the values of all, in rank order. If a rank has an error instead, it gets its own, and the others
+/// [`ShardError::OtherRank`].
 pub(crate) fn all_have<T, E>(group: &ProcessGroup, what: &'static str, own: Result<T, E>) -> Result<Vec<T>, ShardError>
 where
     T: Serialize + DeserializeOwned,
@@ -87,9 +87,9 @@ where
     }
 }
 
-/// An error on every rank if what they have is not the same: each line is what it describes, and how. Names the first
-/// line that differs.
-pub(crate) fn on_lines(all: &[Vec<(String, String)>]) -> Result<(), ShardError> {
+/// An error on every rank if what they have is not the same: `whole` is what the lines describe, and each line is a
+/// part and how it is. Names the first line that differs.
+pub(crate) fn on_lines(whole: &str, all: &[Vec<(String, String)>]) -> Result<(), ShardError> {
     let first = &all[0];
     for (rank, lines) in all.iter().enumerate() {
         let differs = |what: &str, found: &str, expected: &str| {
@@ -98,7 +98,7 @@ pub(crate) fn on_lines(all: &[Vec<(String, String)>]) -> Result<(), ShardError> 
         };
         for (at, ((what, found), (expected_what, expected))) in lines.iter().zip(first).enumerate() {
             if what != expected_what {
-                return differs(&format!("number {at} of the parameters and groups"), what, expected_what);
+                return differs(&format!("number {at} of {whole}"), what, expected_what);
             }
             if found != expected {
                 return differs(what, found, expected);
@@ -106,7 +106,7 @@ pub(crate) fn on_lines(all: &[Vec<(String, String)>]) -> Result<(), ShardError> 
         }
         if lines.len() != first.len() {
             let (found, expected) = (lines.len().to_string(), first.len().to_string());
-            return differs("the number of parameters and groups", &found, &expected);
+            return differs(&format!("the number of {whole}"), &found, &expected);
         }
     }
     Ok(())

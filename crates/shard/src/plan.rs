@@ -22,7 +22,7 @@ pub(crate) struct Plan {
     pub(crate) owner: Vec<usize>,
     pub(crate) groups: Vec<Group>,
     /// Indices of parameters, in the order in which they were given.
-    given: Vec<usize>,
+    pub(crate) given: Vec<usize>,
 }
 
 /// What schedules set of a group. It is kept here too, because a rank may own no parameter of a group.
@@ -115,11 +115,13 @@ impl Plan {
             return refuse("it leaves out parameters that it was given: build it over all that the closure gets");
         }
         let mut groups = Vec::with_capacity(lens.len());
+        // An empty group can be told only by its number.
+        let are_all = lens.len() == self.groups.len();
         let mut first = 0;
-        for len in lens {
+        for (number, len) in lens.into_iter().enumerate() {
             let members = &params[first..first + len];
             first += len;
-            let group = members.first().map(|&index| self.group_of[index]);
+            let group = members.first().map(|&index| self.group_of[index]).or(are_all.then_some(number));
             let Some(group) = group.filter(|group| !groups.contains(group)) else {
                 return refuse(OTHER_GROUPS);
             };

@@ -102,8 +102,7 @@ impl ArrowColumns {
     }
 
     /// Reads nulls of a column of numbers as `value`, null lists of a fixed length as lists of it, and other null lists as
-    /// empty ones. Call it after
-    /// [`select`](Self::select).
+    /// empty ones. Call it after [`select`](Self::select).
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a column that is not selected, for one of strings or binary values (see

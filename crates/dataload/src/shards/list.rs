@@ -23,8 +23,8 @@ pub trait IndexedShards: IterableDataset {
 /// [`TfRecordDataset`](crate::TfRecordDataset) with an index beside each, see
 /// [`write_index`](crate::WebDataset::write_index), or of an [`MdsDataset`](crate::MdsDataset) without compression.
 ///
-/// Opening reads the indexes, and keeps 8 bytes for each sample, of tars 12, and 16 where extensions are selected. A sample is read from its shard's file when it is
-/// asked for, of a zstd shard with the frames that it is in.
+/// Opening reads the indexes, and keeps 8 bytes for each sample; of tar files 12, and 16 where extensions are selected.
+/// A sample is read from its shard's file when it is asked for, of a zstd shard with the frames that it is in.
 ///
 /// ```
 /// use overdrive_dataload::{DataLoader, Dataset, ShardListDataset, WebDataset, WebDatasetWriter};

@@ -168,8 +168,8 @@ impl TarReader {
                 None => Ok(None),
                 Some(at) => {
                     let error = self.content.corrupt(at, "only zeros after the archive's end mark", "other bytes");
-                    // Of a header that was lost, or of another archive: the first of these bytes may be a header. One
-                    // whose block has begun with zeros that are read is none.
+                    // The bytes may be a header behind one that was lost, or another archive's. A block of which zeros
+                    // were read before is no header, so the search begins behind it.
                     let block = (at - at % BLOCK).max(self.content.at().next_multiple_of(BLOCK));
                     match self.content.skip(block - self.content.at(), "zeros") {
                         Ok(()) => Err(self.search(offset, error)),

@@ -40,8 +40,8 @@ impl Buffers {
     /// `None` without buffers.
     pub(super) fn new(named: Vec<(String, Tensor)>) -> Result<Option<Self>, DdpError> {
         let list = TensorList::new(&named.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
-        // A hook after the forward pass would be a change of what batch normalization has kept for backward, where it does
-        // not use it: as in PyTorch, autograd does not see what ranks exchange.
+        // Batch normalization keeps its statistics for backward, though it does not use them there. Autograd would refuse
+        // a pass before which a hook has written to them: so the hook gets tensors with version counters of their own.
         let unseen = |(name, tensor): (String, Tensor)| Ok((name, tensor.f_data()?));
         let named = named.into_iter().map(unseen).collect::<Result<Vec<_>, DdpError>>()?;
         Ok((!named.is_empty()).then(|| Self { list, named, hook: RefCell::new(None) }))
@@ -53,8 +53,9 @@ impl Buffers {
 }
 
 impl DistributedDataParallel {
-    /// Overwrites the buffers (running statistics, say) of all ranks with those of rank 0, if a training step has run since
-    /// the last time; a forward pass that trains does it by itself. Does nothing with
+    /// Overwrites the buffers (running statistics, say) of all ranks with those of rank 0, or calls the
+    /// [buffer hook](Self::register_buffer_comm_hook), if a training step has run since the last time; a forward pass that
+    /// trains does it by itself. Does nothing with
     /// [`broadcast_buffers(false)`](super::DdpBuilder::broadcast_buffers).
     ///
     /// # Errors

@@ -62,10 +62,10 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     /// With [`sparse_gradients`](super::DdpBuilder::sparse_gradients),
-    /// [`skip_all_reduce_unused_params`](super::DdpBuilder::skip_all_reduce_unused_params) or a buffer hook; when a rank has exited or does not
-    /// take part within the group's timeout; [`DdpError::HookHasFailed`] when the communication hook failed before or in the
-    /// loop; [`DdpError::Hook`] when it fails while this rank answers others. Where a hook fails only on some ranks, the
-    /// others wait until the timeout.
+    /// [`skip_all_reduce_unused_params`](super::DdpBuilder::skip_all_reduce_unused_params) or a buffer hook; when a
+    /// rank has exited or does not take part within the group's timeout; [`DdpError::HookHasFailed`] when the
+    /// communication hook failed before or in the loop; [`DdpError::Hook`] when it fails while this rank answers
+    /// others. Where a hook fails only on some ranks, the others wait until the timeout.
     ///
     /// # Panics
     /// When the loop panics, or the hook while this rank answers others; the other ranks then wait until the timeout.

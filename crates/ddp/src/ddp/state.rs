@@ -1,6 +1,6 @@
 //! What a resumed run needs to go on to the bit: the buckets, and what the hook carries.
 
-use overdrive_core::{Entry, StateDict, StateError, Stateful};
+use overdrive_core::{Entry, StateDict, StateError, Stateful, TorchError};
 use overdrive_ffi::c10d::BucketLayout;
 use tch::{Kind, Tensor};
 
@@ -16,10 +16,10 @@ const HOOK: &str = "hook";
 /// carries from pass to pass. Without it a resumed run begins with other buckets, and lossy hooks without their errors.
 ///
 /// Load it on all ranks before the same pass, after registering the hook. With
-/// [`static_graph`](super::DdpBuilder::static_graph) there is no such state. PyTorch saves no division into buckets, and of
-/// hooks PowerSGD's state, if the program does.
+/// [`static_graph`](super::DdpBuilder::static_graph) there is no such state. PyTorch does not save the division into
+/// buckets; of its hooks, a program can save PowerSGD's state.
 ///
-/// For `&DistributedDataParallel` too, since other parts borrow it.
+/// `&DistributedDataParallel` is `Stateful` too, since an accumulator borrows it.
 impl Stateful for DistributedDataParallel {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         (&self).state_dict()
@@ -38,15 +38,9 @@ impl Stateful for &DistributedDataParallel {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         self.between_passes()?;
         let layout = self.reducer.borrow().layout()?;
-        let numbers = |numbers: &mut dyn Iterator<Item = usize>| {
-            Ok::<_, StateError>(Entry::Tensor(
-                Tensor::f_from_slice(&numbers.map(|it| it as i64).collect::<Vec<_>>())
-                    .map_err(overdrive_core::TorchError::from)?,
-            ))
-        };
         let mut state = StateDict::new();
-        state.insert(PARAMETERS, numbers(&mut layout.buckets.iter().flatten().copied())?);
-        state.insert(LENGTHS, numbers(&mut layout.buckets.iter().map(Vec::len))?);
+        state.insert(PARAMETERS, entry(layout.buckets.iter().flatten().copied())?);
+        state.insert(LENGTHS, entry(layout.buckets.iter().map(Vec::len))?);
         state.insert(FINAL, Entry::Bool(layout.is_final));
         if let Some(hook) = &*self.hook.borrow() {
             state.insert_nested(HOOK, hook.lock().state()?);
@@ -99,6 +93,11 @@ impl DistributedDataParallel {
     }
 }
 
+fn entry(numbers: impl Iterator<Item = usize>) -> Result<Entry, StateError> {
+    let numbers: Vec<i64> = numbers.map(|number| number as i64).collect();
+    Ok(Entry::Tensor(Tensor::f_from_slice(&numbers).map_err(TorchError::from)?))
+}
+
 /// The layout in a state, of this many parameters.
 fn layout(state: &StateDict, parameters: usize) -> Result<BucketLayout, StateError> {
     let list = |key: &str| -> Result<Vec<usize>, StateError> {
@@ -129,11 +128,5 @@ fn layout(state: &StateDict, parameters: usize) -> Result<BucketLayout, StateErr
         let expected = format!("lengths of buckets that add up to {parameters}");
         return Err(StateError::Mismatch { key: LENGTHS.to_owned(), expected, found: format!("{lengths:?}") });
     }
-    let mut rest = numbers.as_slice();
-    let bucket = |length: usize| {
-        let (bucket, behind) = rest.split_at(length);
-        rest = behind;
-        bucket.to_vec()
-    };
-    Ok(BucketLayout { buckets: lengths.into_iter().map(bucket).collect(), is_final })
+    Ok(BucketLayout::new(&numbers, &lengths, is_final))
 }

@@ -20,12 +20,12 @@ static DIV: LazyOp = LazyOp::new("aten::div_", "Scalar");
 /// of ranks. A flat all-reduce in a ring of N ranks sends 2 (N - 1) / N times their bytes from each host. The mean is that
 /// of a flat all-reduce but for the order of the sums.
 ///
-/// It pays where the network between hosts is slower than the way inside of one. While backward runs, the step between
-/// hosts of a bucket begins with the next bucket.
+/// It pays where the network between hosts is slower than the exchange inside a host. A bucket's exchange between hosts
+/// begins when the next bucket is ready, so most of it overlaps with backward.
 ///
 /// # Source
-/// The hierarchical all-reduce of Horovod (`HOROVOD_HIERARCHICAL_ALLREDUCE`) and of DeepSpeed; PyTorch has it for models
-/// alone (`HierarchicalModelAverager`)
+/// Horovod's `HOROVOD_HIERARCHICAL_ALLREDUCE`; PyTorch averages only parameters in such steps
+/// (`HierarchicalModelAverager`)
 #[derive(Debug)]
 pub struct HierarchicalAllReduce {
     /// The ranks of this host.

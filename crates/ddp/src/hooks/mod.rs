@@ -79,8 +79,8 @@ pub trait CommHook: Send {
         false
     }
 
-    /// The parameters have been divided into other buckets: what it carries for buckets belongs to none of them. Once, in a
-    /// process without a loaded state after its first pass.
+    /// Is called when libtorch has divided the parameters into other buckets: what a hook carries for the old ones belongs
+    /// to none of the new. It happens once, after the first pass of a process that has not loaded a later division.
     fn buckets_rebuilt(&mut self) {}
 }
 

@@ -45,6 +45,19 @@ pub struct BucketLayout {
     pub is_final: bool,
 }
 
+impl BucketLayout {
+    /// From all buckets' numbers, one bucket after the other, and the buckets' lengths, which add up to as many.
+    pub fn new(numbers: &[usize], lengths: &[usize], is_final: bool) -> Self {
+        let mut rest = numbers;
+        let bucket = |length: &usize| {
+            let (bucket, behind) = rest.split_at(*length);
+            rest = behind;
+            bucket.to_vec()
+        };
+        Self { buckets: lengths.iter().map(bucket).collect(), is_final }
+    }
+}
+
 /// Averages gradients over ranks while backward runs.
 ///
 /// It hooks into the parameters' gradients until it is dropped.
@@ -190,16 +203,10 @@ impl Reducer {
             let (numbers, lengths) = (numbers.as_mut_ptr(), lengths.as_mut_ptr());
             raw::od_reducer_layout(self.as_ptr(), numbers, lengths, &mut buckets, &mut is_final, err)
         })?;
-        let mut rest = numbers.as_slice();
-        let bucket = |length: &usize| {
-            let (bucket, behind) = rest.split_at(*length);
-            rest = behind;
-            bucket.to_vec()
-        };
-        Ok(BucketLayout { buckets: lengths[..buckets].iter().map(bucket).collect(), is_final: is_final != 0 })
+        Ok(BucketLayout::new(&numbers, &lengths[..buckets], is_final != 0))
     }
 
-    /// Divides the parameters so, on all members before the same pass.
+    /// Divides the parameters into these buckets. All members call it before the same pass.
     ///
     /// # Errors
     /// When a parameter is missing or there twice, a bucket is empty or mixes dtypes, devices or sparse gradients, or the

@@ -132,7 +132,7 @@ impl Lease {
                         self.renewed = asked;
                         continue;
                     }
-                    Ok(false) => "it was node 0 for etcd no longer".to_owned(),
+                    Ok(false) => "its lease in etcd has ended".to_owned(),
                     // Before another node can become node 0.
                     Err(why) if self.renewed.elapsed() > self.time * 2 / 3 => why,
                     Err(_) => continue,

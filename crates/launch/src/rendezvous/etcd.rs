@@ -46,9 +46,9 @@ impl Etcd {
         Ok((value(&answer)?, own))
     }
 
-    /// A lease that ends by itself after `time` (in whole seconds, at least one), unless it is renewed.
+    /// A lease that ends by itself after `time`, rounded up to whole seconds, unless it is renewed.
     pub fn grant(&self, time: Duration) -> Result<String, String> {
-        let seconds = time.as_secs().max(1).to_string();
+        let seconds = (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1).to_string();
         let (answer, _) = self.call("/v3/lease/grant", &json!({"TTL": seconds, "ID": "0"}))?;
         let id = answer.get("ID").and_then(Value::as_str).map(str::to_owned);
         id.ok_or_else(|| format!("etcd at {} has granted no lease: {answer}", self.place()))

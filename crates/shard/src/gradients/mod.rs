@@ -129,7 +129,7 @@ impl ShardedDataParallel {
         let (hooks, all) = agree::built(&group, BUILDING, hooks, |_| (bytes.to_string(), layout))?;
         let (all_bytes, layouts): (Vec<String>, Vec<_>) = all.into_iter().unzip();
         agree::on_text("the size of buckets in bytes", &all_bytes)?;
-        agree::on_lines(&layouts)?;
+        agree::on_lines("the buckets of gradients", &layouts)?;
         exchange::send(&group, &exchange::from_first(opt.plan(), bytes))?;
         opt.params_changed()?;
         let params: Vec<Tensor> =

@@ -30,9 +30,9 @@ struct Member {
     is_averaged: bool,
     /// The mean of earlier passes, until this pass's is added to it.
     kept: Option<Tensor>,
-    /// There was one.
+    /// `kept` was set in this pass: the gradient stays even if no rank used the parameter now.
     has_earlier: bool,
-    /// A backward pass that was not begun here has added to its gradient.
+    /// A plain `loss.backward()` has added to its gradient, and the sum can no longer be told from the mean.
     is_stray: bool,
 }
 
@@ -45,9 +45,9 @@ impl Member {
 /// A backward pass that averages.
 #[derive(Default)]
 struct Pass {
-    /// How many gradients of each bucket are to come.
+    /// For each bucket, how many of its gradients are not computed yet.
     pending: Vec<usize>,
-    /// Indices of parameters whose gradients have come.
+    /// Indices of parameters whose gradients are computed.
     ready: HashSet<usize>,
     /// The first bucket that is not under way. Ranks send buckets in the same order.
     next: usize,
@@ -74,13 +74,14 @@ pub(super) struct Reduction {
 }
 
 impl Reduction {
-    /// Buckets of at most `bytes` of the trained parameters, the last parameter first, as backward passes come to them.
+    /// Buckets of at most `bytes` of the trained parameters, the last that was given first: backward passes come to
+    /// them in about this order, however the optimizer groups them.
     pub(super) fn new(group: &ProcessGroup, plan: &Plan, bytes: usize) -> Self {
         let mut buckets: Vec<Bucket> = Vec::new();
         // The newest bucket of each owner, dtype and device.
         let mut open: Vec<((usize, Kind, Device), usize)> = Vec::new();
-        let trained = plan.params.iter().enumerate().filter(|(_, param)| param.tensor().requires_grad());
-        for (index, parameter) in trained.rev() {
+        let trained = plan.given.iter().rev().map(|&index| (index, &plan.params[index]));
+        for (index, parameter) in trained.filter(|(_, param)| param.tensor().requires_grad()) {
             let param = parameter.tensor();
             let key = (plan.owner[index], param.kind(), param.device());
             let size = param.kind().elt_size_in_bytes();
@@ -157,7 +158,8 @@ impl Reduction {
         Ok(())
     }
 
-    /// Begins a pass that leaves gradients local. The owner's mean counts as much as all ranks' parts of it.
+    /// Begins a pass that leaves gradients local. Multiplies the owner's mean by the number of ranks: the next average
+    /// divides the sum by it, and only the owner has this mean.
     pub(super) fn begin_local(&mut self) -> Result<(), TorchError> {
         let _no_grad = tch::no_grad_guard();
         let ranks = self.group.size() as f64;
@@ -166,6 +168,7 @@ impl Reduction {
             if std::mem::take(&mut member.is_averaged) && grad.defined() && ranks > 1.0 {
                 MUL.call(&[Arg::Tensor(&grad), Arg::Double(ranks)])?;
             }
+            member.is_stray &= grad.defined();
         }
         self.is_local = true;
         Ok(())

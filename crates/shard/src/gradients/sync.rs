@@ -1,6 +1,6 @@
 //! Leaving gradients local: by `no_sync`, and for gradient accumulation.
 
-use overdrive_core::{AveragedBy, GradientSync, SyncError};
+use overdrive_core::{AveragedBy, GradientSync, PendingSum, SyncError};
 use overdrive_ffi::TensorId;
 use tch::Tensor;
 
@@ -66,6 +66,10 @@ impl GradientSync for ShardedDataParallel {
     }
 
     fn sum(&self, value: f64) -> Result<f64, SyncError> {
-        GradientSync::sum(&self.group, value)
+        self.group.sum(value)
+    }
+
+    fn start_sum(&self, value: f64) -> Result<PendingSum, SyncError> {
+        self.group.start_sum(value)
     }
 }

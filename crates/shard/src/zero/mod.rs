@@ -106,7 +106,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
             Ok((plan, own, list))
         });
         let ((plan, own, params), all) = agree::built(group, BUILDING, built, |(plan, ..)| plan.describe())?;
-        agree::on_lines(&all)?;
+        agree::on_lines("the parameters and groups", &all)?;
         let buckets = exchange::buckets(&plan, group.size(), BUCKET_BYTES);
         Ok(Self {
             id: OptimizerId::new(),
@@ -140,8 +140,8 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         self.own.as_ref().map(|own| &own.inner)
     }
 
-    /// The same, to change its options. Call `step`, set rates and load states on this optimizer, and add no
-    /// parameters.
+    /// The optimizer inside, to change its options. Call `step`, set rates and load states on the
+    /// `ZeroRedundancyOptimizer`, not on it; add no parameters.
     pub fn inner_mut(&mut self) -> Option<&mut O> {
         self.own.as_mut().map(|own| &mut own.inner)
     }

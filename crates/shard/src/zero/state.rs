@@ -105,12 +105,12 @@ fn from_whole<O>(plan: &Plan, own: Option<&Own<O>>, state: &StateDict) -> Result
             let (Some(number), false) = (number, field == "params" || field.starts_with("param_names.")) else {
                 continue;
             };
-            part.insert(format!("param_groups.{number}.{field}"), share(entry));
+            part.insert(format!("param_groups.{number}.{field}"), entry.share());
         } else if let Some(rest) = key.strip_prefix("state.") {
             let (index, slot) = split(rest, &index_of).ok_or_else(|| StateError::Unexpected { key: key.to_owned() })?;
             let Some(place) = own_place.get(&index) else { continue };
             let name = names.as_ref().map_or_else(|| place.to_string(), |names| names[index].to_owned());
-            part.insert(format!("state.{name}.{slot}"), share(entry));
+            part.insert(format!("state.{name}.{slot}"), entry.share());
         } else {
             return Err(StateError::Unexpected { key: key.to_owned() });
         }
@@ -193,14 +193,4 @@ fn saved_names(plan: &Plan, names: Option<&[&str]>, state: &StateDict) -> Result
 /// Splits `NAME.SLOT`, where both may have dots, at the longest known name.
 fn split<'a>(rest: &'a str, index_of: &HashMap<&str, usize>) -> Option<(usize, &'a str)> {
     rest.rmatch_indices('.').find_map(|(dot, _)| Some((*index_of.get(&rest[..dot])?, &rest[dot + 1..])))
-}
-
-fn share(entry: &Entry) -> Entry {
-    match entry {
-        Entry::Tensor(tensor) => Entry::Tensor(tensor.shallow_clone()),
-        Entry::Bool(value) => Entry::Bool(*value),
-        Entry::Int(value) => Entry::Int(*value),
-        Entry::Float(value) => Entry::Float(*value),
-        Entry::Text(value) => Entry::Text(value.clone()),
-    }
 }

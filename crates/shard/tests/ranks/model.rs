@@ -29,7 +29,12 @@ impl Model {
     }
 
     pub fn forward(&self, inputs: &Tensor) -> Tensor {
-        let (last, hidden) = self.layers.split_last().unwrap();
+        self.forward_from(0, inputs)
+    }
+
+    /// From this layer on.
+    pub fn forward_from(&self, first: usize, inputs: &Tensor) -> Tensor {
+        let (last, hidden) = self.layers[first..].split_last().unwrap();
         last.forward(&hidden.iter().fold(inputs.shallow_clone(), |x, layer| layer.forward(&x).tanh()))
     }
 

@@ -49,6 +49,10 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let float = built! {
         "SGD": |it| Sgd::builder(it).lr(0.1);
+        "SGD, groups that may be empty": |it| {
+            let (matrices, vectors): (Vec<_>, Vec<_>) = it.into_iter().partition(|it| it.tensor().dim() > 1);
+            Sgd::builder(matrices).lr(0.1).add_param_group(Sgd::group(vectors).lr(0.05))
+        };
         "SGD, Nesterov": |it| Sgd::builder(it).lr(0.1).momentum(0.9).nesterov(true);
         "Adam": |it| Adam::builder(it).lr(0.01);
         "Adam, AMSGrad": |it| Adam::builder(it).lr(0.01).amsgrad(true);

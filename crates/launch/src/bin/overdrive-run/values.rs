@@ -43,8 +43,11 @@ fn is_gpu(name: &str) -> bool {
     name.strip_prefix("nvidia").is_some_and(|number| !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit()))
 }
 
-/// Counts entries as CUDA does: up to the first that is empty or negative.
+/// Counts entries as CUDA does: up to the first that is empty or negative. Slurm says `NoDevFiles` in a job without GPUs.
 fn visible(list: &str) -> usize {
+    if list == "NoDevFiles" {
+        return 0;
+    }
     list.split(',').take_while(|entry| !entry.trim().is_empty() && !entry.trim().starts_with('-')).count()
 }
 
@@ -219,6 +222,7 @@ mod tests {
         assert_eq!(nproc("3").unwrap(), 3);
         assert_eq!(nproc("cpu").unwrap(), available_parallelism().unwrap().get());
         assert!(nproc("xpu").unwrap_err().to_string().contains("gpu, cpu or auto"));
+        assert_eq!(visible("NoDevFiles"), 0);
         assert_eq!([visible("0,1,2"), visible(""), visible("1,-1,2"), visible("GPU-a,MIG-b")], [3, 0, 1, 2]);
         assert!(is_gpu("nvidia0") && is_gpu("nvidia12") && !is_gpu("nvidiactl") && !is_gpu("nvidia"));
     }

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// A run of 1 to `most` nodes.
 fn plan(most: usize, last_call: Duration) -> Plan {
     let mut plan = Plan::new("train".into());
-    (plan.nnodes, plan.min_nodes, plan.last_call) = (most, Some(1), last_call);
+    (plan.nnodes, plan.min_nodes, plan.last_call, plan.failure_window) = (most, Some(1), last_call, LIMIT);
     plan
 }
 
