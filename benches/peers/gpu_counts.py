@@ -1,9 +1,10 @@
-"""PyTorch's side of `versus gpu-counts` and `versus host-time`. Trains at its best setting, on a stand-in for CUDA's runtime.
+"""PyTorch's side of `versus gpu-counts`, `host-time` and `gpu-times`. Trains at its best setting; the first two on a stand-in
+for CUDA's runtime.
 
 Without an argument: reads recipes as JSON from standard input, and prints a JSON list: for each recipe, the stand-in's
 counts of some steps, the losses, and how far the weights have gone. With recipes as JSON in the argument: prints the
-version, then answers each line `CLOCK-INDEX STEPS` with the processor seconds that so many steps of that recipe took: by
-the clock `process` or `thread`.
+version, then answers each line `CLOCK-INDEX STEPS` with the seconds that so many steps of that recipe took: by the clock
+`process` or `thread`, which count a processor's time, or `wall`, up to the end of the device's work.
 """
 
 import contextlib
@@ -200,7 +201,8 @@ def main():
 
 def serve():
     torch.set_num_threads(1)
-    torch.backends.cudnn.enabled = False
+    # Its own time on the host is not in the stand-in.
+    torch.backends.cudnn.enabled = "FAKECUDA_OPERATORS" not in os.environ
     steps = [step_of(recipe) for recipe in json.loads(sys.argv[1])]
     for step in steps:
         for _ in range(WARM_UP):
@@ -209,11 +211,16 @@ def serve():
     for line in sys.stdin:
         name, times = line.split()
         clock, index = name.split("-")
-        now = {"process": time.process_time, "thread": time.thread_time}[clock]
+        now = {"process": time.process_time, "thread": time.thread_time, "wall": synchronized}[clock]
         started = now()
         for _ in range(int(times)):
             steps[int(index)]()
         print(now() - started, flush=True)
+
+
+def synchronized():
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 if __name__ == "__main__":

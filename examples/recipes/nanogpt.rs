@@ -66,9 +66,8 @@ impl CausalSelfAttention {
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (b, t, c) = x.size3()?;
-        let heads = |x: Tensor| x.view([b, t, self.n_head, c / self.n_head]).transpose(1, 2);
-        let qkv = self.c_attn.forward(x)?;
-        let [q, k, v] = [0, 1, 2].map(|part| heads(qkv.narrow(2, part * c, c)));
+        let qkv = self.c_attn.forward(x)?.split(c, 2);
+        let [q, k, v] = [0, 1, 2].map(|part| qkv[part].view([b, t, self.n_head, c / self.n_head]).transpose(1, 2));
         let dropout = if self.state.is_training() { self.dropout } else { 0.0 };
         let y = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, dropout, true, None, false);
         let y = y.transpose(1, 2).contiguous().view([b, t, c]);

@@ -90,9 +90,8 @@ impl Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor, NnError> {
         let (batch, length, _) = x.size3()?;
         // [batch, length, 3 * WIDTH] to three of [batch, HEADS, length, WIDTH / HEADS].
-        let all = self.attention.forward(&self.norm1.forward(x)?)?;
-        let all = all.view([batch, length, 3 * HEADS, -1]).transpose(1, 2);
-        let [q, k, v] = [0, 1, 2].map(|part| all.narrow(1, part * HEADS, HEADS));
+        let all = self.attention.forward(&self.norm1.forward(x)?)?.split(WIDTH, 2);
+        let [q, k, v] = [0, 1, 2].map(|part| all[part].view([batch, length, HEADS, -1]).transpose(1, 2));
         let heads = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, true, None, false);
         let x = x + self.project.forward(&heads.transpose(1, 2).reshape([batch, length, WIDTH]))?;
         Ok(&x + self.narrow.forward(&self.widen.forward(&self.norm2.forward(&x)?)?.gelu("none"))?)

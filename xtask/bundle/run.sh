@@ -4,11 +4,13 @@
 set -u
 
 usage() {
-  cat <<'END'
-usage: run.sh [--out DIR] [--minutes N] [--quick]
+  cat <<END
+usage: run.sh [--out DIR] [--minutes N] [--only STAGES] [--quick]
 
   --out DIR     the folder for results.json and report.html (default: overdrive-results in the current folder)
   --minutes N   time limit for everything together (default: 20)
+  --only STAGES only these stages and \`device\`, separated by commas: gpu-tests, calibration,
+                compile, versus, bench, parity
   --quick       fewer steps in the bench, no whole training
 
 Needs bash, gzip, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python.
@@ -25,16 +27,22 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=$PWD/overdrive-results
 minutes=20
 bench_options=()
+stages=gpu-tests,calibration,compile,versus,bench,parity
+only=$stages
 while [ $# -gt 0 ]; do
   case $1 in
     --out) [ $# -ge 2 ] || fail "--out needs a folder"; out=$2; shift 2 ;;
     --minutes) [ $# -ge 2 ] || fail "--minutes needs a number"; minutes=$2; shift 2 ;;
+    --only) [ $# -ge 2 ] || fail "--only needs names of stages, separated by commas: $stages"; only=$2; shift 2 ;;
     --quick) bench_options+=(--quick); shift ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; fail "unknown option $1" ;;
   esac
 done
 case $minutes in '' | *[!0-9]* | 0) fail "--minutes takes a whole number from 1, not '$minutes'" ;; esac
+for name in ${only//,/ }; do
+  case ,$stages, in *,"$name",*) ;; *) fail "there is no stage $name; there are $stages" ;; esac
+done
 command -v timeout >/dev/null || fail "\`timeout\` is missing; install coreutils"
 
 # These programs were linked for the libtorch that comes with python3's torch.
@@ -81,6 +89,7 @@ trap 'stopped=1; [ -z "$running" ] || kill "$running" 2>/dev/null' INT TERM HUP
 stage() {
   local name=$1 limit=$2 begun left code log
   shift 2
+  case ,device,$only, in *,"$name",*) ;; *) return ;; esac
   begun=$(date +%s)
   left=$((deadline - begun))
   [ "$left" -lt "$limit" ] && limit=$left
@@ -128,11 +137,14 @@ export bin python_cuda
 
 echo "torch $version in $torch; everything within $minutes minutes"
 stage device 120 bash -c device || finish
-stage gpu-tests 300 "$bin/overdrive-gpu-tests" --skip calibration::
+stage gpu-tests 300 "$bin/overdrive-gpu-tests" --skip calibration:: --skip compiled::steps_compiled
 # In a process of its own, because it asks the device for what is refused. A failure says where the stand-in is wrong.
 stage calibration 120 "$bin/overdrive-gpu-tests" calibration::
-stage parity 420 "$bin/overdrive-parity" --cases "$here/parity/cases" --mnist "$here/data/mnist"
+stage compile 300 "$bin/overdrive-gpu-tests" compiled::steps_compiled
+# Without a GPU, the times on a processor.
+[ "$python_cuda" = True ] && times=gpu-times || times=step
+stage versus 300 "$bin/overdrive-versus" "$times" --json "$work/versus.json"
 stage bench 900 "$bin/overdrive-bench" --data "$here/data/mnist" --json "$work/bench.json" \
   --report "$work/bench.html" ${bench_options[@]+"${bench_options[@]}"}
-stage versus 300 "$bin/overdrive-versus" step --json "$work/versus.json"
+stage parity 420 "$bin/overdrive-parity" --cases "$here/parity/cases" --mnist "$here/data/mnist"
 finish

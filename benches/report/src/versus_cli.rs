@@ -18,7 +18,7 @@ pub struct VersusOptions {
     /// Write the results to this JSON file
     #[arg(long, value_name = "PATH")]
     pub json: Option<PathBuf>,
-    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint`, `compile`, `host-time` and `load`, 5 to 9
+    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim` and `gpu-times`, 9 for `checkpoint`, `compile`, `host-time` and `load`, 5 to 9
     /// for `ddp`, at most 7 for `loader`, 5 to 201 for `profile`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pub pairs: Option<u32>,
@@ -56,6 +56,8 @@ pub enum VersusCase {
     /// What a training step launches, copies and waits for on a GPU, against PyTorch at its best setting: counted on a
     /// stand-in for CUDA's runtime, so it needs no GPU
     GpuCounts,
+    /// The time of the same steps on a GPU, against PyTorch with fused AdamW and plain tch
+    GpuTimes,
     /// The host's time for a training step on a GPU whose kernels take no time, against PyTorch with fused AdamW: on the
     /// same stand-in
     HostTime,
@@ -247,6 +249,7 @@ mod tests {
             "ddp",
             "profile",
             "gpu-counts",
+            "gpu-times",
             "host-time",
             "compile",
             "memory",

@@ -52,7 +52,7 @@ impl Recipe {
     }
 
     /// With all techniques.
-    fn with_all(self) -> Self {
+    pub fn with_all(self) -> Self {
         Self {
             autocast: Some("float16"),
             clip: true,

@@ -4,6 +4,7 @@ mod checkpoint;
 mod compile;
 mod ddp;
 pub mod gpu_counts;
+mod gpu_times;
 mod host_time;
 mod load;
 mod loader;
@@ -51,6 +52,7 @@ pub fn run(options: &Options) -> Result<()> {
         VersusCase::Ddp => ddp::measure(options)?,
         VersusCase::Profile => profile::measure(options)?,
         VersusCase::GpuCounts => return gpu_counts::run(&options.python),
+        VersusCase::GpuTimes => gpu_times::measure(options)?,
         VersusCase::HostTime => host_time::measure(options)?,
         VersusCase::Compile => compile::measure(options)?,
         VersusCase::Memory => memory::measure(options)?,

@@ -57,7 +57,11 @@ class Pieces:
             at = torch.randint(len(self.text) - CONTEXT, (BATCH,))
             x = torch.stack([self.text[i : i + CONTEXT] for i in at])
             y = torch.stack([self.text[i + 1 : i + 1 + CONTEXT] for i in at])
-            yield x.to(DEVICE), y.to(DEVICE)
+            yield x, y
+
+
+def upload(tensor):
+    return tensor.pin_memory().to(DEVICE, non_blocking=True) if CUDA and TUNED else tensor.to(DEVICE)
 
 
 def build(precision="float32", fused=None):
@@ -71,6 +75,7 @@ def build(precision="float32", fused=None):
         model.train()
         total, inputs = torch.zeros((), device=DEVICE), 0
         for x, y in batches:
+            x, y = upload(x), upload(y)
             with precision.autocast():
                 loss = functional.cross_entropy(forward(x).view(-1, VOCABULARY), y.view(-1))
             optimizer.zero_grad(set_to_none=True)

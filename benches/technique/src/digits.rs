@@ -41,12 +41,12 @@ pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
     const READ_AHEAD: usize = 8;
     let loader = if cached {
         let loader = DataLoader::builder(Cached::new(folder)).batch_size(batch).shuffle(true).seed(seed);
-        loader.num_workers(1).prefetch_factor(READ_AHEAD).collate(collate).build()?
+        loader.num_workers(1).prefetch_factor(READ_AHEAD).collate(collate).to_device(device).build()?
     } else {
         let loader = DataLoader::builder(folder).batch_size(batch).shuffle(true).seed(seed);
-        loader.num_workers(1).prefetch_factor(READ_AHEAD).collate(collate).build()?
+        loader.num_workers(1).prefetch_factor(READ_AHEAD).collate(collate).to_device(device).build()?
     };
-    Ok(Box::new(Loaded { loader, read_ahead: READ_AHEAD }))
+    Ok(Box::new(Loaded { loader, read_ahead: READ_AHEAD, to_float: None }))
 }
 
 /// Batches from a `DataLoader`.
@@ -55,11 +55,20 @@ pub struct Loaded {
     pub loader: DataLoader<Batch>,
     /// The most batches that its workers read ahead.
     pub read_ahead: usize,
+    /// What is left to do with batches of bytes, on their device.
+    pub to_float: Option<ToFloat>,
 }
 
 impl Feed for Loaded {
     fn epoch(&self, epoch: u64) -> Batches<'_> {
-        Box::new(self.loader.epoch(epoch))
+        let batches = self.loader.epoch(epoch);
+        match &self.to_float {
+            None => Box::new(batches),
+            Some(to_float) => Box::new(batches.map(|batch| {
+                let (images, labels) = batch?;
+                Ok((to_float.apply(&images)?, labels))
+            })),
+        }
     }
 
     fn read_ahead(&self) -> usize {

@@ -52,17 +52,25 @@ pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
         let files = folder.files().iter().map(|(path, label)| (path.to_path_buf(), *label)).collect();
         return Ok(Box::new(OneByOne { files, batch_size, seed, side: side as i64 }));
     }
+    let to_float = ToFloat::new(&MEAN, &STD)?;
     let pipeline = ImagePipeline::new(seed)
         .then(RandomResizedCrop::new(side))
         .then(RandomHorizontalFlip::default())
-        .dct_scaling(scaled)
-        .to_float(ToFloat::new(&MEAN, &STD)?);
+        .dct_scaling(scaled);
     let loader = DataLoader::builder(folder).batch_size(batch_size).shuffle(true).seed(seed).drop_last(true);
     // PyTorch's default.
     const PREFETCH_FACTOR: usize = 2;
     let workers = job.threads as usize;
-    let loader = loader.num_workers(workers).prefetch_factor(PREFETCH_FACTOR).collate(pipeline).build()?;
-    Ok(Box::new(Loaded { loader, read_ahead: workers * PREFETCH_FACTOR }))
+    let loader = loader.num_workers(workers).prefetch_factor(PREFETCH_FACTOR);
+    let read_ahead = workers * PREFETCH_FACTOR;
+    Ok(Box::new(match device.is_cuda() {
+        // A quarter of the bytes is copied to the device.
+        true => {
+            let loader = loader.collate(pipeline).to_device(device).build()?;
+            Loaded { loader, read_ahead, to_float: Some(to_float) }
+        }
+        false => Loaded { loader: loader.collate(pipeline.to_float(to_float)).build()?, read_ahead, to_float: None },
+    }))
 }
 
 /// Photographs that the training thread decodes one by one: tch has no loader.

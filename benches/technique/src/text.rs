@@ -77,10 +77,10 @@ impl Block {
 
     fn forward(&self, x: &Tensor) -> Tensor {
         let (batch, length, width) = x.size3().unwrap_or_default();
-        // [batch, length, 3 * width] to three of [batch, heads, length, width / heads].
-        let all = self.attention.forward(&self.norms[0].forward(x));
-        let all = all.view([batch, length, 3 * self.heads, -1]).transpose(1, 2);
-        let [q, k, v] = [0, 1, 2].map(|part| all.narrow(1, part * self.heads, self.heads));
+        // [batch, length, 3 * width] to three of [batch, heads, length, width / heads]. `narrow` three times would fill a
+        // gradient of the whole for each part.
+        let all = self.attention.forward(&self.norms[0].forward(x)).split(width, 2);
+        let [q, k, v] = [0, 1, 2].map(|part| all[part].view([batch, length, self.heads, -1]).transpose(1, 2));
         let heads = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, true, None, false);
         let x = x + self.project.forward(&heads.transpose(1, 2).reshape([batch, length, width]));
         &x + self.narrow.forward(&self.widen.forward(&self.norms[1].forward(&x)).gelu("none"))

@@ -10,6 +10,7 @@ use overdrive_bench_report::Contender;
 use overdrive_compile::{self as compile, CompiledLoss, LossResult};
 use overdrive_core::{Optimizer, Parameter, TchOptimizer};
 use overdrive_dataload::DataError;
+use overdrive_ffi as ffi;
 use overdrive_optim::AdamW;
 use overdrive_profile::{Phase, StepTimer};
 use tch::nn::{self, OptimizerConfig, VarStore};
@@ -55,6 +56,8 @@ pub struct Trainer {
     scaler: GradScaler,
     accum: Accumulator,
     channels_last: bool,
+    /// Whether batches of the host are copied from pinned memory, as PyTorch tuned by hand does.
+    pins: bool,
     micro_batches: usize,
 }
 
@@ -129,7 +132,8 @@ impl Trainer {
         let accum = Accumulator::new(micro_batches)?;
         let loss = loss(model.clone(), device, precision);
         let loss = if job.has(Contender::Compiled) { compiled(vs, loss) } else { TrainedLoss::Plain(loss, vs) };
-        Ok(Self { model, device, loss, opt, scaler, accum, channels_last, micro_batches })
+        let pins = device.is_cuda() && job.contender == Contender::Combined;
+        Ok(Self { model, device, loss, opt, scaler, accum, channels_last, pins, micro_batches })
     }
 
     /// Trains. Waits for the device at the end.
@@ -184,13 +188,23 @@ impl Trainer {
     }
 
     fn loss(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let (inputs, targets) = (inputs.to_device(self.device), targets.to_device(self.device));
+        let (inputs, targets) = (self.upload(inputs)?, self.upload(targets)?);
         let inputs = if self.channels_last { to_channels_last(&inputs) } else { inputs };
         let batch = [inputs, targets];
         match &mut self.loss {
             TrainedLoss::Plain(loss, _) => loss(&batch).map_err(anyhow::Error::from_boxed),
             TrainedLoss::Compiled(loss) => Ok(loss.run(&batch)?),
         }
+    }
+
+    /// On the device. From pinned memory the host does not wait for the copy.
+    fn upload(&self, tensor: &Tensor) -> Result<Tensor> {
+        if !self.pins || tensor.device() != Device::Cpu {
+            return Ok(tensor.f_to_device(self.device)?);
+        }
+        let mut pinned = ffi::empty_pinned(&tensor.size(), tensor.kind())?;
+        pinned.f_copy_(tensor)?;
+        Ok(pinned.f_to_device_(self.device, tensor.kind(), true, false)?)
     }
 
     /// The share of images classified correctly, in float32 as in Python.

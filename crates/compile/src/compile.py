@@ -367,8 +367,7 @@ def explained(path):
 def main():
     record, folder, cache = sys.argv[1:]
     path, package = os.path.join(folder, "step.pt2"), io.BytesIO()
-    with open(record) as file:
-        request = json.load(file)["request"]
+    request = json.load(open(record))["request"]
     torch.set_num_threads(request["threads"])
     vectors = VectorSets(cache)
     # The generator of eager runs draws the same numbers. Dropout's masks come from a call that returns them: Inductor 2.11
@@ -380,6 +379,7 @@ def main():
     # Elsewhere in the folder for temporary files, which all users share.
     codecache._HEADER_DIR = os.path.join(cache, "inductor-headers")
     codecache._HEADER_LOCK_DIR = os.path.join(cache, "inductor-headers", "locks")
+    find_cuda(request, folder)
     print("stage trace", flush=True)
     program, least = export(request)
     if least:

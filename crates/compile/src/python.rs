@@ -16,7 +16,7 @@ use crate::error::CompileError;
 pub(crate) const TORCH: &str = "2.11.0";
 
 /// It travels within the program that uses this crate.
-pub(crate) const PROGRAM: &str = include_str!("compile.py");
+pub(crate) const PROGRAM: &str = concat!(include_str!("cuda.py"), "\n\n", include_str!("compile.py"));
 
 /// Finds a Python with the right torch: `OVERDRIVE_PYTHON`, the one whose torch this libtorch is, `python3`.
 ///

@@ -112,18 +112,19 @@ impl Captures {
         Ok(())
     }
 
-    /// Ends the capture of a stream. It is over, also when it fails, unless another stream or thread has to end it.
+    /// Ends the capture of a stream. It is over, also when it fails, unless another stream has to end it.
     pub fn end(&mut self, stream: u64, thread: i32) -> Result<(usize, Graph), CudaError> {
         let capture = self.of_mut(stream).ok_or(CudaError::ILLEGAL_STATE)?;
         if capture.origin != stream {
             return Err(capture.invalidate(CudaError::CAPTURE_UNMATCHED));
         }
-        if capture.mode != Mode::Relaxed && capture.thread != thread {
-            return Err(capture.invalidate(CudaError::CAPTURE_WRONG_THREAD));
-        }
+        let is_wrong_thread = capture.mode != Mode::Relaxed && capture.thread != thread;
         let id = capture.id;
         let at = self.active.iter().position(|capture| capture.id == id).ok_or(CudaError::ILLEGAL_STATE)?;
         let capture = self.active.remove(at);
+        if is_wrong_thread {
+            return Err(CudaError::CAPTURE_WRONG_THREAD);
+        }
         if capture.is_invalid {
             return Err(CudaError::CAPTURE_INVALIDATED);
         }

@@ -11,11 +11,13 @@ mod loading;
 mod memory;
 mod offload;
 mod optimizers;
+mod patience;
 mod poison;
 mod profiling;
 mod ranks;
 mod reports;
 mod requirements;
+mod training;
 mod turns;
 mod uploads;
 
@@ -23,15 +25,18 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
-use overdrive::amp::StepOutcome;
-use overdrive::ffi::cuda;
 use overdrive::prelude::*;
 use overdrive_fakecuda::{Fake, Runs};
-use tch::{Cuda, nn, nn::Module};
+use tch::Cuda;
 
 use device::{
     an_exhausted_device_is_out_of_memory, libtorch_sees_the_device, memory_is_counted_and_the_peak_can_be_reset,
     pinned_memory_is_pinned, tf32_changes_products_only_while_allowed,
+};
+use training::{
+    a_fused_scaled_step_never_waits_for_the_device, a_step_that_overflows_is_skipped_on_the_device,
+    accumulation_equals_the_large_batch, an_unfused_step_waits_once_to_read_the_flag, autocast_casts_on_the_device,
+    float16_training_learns,
 };
 
 const GPU: Device = Device::Cuda(0);
@@ -65,10 +70,12 @@ fn main() -> Result<ExitCode> {
     println!("on {runs}{}{left_out}", if left_out.is_empty() { "" } else { "; no stand-ins: " });
     let mut arguments = Arguments::from_args();
     // A real device is shared by all.
-    arguments.test_threads = Some(if Fake::get().is_some() { 2 } else { 1 });
+    let threads = arguments.test_threads.unwrap_or(2);
+    arguments.test_threads = Some(if Fake::get().is_some() { threads } else { 1 });
     let mut tests = trials![
         CONTROL_FLOW;
         the_tests_fail_where_their_stand_in_is_not_loaded,
+        patience::a_test_that_hangs_fails_and_the_next_one_runs,
         libtorch_sees_the_device,
         memory_is_counted_and_the_peak_can_be_reset,
         an_exhausted_device_is_out_of_memory,
@@ -163,6 +170,7 @@ fn main() -> Result<ExitCode> {
         ranks::without_a_launcher_each_rank_uses_its_own_device,
         profiling::the_profiler_sees_the_device,
         profiling::the_monitor_samples_the_device,
+        profiling::the_monitor_samples_a_real_device,
         profiling::phases_on_the_device_are_timed_without_waiting,
         compiled::steps_are_recorded_for_this_device_and_refused_for_another,
     ];
@@ -190,6 +198,7 @@ fn main() -> Result<ExitCode> {
         float16_training_learns,
         loading::batches_arrive_whole_from_every_source,
         uploads::a_pinned_tensor_may_change_after_its_upload,
+        ranks::ddp_of_1_over_nccl_equals_gloos,
         ranks::ddp_of_2_over_nccl_equals_gloos,
         ranks::ddp_of_4_over_nccl_equals_gloos,
         ranks::a_ring_sends_and_receives_in_one_batch,
@@ -197,6 +206,7 @@ fn main() -> Result<ExitCode> {
         ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos,
         ranks::parts::join_over_nccl_equals_gloos,
         ranks::offload::steps_on_the_host_over_nccl_equal_plain_ones_over_gloo,
+        compiled::steps_compiled_for_the_device_equal_uncompiled_ones,
     ]);
     tests.extend(trials![
         CALIBRATION;
@@ -239,18 +249,26 @@ fn main() -> Result<ExitCode> {
         calibration::copies_say_where_from_and_who_waits,
         calibration::freed_memory_is_used_again,
     ]);
-    // Those first that run beside others.
-    tests.sort_by_key(|(name, ..)| !turns::has_processes_of_its_own(name));
+    requirements::check(&tests.iter().map(|(name, ..)| *name).collect::<Vec<_>>())?;
+    match Fake::get() {
+        // Those first that run beside others.
+        Some(_) => tests.sort_by_key(|(name, ..)| !turns::has_processes_of_its_own(name)),
+        None => tests.retain(|(name, ..)| !patience::has_ended(name)),
+    }
     let trials = tests.into_iter().map(|(name, test, kind)| {
         let missing = requirements::missing(name);
         if let Some(reason) = missing.as_ref().filter(|_| !arguments.list) {
             println!("{name}: skipped: {reason}");
         }
-        let run = move || turns::run(name, kind, test);
+        let run = move || match Fake::get() {
+            Some(_) => turns::run(name, kind, test),
+            None => patience::run(name, || turns::run(name, kind, test)),
+        };
         let trial = Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
         trial.with_kind(kind).with_ignored_flag(missing.is_some())
     });
-    libtest_mimic::run(&arguments, trials.collect()).exit()
+    let conclusion = libtest_mimic::run(&arguments, trials.chain(patience::examples()).collect());
+    Ok(if conclusion.has_failed() || patience::has_ended_tests() { ExitCode::from(101) } else { ExitCode::SUCCESS })
 }
 
 /// The fake device, for a test that is listed in `requirements::FAKE_ONLY`.
@@ -260,130 +278,5 @@ fn fake() -> Result<Fake> {
 
 fn the_tests_fail_where_their_stand_in_is_not_loaded() -> Result<()> {
     ensure!(overdrive_fakecuda::fails_without_stand_ins()?, "they would be skipped");
-    Ok(())
-}
-
-fn autocast_casts_on_the_device() -> Result<()> {
-    let x = Tensor::randn([32, 32], FLOAT);
-    for kind in [Kind::Half, Kind::BFloat16] {
-        let (product, sum) = autocast(GPU, kind, || (x.matmul(&x), x.softmax(-1, None::<Kind>)))?;
-        ensure!(product.kind() == kind && sum.kind() == Kind::Float);
-        let on_host = autocast(Device::Cpu, kind, || x.matmul(&x))?;
-        ensure!(on_host.kind() == Kind::Float, "a region for the host casts nothing on the device");
-    }
-    let outer = AutocastGuard::new(GPU, Kind::Half)?;
-    Autocast::new(GPU).enabled(false).run(|| assert_eq!(x.matmul(&x).kind(), Kind::Float))?;
-    drop(outer);
-    Ok(())
-}
-
-struct Setup {
-    model: nn::Linear,
-    opt: AdamW,
-    scaler: GradScaler,
-    inputs: Tensor,
-}
-
-fn setup() -> Result<Setup> {
-    let vs = nn::VarStore::new(GPU);
-    let model = nn::linear(vs.root(), 64, 64, Default::default());
-    let opt = AdamW::builder(vs.trainable_variables()).build()?;
-    Ok(Setup { model, opt, scaler: GradScaler::new(GPU), inputs: Tensor::randn([32, 64], FLOAT) })
-}
-
-impl Setup {
-    fn backward(&mut self, factor: f64) -> Result<()> {
-        let loss =
-            autocast(GPU, Kind::Half, || (self.model.forward(&self.inputs).square() * factor).mean(Kind::Float))?;
-        self.scaler.scale(&loss)?.backward();
-        Ok(())
-    }
-}
-
-fn a_fused_scaled_step_never_waits_for_the_device() -> Result<()> {
-    let mut s = setup()?;
-    let mut round = || -> Result<StepOutcome> {
-        s.backward(1.0)?;
-        let outcome = s.scaler.step(&mut s.opt)?;
-        s.scaler.update()?;
-        s.opt.zero_grad()?;
-        Ok(outcome)
-    };
-    round()?; // the first step allocates the state
-    let forbid = cuda::ForbidSync::new()?;
-    let outcome = round()?;
-    ensure!(outcome.skipped().is_err(), "reading the flag waits, so `ForbidSync` itself works");
-    drop(forbid);
-    ensure!(!outcome.skipped()?);
-    Ok(())
-}
-
-fn a_step_that_overflows_is_skipped_on_the_device() -> Result<()> {
-    let mut s = setup()?;
-    s.backward(1.0)?;
-    s.scaler.step(&mut s.opt)?;
-    s.scaler.update()?;
-    s.opt.zero_grad()?;
-    let before: Vec<_> = s.opt.params().iter().map(Tensor::copy).collect();
-    s.backward(f64::INFINITY)?;
-    ensure!(s.scaler.step(&mut s.opt)?.skipped()?);
-    s.scaler.update()?;
-    ensure!(before.iter().zip(s.opt.params()).all(|(before, now)| before.equal(&now)), "the step changed something");
-    ensure!(s.scaler.scale_value()? == 32768.0);
-    Ok(())
-}
-
-fn an_unfused_step_waits_once_to_read_the_flag() -> Result<()> {
-    use tch::nn::OptimizerConfig;
-    let vs = nn::VarStore::new(GPU);
-    let model = nn::linear(vs.root(), 64, 64, Default::default());
-    let mut opt = TchOptimizer::new(nn::AdamW::default().build(&vs, 1e-3)?);
-    let mut scaler = GradScaler::new(GPU);
-    let inputs = Tensor::randn([32, 64], FLOAT);
-    let loss = autocast(GPU, Kind::Half, || model.forward(&inputs).square().mean(Kind::Float))?;
-    scaler.scale(&loss)?.backward();
-    let forbid = cuda::ForbidSync::new()?;
-    scaler.unscale_(&mut opt)?;
-    ensure!(scaler.step(&mut opt).is_err(), "the flag cannot be read without waiting");
-    drop(forbid);
-    ensure!(!scaler.step(&mut opt)?.skipped()?);
-    Ok(scaler.update()?)
-}
-
-fn accumulation_equals_the_large_batch() -> Result<()> {
-    let vs = nn::VarStore::new(GPU);
-    let model = nn::linear(vs.root(), 16, 4, Default::default());
-    let data = Tensor::randn([23, 16], FLOAT);
-    let loss = |x: &Tensor| model.forward(x).square().mean(Kind::Float);
-    loss(&data).backward();
-    let expected: Vec<_> = vs.trainable_variables().iter().map(|param| param.grad().copy()).collect();
-    for mut param in vs.trainable_variables() {
-        param.zero_grad();
-    }
-    let opt = Sgd::builder(&vs).build()?;
-    let mut accum = Accumulator::new(3)?;
-    for micro in accum.windows(data.split(9, 0)) {
-        accum.backward(&opt, &loss(&micro.batch), Samples(micro.batch.size()[0]), micro.closes)?;
-    }
-    for (param, expected) in vs.trainable_variables().iter().zip(expected) {
-        ensure!(param.grad().allclose(&expected, 1e-5, 1e-6, false));
-    }
-    Ok(())
-}
-
-fn float16_training_learns() -> Result<()> {
-    let mut s = setup()?;
-    s.opt.set_lr(0, 1e-2)?;
-    let target = Tensor::randn([32, 64], FLOAT);
-    let mut losses = Vec::new();
-    for _ in 0..200 {
-        let loss = autocast(GPU, Kind::Half, || s.model.forward(&s.inputs).mse_loss(&target, tch::Reduction::Mean))?;
-        s.scaler.scale(&loss)?.backward();
-        s.scaler.step(&mut s.opt)?;
-        s.scaler.update()?;
-        s.opt.zero_grad()?;
-        losses.push(loss.double_value(&[]));
-    }
-    ensure!(losses[199] < losses[0] / 4.0, "from {} to {}", losses[0], losses[199]);
     Ok(())
 }

@@ -77,6 +77,27 @@ pub fn phases_on_the_device_are_timed_without_waiting() -> Result<()> {
     Ok(())
 }
 
+/// A device that computes has plausible figures.
+pub fn the_monitor_samples_a_real_device() -> Result<()> {
+    let x = Tensor::randn([2048, 2048], FLOAT);
+    let mut sampler = Sampler::new();
+    let mut gpus = Vec::new();
+    for second in 1..=3 {
+        (0..200).for_each(|_| drop(x.matmul(&x)));
+        let elapsed = Duration::from_secs(second);
+        gpus = sampler.sample_at(elapsed, UNIX_EPOCH + elapsed).gpus;
+        Cuda::synchronize(0);
+    }
+    let gpu = gpus.first().with_context(|| format!("no GPU was sampled: {:?}", sampler.gaps()))?;
+    println!("{gpu:?}");
+    ensure!(gpu.temperature_celsius.is_none_or(|it| (1.0..120.0).contains(&it)), "{gpu:?}");
+    ensure!(gpu.power_watts.is_none_or(|it| (1.0..2000.0).contains(&it)), "{gpu:?}");
+    ensure!(gpu.sm_clock_hertz.is_none_or(|it| (1e8..1e10).contains(&it)), "{gpu:?}");
+    ensure!(gpu.utilization.is_none_or(|it| (0.0..=1.0).contains(&it)), "{gpu:?}");
+    ensure!(gpu.temperature_celsius.is_some() || gpu.power_watts.is_some(), "nothing is known: {gpu:?}");
+    Ok(())
+}
+
 /// NVML's figures in the monitor's units, by its own source of samples; one that the device does not have; and a device
 /// that is lost, which is a gap.
 pub fn the_monitor_samples_the_device() -> Result<()> {

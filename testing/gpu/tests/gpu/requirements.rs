@@ -1,12 +1,17 @@
 //! What each test needs to run.
 
+use anyhow::{Result, ensure};
 use overdrive_fakecuda::Fake;
 use tch::Cuda;
 
 use crate::ranks;
 
-/// A fake device rounds as the host does.
-const REAL_ONLY: &[&str] = &["tf32_changes_products_only_while_allowed"];
+/// A fake device rounds as the host does, runs no code that Inductor makes, and has what a test tells NVML.
+const REAL_ONLY: &[&str] = &[
+    "tf32_changes_products_only_while_allowed",
+    "compiled::steps_compiled_for_the_device_equal_uncompiled_ones",
+    "profiling::the_monitor_samples_a_real_device",
+];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
 const FAKE_ONLY: &[&str] = &[
@@ -32,6 +37,7 @@ const FAKE_ONLY: &[&str] = &[
     "uploads::rows_on_the_device_are_gathered_without_waiting",
     "uploads::a_cache_on_the_device_uploads_each_sample_once",
     "uploads::a_new_scale_is_set_without_waiting",
+    "uploads::steps_fed_by_a_loader_neither_wait_nor_upload_more_than_the_batch",
     "uploads::accumulation_over_nccl_neither_waits_nor_uploads",
     "uploads::a_step_within_join_neither_waits_nor_uploads",
     "uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload",
@@ -77,6 +83,7 @@ const BESIDE_PYTORCH: &[&str] = &[
 
 /// Each rank has a GPU of its own.
 const GPUS: &[(&str, i64)] = &[
+    ("ranks::ddp_of_1_over_nccl_equals_gloos", 1),
     ("ranks::ddp_of_2_over_nccl_equals_gloos", 2),
     ("ranks::ddp_of_4_over_nccl_equals_gloos", 4),
     ("ranks::without_a_launcher_each_rank_uses_its_own_device", 2),
@@ -87,7 +94,7 @@ const GPUS: &[(&str, i64)] = &[
     ("ranks::failures::an_absent_rank_is_a_rendezvous_error", 2),
     ("ranks::failures::where_ranks_meet_anew_a_dead_one_times_out", 3),
     ("ranks::failures::a_first_exchange_waits_for_a_stalled_rank_without_a_limit", 3),
-    ("ranks::failures::a_group_can_be_dropped_after_a_timeout", 3),
+    ("ranks::failures::a_group_can_be_dropped_after_a_failure_and_in_a_panic", 3),
     ("ranks::failures::a_work_can_be_waited_for_again", 3),
     ("ranks::failures::those_that_live_go_on_in_a_new_group", 3),
     ("ranks::each_rank_has_a_device_of_its_own_or_is_told", 2),
@@ -98,6 +105,20 @@ const GPUS: &[(&str, i64)] = &[
     ("ranks::failures::a_model_that_differs_is_told_to_every_rank", 3),
     ("ranks::failures::what_is_under_way_can_be_dropped", 3),
 ];
+
+/// Each name in these lists is a test's, and for each test of ranks it is said how many GPUs it needs: with too few it would
+/// wait for a device in vain.
+pub fn check(tests: &[&str]) -> Result<()> {
+    let of_ranks = FAKE_ONLY.iter().copied().chain(GPUS.iter().map(|(name, _)| *name));
+    let listed: Vec<&str> = [REAL_ONLY, BESIDE_PYTORCH].concat().into_iter().chain(of_ranks.clone()).collect();
+    let unknown: Vec<&&str> = listed.iter().filter(|name| !tests.contains(name)).collect();
+    ensure!(unknown.is_empty(), "no tests: {unknown:?}");
+    let of_ranks: Vec<&str> = of_ranks.collect();
+    let missing: Vec<&&str> =
+        tests.iter().filter(|name| name.starts_with("ranks::") && !of_ranks.contains(name)).collect();
+    ensure!(missing.is_empty(), "how many GPUs do they need? {missing:?}");
+    Ok(())
+}
 
 /// Why a test cannot run here.
 pub fn missing(name: &str) -> Option<String> {

@@ -13,6 +13,9 @@ use crate::{FLOAT, fake};
 const COMPRESSIONS: [Compression; 4] =
     [Compression::Masks, Compression::BFloat16, Compression::Float8, Compression::Int8];
 
+/// Computes a loss.
+type Function = fn(&Tensor, &Tensor) -> Tensor;
+
 fn compressed(compression: Compression) -> SavedTensors {
     SavedTensors::compressed(compression).min_bytes(0)
 }
@@ -51,21 +54,31 @@ pub fn tensors_saved_on_disk_leave_the_device() -> Result<()> {
 pub fn compressed_tensors_of_the_device_are_those_of_the_host() -> Result<()> {
     let (x, weight) = (leaf(), leaf());
     let [host_x, host_weight] = [&x, &weight].map(|it| it.detach().to_device(Device::Cpu).set_requires_grad(true));
-    let plain = grads(&forward(&x, &weight), &[&x, &weight], Default::default())?;
-    for compression in COMPRESSIONS {
-        let saved = compressed(compression);
-        let found = grads(&loss(Some(&saved), &x, &weight)?, &[&x, &weight], Default::default())?;
-        let on_host = grads(&loss(Some(&saved), &host_x, &host_weight)?, &[&host_x, &host_weight], Default::default())?;
-        for (found, expected) in found.iter().zip(&on_host) {
-            let found = found.to_device(Device::Cpu);
-            // The device's own kernels round otherwise than the host's, and then some numbers fall into the next step.
-            let is_close = match Fake::get() {
-                Some(_) => found.equal(expected),
-                None => (&found - expected).norm().double_value(&[]) <= 0.01 * expected.norm().double_value(&[]),
+    // A device's kernels may round otherwise than the host's. Through many layers that would grow to more than a step of
+    // eight bits, so on a device it is a product alone, which saves its factors. (Leaves would be left as they are.)
+    let product: Function = |x, weight| ((x * 1.0) * (weight * 1.0)).sum(Kind::Float);
+    let functions: &[Function] = if Fake::get().is_some() { &[forward, product] } else { &[product] };
+    for function in functions {
+        let saving = |compression: Option<Compression>, x: &Tensor, weight: &Tensor| -> Result<Vec<Tensor>> {
+            let saved = compression.map(compressed);
+            let loss = {
+                let _guard = saved.as_ref().map(SavedTensors::begin).transpose()?;
+                function(x, weight)
             };
-            ensure!(is_close, "{compression:?}");
+            grads(&loss, &[x, weight], Default::default())
+        };
+        let plain = saving(None, &x, &weight)?;
+        for compression in COMPRESSIONS {
+            let found = saving(Some(compression), &x, &weight)?;
+            let on_host = saving(Some(compression), &host_x, &host_weight)?;
+            for (found, expected) in found.iter().zip(&on_host) {
+                let found = found.to_device(Device::Cpu);
+                let apart = (&found - expected).norm().double_value(&[]) / expected.norm().double_value(&[]);
+                let is_close = if Fake::get().is_some() { found.equal(expected) } else { apart <= 1e-6 };
+                ensure!(is_close, "{compression:?}: {apart:e} apart");
+            }
+            ensure!(are_equal(&found, &plain) == (compression == Compression::Masks), "{compression:?}");
         }
-        ensure!(are_equal(&found, &plain) == (compression == Compression::Masks), "{compression:?}");
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ pub use devices::{each_rank_has_a_device_of_its_own_or_is_told, without_a_launch
 pub use processes::{Meeting, main_if_told, run_alone};
 pub use ring::a_ring_sends_and_receives_in_one_batch;
 pub use steps::{no_step_waits_to_read_a_timer, times_are_measured_where_they_are_asked_for};
-pub use training::{ddp_of_2_over_nccl_equals_gloos, ddp_of_4_over_nccl_equals_gloos};
+pub use training::{ddp_of_1_over_nccl_equals_gloos, ddp_of_2_over_nccl_equals_gloos, ddp_of_4_over_nccl_equals_gloos};
 
 /// What a rank can run. One that is alone has no group.
 type Scenario = fn(&Meeting) -> Result<()>;

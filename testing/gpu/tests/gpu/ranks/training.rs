@@ -117,6 +117,10 @@ fn as_over_gloo(size: usize) -> Result<()> {
     Ok(())
 }
 
+pub fn ddp_of_1_over_nccl_equals_gloos() -> Result<()> {
+    as_over_gloo(1)
+}
+
 pub fn ddp_of_2_over_nccl_equals_gloos() -> Result<()> {
     as_over_gloo(2)
 }

@@ -1,0 +1,77 @@
+//! `versus gpu-times`: the time of a training step on a GPU, from the host's first call to the end of the device's work,
+//! beside PyTorch with fused AdamW and plain tch. The steps are those that `gpu-counts` counts: their kernels are small, so
+//! that the host's work is what they cost.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use overdrive::ffi::cuda;
+use overdrive::tch::{Cuda, Device};
+use overdrive_bench_report::versus::SCHEMA;
+use overdrive_bench_report::{Machine, Ratio, VersusReport};
+
+use super::Options;
+use super::peer::Peer;
+use super::turns::{Case, Findings, Program, Turns};
+use crate::gpu_steps::{Recipe, ours, plain_tch};
+
+const PAIRS: u32 = 15;
+const PYTORCH: &str = "PyTorch, fused AdamW";
+const PLAIN_TCH: &str = "plain tch";
+/// Models, and steps a sample: some tenths of a second.
+const STEPS: [(&str, u32); 3] = [("mlp", 300), ("cnn", 200), ("gpt", 100)];
+/// Steps with all techniques take longer by so much.
+const LONGER: u32 = 4;
+
+pub fn measure(options: &Options) -> Result<VersusReport> {
+    if let Some(why) = cuda::why_unavailable() {
+        bail!("gpu-times needs a GPU: {why}; `host-time` measures the host's part without one");
+    }
+    let plain = STEPS.map(|(model, steps)| (Recipe::new(model, "AdamW"), steps));
+    let all = STEPS.map(|(model, steps)| (Recipe::new(model, "AdamW").with_all(), steps / LONGER));
+    let recipes: Vec<(Recipe, u32)> = plain.into_iter().chain(all).collect();
+    let asked: Vec<&Recipe> = recipes.iter().map(|(recipe, _)| recipe).collect();
+    let args = [serde_json::to_string(&asked)?];
+    let peer = Peer::start(&options.python, include_str!("../../peers/gpu_counts.py"), &args);
+    let program = Program::together(peer, "a Python with torch 2.11.0 is needed");
+
+    let mut versions = BTreeMap::from([("overdrive".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
+    versions.extend(program.version().map(|version| ("torch (Python)".to_owned(), version)));
+    let mut findings = Findings::default();
+    for (index, (recipe, steps)) in recipes.iter().enumerate() {
+        let mut turns = Turns::default();
+        turns.ours("ours", timed(ours::step(recipe, Device::Cuda(0))?, *steps));
+        if plain_tch::has(recipe) {
+            turns.ours(PLAIN_TCH, timed(plain_tch::step(recipe, Device::Cuda(0))?, *steps));
+        }
+        let request = format!("wall-{index}");
+        let theirs = move |peer: &mut Peer| Ok(peer.measure(&request, *steps)? * 1e6 / f64::from(*steps));
+        turns.peer(PYTORCH, &program, theirs);
+        turns.take(&recipe.name(), options.pairs.unwrap_or(PAIRS))?;
+        let text = format!("step, {}", recipe.name());
+        let case = Case { text: &text, unit: "us", ratio: Ratio::ShareOfCost };
+        turns.compare(&mut findings, case, ("ours", PYTORCH), None)?;
+        if plain_tch::has(recipe) {
+            turns.compare(&mut findings, case, ("ours", PLAIN_TCH), None)?;
+        }
+    }
+    let Findings { rows, missing } = findings;
+    let machine = Machine::detect(cuda::device_name(0).ok());
+    Ok(VersusReport { schema: SCHEMA, machine, versions, rows, missing, pairs_asked: None })
+}
+
+/// Microseconds a step, of so many.
+fn timed(step: ours::Step, steps: u32) -> impl FnMut() -> Result<f64> {
+    let step = RefCell::new(step);
+    move || {
+        Cuda::synchronize(0);
+        let begun = Instant::now();
+        for _ in 0..steps {
+            drop((step.borrow_mut().train)()?);
+        }
+        Cuda::synchronize(0);
+        Ok(begun.elapsed().as_secs_f64() * 1e6 / f64::from(steps))
+    }
+}
