@@ -15,8 +15,14 @@ use crate::error::CompileError;
 /// The torch that packages are made with: the one that this libtorch belongs to.
 pub(crate) const TORCH: &str = "2.11.0";
 
-/// It travels within the program that uses this crate.
-pub(crate) const PROGRAM: &str = concat!(include_str!("cuda.py"), "\n\n", include_str!("compile.py"));
+/// It travels within the program that uses this crate. Started by `python -c`, it would take a `json.py` of the current
+/// folder for a module.
+pub(crate) const PROGRAM: &str = concat!(
+    "import sys; sys.path = [path for path in sys.path if path]\n\n",
+    include_str!("python/cuda.py"),
+    include_str!("python/formulas.py"),
+    include_str!("python/compile.py"),
+);
 
 /// Finds a Python with the right torch: `OVERDRIVE_PYTHON`, the one whose torch this libtorch is, `python3`.
 ///
@@ -103,7 +109,7 @@ fn loaded_torch() -> Option<PathBuf> {
 }
 
 fn version(python: &Path) -> Result<String, String> {
-    // As compile.py: no module of the current folder.
+    // As the program: no module of the current folder.
     let code = "import sys; sys.path = [it for it in sys.path if it]\n\
                 from importlib.metadata import version; print(version('torch'))";
     let output = quiet(python).args(["-c", code]).output().map_err(|error| error.to_string())?;

@@ -33,7 +33,7 @@ impl Number {
     }
 }
 
-/// Where a fused operator takes learning rate and momentum; compile.py has its formula.
+/// Where a fused operator takes learning rate and momentum; formulas.py has its formula.
 fn places(operator: &Value) -> Option<(usize, usize)> {
     match operator["op"].as_str()? {
         "aten::_fused_adam_" | "aten::_fused_adamw_" => Some((6, 7)),

@@ -48,8 +48,10 @@ errors! {
     INVALID_DEVICE_FUNCTION = 98, "cudaErrorInvalidDeviceFunction", "invalid device function";
     NO_DEVICE = 100, "cudaErrorNoDevice", "no CUDA-capable device is detected";
     INVALID_DEVICE = 101, "cudaErrorInvalidDevice", "invalid device ordinal";
+    DEVICE_UNINITIALIZED = 201, "cudaErrorDeviceUninitialized", "invalid device context";
     ECC_UNCORRECTABLE = 214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered";
     CONTAINED = 226, "cudaErrorContained", "Invalid access of peer GPU memory over nvlink or a hardware error";
+    FILE_NOT_FOUND = 301, "cudaErrorFileNotFound", "file not found";
     OPERATING_SYSTEM = 304, "cudaErrorOperatingSystem", "OS call failed or operation not supported on this OS";
     INVALID_RESOURCE_HANDLE = 400, "cudaErrorInvalidResourceHandle", "invalid resource handle";
     ILLEGAL_STATE = 401, "cudaErrorIllegalState", "the operation cannot be performed in the present state";

@@ -2,16 +2,18 @@
 //! real one beside uncompiled steps.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use overdrive::ffi::cuda;
 use overdrive::nn::Linear;
 use overdrive::prelude::*;
 use overdrive_compile as compile;
+use overdrive_fakecuda::{environment, waits};
 use serde_json::Value;
 
-use crate::{FLOAT, GPU};
+use crate::{FLOAT, GPU, fake, ranks};
 
 /// Is set for a process that records steps: where packages are, and which Python makes them, is the process's.
 const TOLD: &str = "OVERDRIVE_TEST_GPU_RECORDS";
@@ -19,10 +21,15 @@ const TOLD: &str = "OVERDRIVE_TEST_GPU_RECORDS";
 /// What such a process does.
 const RECORD: &str = "record";
 const COMPILE: &str = "compile";
+const COUNT: &str = "count";
 
 /// Records or compiles steps, if this process was started for that.
 pub fn main_if_told() -> Option<Result<()>> {
-    std::env::var(TOLD).ok().map(|what| if what == COMPILE { compile_all() } else { record() })
+    Some(match std::env::var(TOLD).ok()?.as_str() {
+        COMPILE => compile_all(),
+        COUNT => count(),
+        _ => record(),
+    })
 }
 
 fn record() -> Result<()> {
@@ -116,35 +123,85 @@ fn model(name: &str) -> Result<(nn::Sequential, Tensor, Tensor)> {
     })
 }
 
-/// Trains some steps. Returns the losses, and then the parameters' sums.
-fn train(name: &str, compiled: bool) -> Result<Vec<f64>> {
+/// A training step of a model, compiled or not, whose result is the loss on the device; and the model's parameters.
+type Step = Box<dyn FnMut() -> Result<Tensor>>;
+
+fn step(name: &str, compiled: bool) -> Result<(Step, Vec<Tensor>)> {
     manual_seed(5);
     let (model, inputs, labels) = model(name)?;
     model.to(GPU)?;
-    let mut opt = AdamW::builder(&model).lr(1e-3).build()?;
+    // For the rest of the process, which is there for this.
+    let model: &'static nn::Sequential = Box::leak(Box::new(model));
+    let params = model.named_parameters().iter().map(|it| it.tensor().detach()).collect();
+    let mut opt = AdamW::builder(model).lr(1e-3).build()?;
     let batch = [inputs, labels];
     let loss =
         |batch: &[Tensor]| -> compile::LossResult { Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1])) };
-    let mut losses = Vec::new();
     if compiled {
         let options = compile::Options { strict: true, ..compile::Options::default() };
-        let mut step = compile::step(&model, loss).options(options);
-        for _ in 0..8 {
-            losses.push(step.run(&mut opt, &batch)?.detach());
-        }
-        ensure!(step.why_eager().is_none(), "{name} ran uncompiled: {:?}", step.why_eager());
-    } else {
-        for _ in 0..8 {
-            let loss = loss(&batch).map_err(anyhow::Error::from_boxed)?;
-            loss.backward();
-            opt.step()?;
-            opt.zero_grad()?;
-            losses.push(loss.detach());
-        }
+        let mut step = compile::step(model, loss).options(options);
+        return Ok((Box::new(move || Ok(step.run(&mut opt, &batch)?.detach())), params));
     }
-    let params = model.named_parameters();
-    let sums = params.iter().map(|it| it.tensor().detach().abs().sum(Kind::Double));
+    let step = move || {
+        let loss = loss(&batch).map_err(anyhow::Error::from_boxed)?;
+        loss.backward();
+        opt.step()?;
+        opt.zero_grad()?;
+        Ok(loss.detach())
+    };
+    Ok((Box::new(step), params))
+}
+
+/// Steps until a compiled one is settled.
+const STEPS: usize = 8;
+
+/// Trains some steps. Returns the losses, and then the parameters' sums.
+fn train(name: &str, compiled: bool) -> Result<Vec<f64>> {
+    let (mut step, params) = step(name, compiled)?;
+    let losses = (0..STEPS).map(|_| step()).collect::<Result<Vec<_>>>()?;
+    let sums = params.iter().map(|param| param.abs().sum(Kind::Double));
     Ok(losses.iter().map(Tensor::shallow_clone).chain(sums).map(|it| it.double_value(&[])).collect())
+}
+
+/// Prints what a step launches, uncompiled and compiled, and fails if a compiled one waits for the device.
+fn count() -> Result<()> {
+    let fake = fake()?;
+    for compiled in [false, true] {
+        let (mut step, _params) = step("mlp", compiled)?;
+        for _ in 0..STEPS {
+            drop(step()?);
+        }
+        fake.reset();
+        drop(step()?);
+        let counts = fake.counts();
+        ensure!(waits(&counts) == 0, "compiled: {compiled}: {}", fake.waits());
+        println!("launches {}", counts.get("launches").copied().unwrap_or(0));
+        let of_lists = counts.keys().filter(|kernel| kernel.contains("triton_for_fused")).count();
+        println!("of lists {of_lists}");
+    }
+    Ok(())
+}
+
+/// Inductor makes a package for the stand-in's device, and it runs, though nothing computes what its kernels do.
+pub fn a_step_compiled_for_the_device_launches_less_and_never_waits() -> Result<()> {
+    let (folder, python) = (tempfile::tempdir()?, ranks::python().context("no Python with torch")?);
+    // The crate starts Python without the loader path that the stand-ins need.
+    let on_stand_ins: String =
+        environment(1).iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect();
+    let script = folder.path().join("python");
+    fs::write(&script, format!("#!/bin/sh\n{on_stand_ins}exec '{}' \"$@\"\n", python.display()))?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o700))?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.env(TOLD, COUNT).env("OVERDRIVE_COMPILE_CACHE", folder.path()).env("OVERDRIVE_PYTHON", script);
+    let output = command.output()?;
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    ensure!(output.status.success(), "{}\n{}", said[0], said[1]);
+    let launches = said[0].lines().filter_map(|line| line.strip_prefix("launches ")?.parse().ok());
+    let [uncompiled, compiled] = launches.collect::<Vec<u64>>()[..] else { bail!("{}", said[0]) };
+    ensure!(0 < compiled && compiled < uncompiled, "{compiled} launches compiled, {uncompiled} uncompiled");
+    // One kernel updates all weights.
+    ensure!(said[0].contains("of lists 1"), "{}", said[0]);
+    Ok(())
 }
 
 fn compile_all() -> Result<()> {

@@ -172,6 +172,7 @@ fn main() -> Result<ExitCode> {
         profiling::the_monitor_samples_the_device,
         profiling::the_monitor_samples_a_real_device,
         profiling::phases_on_the_device_are_timed_without_waiting,
+        compiled::a_step_compiled_for_the_device_launches_less_and_never_waits,
         compiled::steps_are_recorded_for_this_device_and_refused_for_another,
     ];
     tests.extend(trials![

@@ -15,6 +15,7 @@ const REAL_ONLY: &[&str] = &[
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
 const FAKE_ONLY: &[&str] = &[
+    "compiled::a_step_compiled_for_the_device_launches_less_and_never_waits",
     "offload::steps::a_forgotten_wait_for_a_step_on_the_host_is_found",
     "offload::steps::a_step_on_the_host_waits_once_and_allocates_nothing",
     "offload::steps::a_step_whose_last_copies_fail_is_completed_by_the_next_call",
@@ -76,6 +77,8 @@ const FAKE_ONLY: &[&str] = &[
 
 /// They run PyTorch's side too.
 const BESIDE_PYTORCH: &[&str] = &[
+    "compiled::a_step_compiled_for_the_device_launches_less_and_never_waits",
+    "compiled::steps_compiled_for_the_device_equal_uncompiled_ones",
     "ranks::exchanges_are_pytorchs",
     "ranks::no_step_waits_to_read_a_timer",
     "ranks::times_are_measured_where_they_are_asked_for",

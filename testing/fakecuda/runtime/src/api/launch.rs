@@ -18,7 +18,7 @@ static KERNELS: LazyLock<Mutex<HashMap<usize, String>>> = LazyLock::new(Mutex::d
 /// Sizes of a grid or block.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Dim3([u32; 3]);
+pub struct Dim3(pub [u32; 3]);
 
 thread_local! {
     static CONFIGURATIONS: RefCell<Vec<(Dim3, Dim3, usize, usize)>> = const { RefCell::new(Vec::new()) };
@@ -51,7 +51,12 @@ pub unsafe extern "C" fn __cudaRegisterFunction(
     name: *const c_char,
 ) {
     // SAFETY: as the caller says.
-    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    register(function, unsafe { CStr::from_ptr(name) });
+}
+
+/// The function launches the kernel of this name.
+pub fn register(function: usize, name: &CStr) {
+    let name = name.to_string_lossy().into_owned();
     KERNELS.lock().unwrap_or_else(PoisonError::into_inner).insert(function, name);
 }
 

@@ -16,6 +16,7 @@ mod host_functions;
 mod ipc;
 mod launch;
 pub mod memory;
+mod modules;
 mod nccl;
 mod nccl_calls;
 #[cfg(test)]

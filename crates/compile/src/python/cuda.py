@@ -1,17 +1,16 @@
-# What a package for a GPU is compiled with, where only pip's packages of CUDA and the driver are installed. It comes before
-# compile.py in one program, so it imports where it is used.
+"""What a package for a GPU is compiled with, where only pip's packages of CUDA and the driver are installed."""
+
+import os
+
+import torch
+from torch.utils import cpp_extension
 
 
 def find_cuda(request, folder):
     """For a step on a GPU, sets what Inductor finds CUDA's headers by, and what the linker finds the driver's library by. A link to the library
     that this process uses lies in the folder: containers often lack the name that a linker looks for."""
-    import os
-
     if all(given["device"] == "cpu" for given in request["inputs"]):
         return
-    import torch
-    from torch.utils import cpp_extension
-
     if not cpp_extension.CUDA_HOME:
         packages = os.path.dirname(torch.__path__[0])
         home = os.path.join(packages, "nvidia", f"cu{torch.version.cuda.split('.')[0]}")

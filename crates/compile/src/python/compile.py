@@ -1,15 +1,8 @@
 """Compiles a recorded step: makes a graph of its operators and hands it to AOTInductor.
 
-    python compile.py record.json folder cache
-
-The record is of `overdrive_ffi::record`. The folder gets the package, `step.pt2`, and `explain.json`, what its code
+Its arguments are record.json, a folder and the cache's. The record is of `overdrive_ffi::record`. The folder gets the package, `step.pt2`, and `explain.json`, what its code
 calls. The cache keeps compiled headers and what is known of this machine. Prints `stage NAME`, and `done` at the end.
 """
-
-import sys
-
-# Started by `python -c`, it would take a `json.py` of the current folder for a module.
-sys.path = [path for path in sys.path if path]
 
 import hashlib
 import io
@@ -19,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections import Counter
 
@@ -37,72 +31,6 @@ DTYPES = {
     "ComplexHalf": "complex32", "ComplexFloat": "complex64", "ComplexDouble": "complex128",
 }
 MEMORY_FORMATS = [torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d]
-
-
-def unless(unfit, dtype, *numbers):
-    """An update's numbers, or, in a step that is to change nothing, what is given beside them."""
-    if unfit is None:
-        return [number for number, _ in numbers]
-    pairs = [(torch.as_tensor(number, dtype=torch.float64), instead) for number, instead in numbers]
-    # In memory of their own: Inductor would choose again for each few elements.
-    return torch.stack([torch.where(unfit, instead, number) for number, instead in pairs]).to(dtype).unbind()
-
-
-def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1, beta2, weight_decay, eps,
-         amsgrad=False, maximize=False, *, decoupled, unfit):
-    """What `_fused_adam_` and `_fused_adamw_` compute, in operators that Inductor fuses. As in those, numbers of 16 bits
-    are computed with in float32, and rounded once."""
-    lr, = unless(unfit, torch.float64, (lr, 0.0))
-    compute_dtype = torch.promote_types(params[0].dtype, torch.float32)
-    # In tensors of their own: Inductor would compute the powers of 0-dim tensors again for each few elements.
-    sizes = torch.stack([(lr / (1 - beta1 ** step.double())).to(compute_dtype) for step in steps])
-    scales = torch.stack([(1 - beta2 ** step.double()).sqrt().reciprocal().to(compute_dtype) for step in steps])
-    pairs = [(1 - lr * weight_decay, 1.0), (1 - beta1, 0.0), (beta2, 1.0), (1 - beta2, 0.0)]
-    shrunk, first, kept, second = unless(unfit, compute_dtype, *pairs)
-    for i in range(len(params)):
-        param, grad, average, square = (list[i].to(compute_dtype) for list in (params, grads, exp_avgs, exp_avg_sqs))
-        grad = -grad if maximize else grad
-        if decoupled:
-            param = param * shrunk
-        else:
-            grad = grad + param * weight_decay
-        average = average + (grad - average) * first
-        square = square * kept + grad * grad * second
-        exp_avgs[i].copy_(average)
-        exp_avg_sqs[i].copy_(square)
-        if amsgrad:
-            square = torch.maximum(max_exp_avg_sqs[i].to(compute_dtype), square)
-            max_exp_avg_sqs[i].copy_(square)
-        params[i].copy_(param - sizes[i] * average / (square.sqrt() * scales[i] + eps))
-
-
-def sgd(params, grads, momenta, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, *, unfit):
-    """What `_fused_sgd_` computes; numbers of 16 bits as `adam` does."""
-    compute_dtype = torch.promote_types(params[0].dtype, torch.float32)
-    lr, kept, share = unless(unfit, compute_dtype, (lr, 0.0), (momentum, 1.0), (1 - dampening, 0.0))
-    for i in range(len(params)):
-        param, grad = params[i].to(compute_dtype), grads[i].to(compute_dtype)
-        grad = (-grad if maximize else grad) + param * weight_decay
-        if momenta:
-            moved = grad if is_first_step else momenta[i].to(compute_dtype) * kept + grad * share
-            momenta[i].copy_(moved)
-            grad = grad + moved * momentum if nesterov else moved
-        params[i].copy_(param - grad * lr)
-
-
-def lerp(averages, weights, fraction, *, unfit):
-    """What `_foreach_lerp_` computes with one fraction."""
-    fraction, = unless(unfit, averages[0].dtype, (fraction, 0.0))
-    for average, weight in zip(averages, weights):
-        average.add_((weight - average) * fraction)
-
-
-FORMULAS = {
-    "aten::_fused_adam_": lambda *args, unfit: adam(*args, decoupled=False, unfit=unfit),
-    "aten::_fused_adamw_": lambda *args, unfit: adam(*args, decoupled=True, unfit=unfit),
-    "aten::_fused_sgd_": sgd,
-    "aten::_foreach_lerp_.Scalar": lerp,
-}
 
 
 def along(args):
