@@ -134,7 +134,8 @@ impl Launch {
     }
 
     /// How long after the last sign of life of a node 0 that was [elected](Self::rdzv_etcd) another one may be elected;
-    /// 10 s unless set, at least 2 s. If node 0 cannot reach etcd for two thirds of it, all ranks are told to end.
+    /// 10 s unless set, at least 2 s. If node 0 cannot renew its lease in etcd for half of it, all ranks are told to
+    /// end.
     #[must_use]
     pub fn lease_timeout(mut self, timeout: Duration) -> Self {
         self.plan.lease = timeout.min(Duration::from_secs(u32::MAX.into()));

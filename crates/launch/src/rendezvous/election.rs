@@ -12,9 +12,12 @@ use super::door::Heard;
 use super::etcd::{Etcd, Found};
 use crate::plan::Plan;
 
-/// For connecting to etcd, and for each read and write, at most. A quarter of the lease is less for a short one: then
-/// node 0 notices in time that it cannot renew the lease.
+/// For a call to etcd, at most.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Node 0 asks for a renewal after this part of the lease, and waits as long for the answer. After half of the lease
+/// without a renewal it gives up: at two thirds at the latest, before another node can become node 0.
+const PART: u32 = 6;
 
 /// What a node knows of the last start in which it took part.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -58,7 +61,7 @@ pub struct Election {
 impl Election {
     pub fn new(plan: &Plan, host: &str, port: u16) -> Self {
         let key = format!("/overdrive-run/{}/node-0", plan.run_id);
-        let etcd = Etcd::new(host, port, (plan.lease / 4).min(TIMEOUT));
+        let etcd = Etcd::new(host, port, (plan.lease / PART).min(TIMEOUT));
         Self { etcd, key, own: plan.master_addr.clone(), time: plan.lease }
     }
 
@@ -84,14 +87,16 @@ impl Election {
         let asked = Instant::now();
         let id = self.etcd.grant(self.time)?;
         let text = serde_json::to_string(&Leader { host: own.clone(), port }).map_err(|error| error.to_string())?;
-        match self.etcd.set_if_free(&self.key, &text, &id)? {
+        // If the lease cannot be given back, it ends by itself.
+        let give_back = || drop(self.etcd.revoke(&id));
+        // An error may come after etcd has set the key.
+        match self.etcd.set_if_free(&self.key, &text, &id).inspect_err(|_| give_back())? {
             Found::Free => {
                 let lease = Lease { etcd: self.etcd.clone(), id, time: self.time, renewed: asked };
                 Ok(Role::Leads { listener, own, lease })
             }
             Found::Taken(value) => {
-                // If this fails, the lease ends by itself.
-                let _ = self.etcd.revoke(&id);
+                give_back();
                 self.follow(&value)
             }
         }
@@ -106,10 +111,10 @@ impl Election {
 
 /// The lease of node 0's key.
 pub struct Lease {
-    etcd: Etcd,
-    id: String,
-    time: Duration,
-    renewed: Instant,
+    pub etcd: Etcd,
+    pub id: String,
+    pub time: Duration,
+    pub renewed: Instant,
 }
 
 impl Lease {
@@ -117,15 +122,8 @@ impl Lease {
     pub fn keep(mut self, heard: Sender<Heard>) -> std::io::Result<Kept> {
         let (release, released) = channel::<()>();
         let thread = thread::Builder::new().name("lease".to_owned()).spawn(move || {
-            loop {
-                match released.recv_timeout(self.time / 4) {
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Ok(()) | Err(RecvTimeoutError::Disconnected) => {
-                        // If this fails, it ends by itself.
-                        let _ = self.etcd.revoke(&self.id);
-                        return;
-                    }
-                }
+            // Until it is released.
+            while released.recv_timeout(self.time / PART) == Err(RecvTimeoutError::Timeout) {
                 let asked = Instant::now();
                 let over = match self.etcd.renew(&self.id) {
                     Ok(true) => {
@@ -133,14 +131,15 @@ impl Lease {
                         continue;
                     }
                     Ok(false) => "its lease in etcd has ended".to_owned(),
-                    // Before another node can become node 0.
-                    Err(why) if self.renewed.elapsed() > self.time * 2 / 3 => why,
+                    Err(why) if self.renewed.elapsed() >= self.time / 2 => why,
                     Err(_) => continue,
                 };
-                if heard.send(Heard::Deposed(over)).is_err() {
-                    return;
-                }
+                let _ = heard.send(Heard::Deposed(over));
+                let _ = released.recv();
+                break;
             }
+            // If this fails, it ends by itself.
+            let _ = self.etcd.revoke(&self.id);
         })?;
         Ok(Kept { release: Some(release), thread: Some(thread) })
     }

@@ -3,22 +3,22 @@
 //! # Source
 //! <https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/>
 
-use std::io::{Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Deserializer, Value, json};
 
 use super::node::connect;
 
 /// In bytes; answers are short.
-const LONGEST_ANSWER: u64 = 1 << 20;
+const LONGEST_ANSWER: usize = 1 << 20;
 
 #[derive(Clone, Debug)]
 pub struct Etcd {
     host: String,
     port: u16,
-    /// For connecting, and for each read and write.
+    /// For a whole call.
     timeout: Duration,
 }
 
@@ -92,17 +92,34 @@ impl Etcd {
             self.place(),
             text.len()
         );
+        let until = Instant::now() + self.timeout;
+        // Zero would mean no limit.
+        let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let exchange = || {
-            let mut stream = connect(&self.host, self.port, self.timeout)?;
-            stream.set_read_timeout(Some(self.timeout))?;
-            stream.set_write_timeout(Some(self.timeout))?;
-            let own = stream.local_addr()?.ip();
+            let mut stream = connect(&self.host, self.port, |addresses| left() / addresses)?;
+            stream.set_write_timeout(Some(left()))?;
             stream.write_all((head + &text).as_bytes())?;
-            let mut answer = Vec::new();
-            stream.take(LONGEST_ANSWER).read_to_end(&mut answer)?;
-            std::io::Result::Ok((answer, own))
+            let (mut answer, mut chunk) = (Vec::new(), [0; 4096]);
+            while answer.len() < LONGEST_ANSWER {
+                if Instant::now() >= until {
+                    return Err(ErrorKind::TimedOut.into());
+                }
+                stream.set_read_timeout(Some(left()))?;
+                match stream.read(&mut chunk) {
+                    Ok(0) => break,
+                    Ok(read) => answer.extend_from_slice(&chunk[..read]),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok((answer, stream.local_addr()?.ip()))
         };
-        let (answer, own) = exchange().map_err(|error| failed(error.to_string()))?;
+        let (answer, own) = exchange().map_err(|error: io::Error| match error.kind() {
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => {
+                failed(format!("it has not answered within {} s", self.timeout.as_secs_f64()))
+            }
+            _ => failed(error.to_string()),
+        })?;
         Ok((parse(&answer).map_err(failed)?, own))
     }
 }
@@ -174,7 +191,25 @@ pub fn from_base64(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
     use super::*;
+
+    #[test]
+    fn a_call_ends_in_time_however_slowly_the_answer_comes() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        thread::spawn(move || {
+            let (mut stream, _) = server.accept().unwrap();
+            (0..3000).try_for_each(|_| {
+                thread::sleep(Duration::from_millis(10));
+                stream.write_all(b" ")
+            })
+        });
+        let why = Etcd::new("127.0.0.1", port, Duration::from_millis(100)).get("key").unwrap_err();
+        assert_eq!(why, format!("etcd at 127.0.0.1:{port}: it has not answered within 0.1 s"));
+    }
 
     #[test]
     fn base64_is_that_of_rfc_4648() {

@@ -87,7 +87,7 @@ impl Link {
         let place = format!("{}:{}", endpoint.0, endpoint.1);
         let hello = ToNodeZero::Hello(hello);
         let (speaker, reader) = loop {
-            let why = match connect(endpoint.0, endpoint.1, TIMEOUT) {
+            let why = match connect(endpoint.0, endpoint.1, |_| TIMEOUT) {
                 Err(error) => error.to_string(),
                 Ok(stream) => match greet(stream, &plan.trust, &hello) {
                     Ok(met) => break met,
@@ -126,11 +126,12 @@ impl Link {
     }
 }
 
-/// `timeout` is for each address of the host.
-pub fn connect(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+/// `timeout` is asked before each address of the host, with the number of addresses that are left.
+pub fn connect(host: &str, port: u16, timeout: impl Fn(u32) -> Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::other("the name has no address");
-    for address in resolve(host, port)? {
-        match TcpStream::connect_timeout(&address, timeout) {
+    let addresses = resolve(host, port)?;
+    for (left, address) in (1..).zip(&addresses).map(|(place, it)| (addresses.len() as u32 + 1 - place, it)) {
+        match TcpStream::connect_timeout(address, timeout(left)) {
             // If nothing listens on a port of this host, TCP may connect a socket to itself.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 last = io::ErrorKind::ConnectionRefused.into();
