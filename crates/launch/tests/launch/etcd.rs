@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::elastic::{lose, wait_for_file};
 use crate::fake_etcd::FakeEtcd;
 use crate::launcher::{Launcher, Running, wait_for};
-use crate::nodes::SECRET;
+use crate::nodes::{SECRET, threads};
 use crate::port::free_port;
 
 crate::tests![
@@ -22,6 +22,7 @@ crate::tests![
     nodes_meet_again_when_node_zero_loses_its_lease,
     nodes_meet_again_when_etcd_comes_back,
     in_a_run_of_fixed_size_the_loss_of_node_zero_counts_as_a_restart,
+    nodes_zero_that_are_lost_before_the_next_start_count_once,
     without_restarts_the_loss_of_node_zero_ends_a_run_of_fixed_size,
     an_etcd_that_is_not_there_is_named,
 ];
@@ -217,6 +218,25 @@ fn in_a_run_of_fixed_size_the_loss_of_node_zero_counts_as_a_restart() {
     let mut ranks = run.nodes_of(2, 1, &all(&nodes));
     ranks.sort_unstable();
     assert_eq!(ranks, [0, 1]);
+    run.end(nodes);
+}
+
+fn nodes_zero_that_are_lost_before_the_next_start_count_once() {
+    let etcd = FakeEtcd::start();
+    let run = Run::new(etcd.port, "3", &["--max-restarts=1"]);
+    let mut nodes = run.start_all(3);
+    let zero = run.nodes_of(3, 0, &all(&nodes))[0];
+    lose(nodes.remove(zero));
+    etcd.expire();
+    // One of the two that are left is node 0, and waits for the third with the other one.
+    let zero = wait_for("the next node 0", || {
+        let has_both = |node: &Running| threads(node.guard().as_raw_pid(), "from-node") == 2;
+        nodes.iter().position(has_both)
+    });
+    lose(nodes.remove(zero));
+    etcd.expire();
+    nodes.extend(run.start_all(2));
+    run.nodes_of(3, 1, &all(&nodes));
     run.end(nodes);
 }
 
