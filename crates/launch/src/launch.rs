@@ -122,7 +122,7 @@ impl Launch {
     /// started again: in an elastic run without it, else when it has come back, which counts as a
     /// [restart](Self::max_restarts). The run needs a [`run_id`](Self::run_id) of its own; nodes are numbered as they
     /// join. [`master_addr`](Self::master_addr) is this host's address for the others; unless set, the one from which
-    /// it reaches etcd. etcd's TLS and passwords are not supported.
+    /// it reaches etcd, which must not be a loopback address. etcd's TLS and passwords are not supported.
     ///
     /// # Source
     /// torchrun's `--rdzv-backend etcd`, which speaks version 2 of etcd's protocol.

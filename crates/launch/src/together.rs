@@ -80,12 +80,12 @@ fn at_etcd(host: &Host, sender: &Sender<Event>, election: &Election) -> End {
             )));
         }
         let role = match election.find() {
-            Ok(role) => role,
-            Err(error) => {
+            Err(LaunchError::NodesMissing(error)) => {
                 why = error;
                 std::thread::sleep(RETRY);
                 continue;
             }
+            other => other?,
         };
         let (address, coordinator) = match role {
             Role::Follows(host, port) => ((host, port), None),

@@ -1,7 +1,7 @@
 //! Which node is node 0, where etcd says it: the first that sets a key. The key has a lease that node 0 renews; when it
 //! ends, the nodes that are left elect another one.
 
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::door::Heard;
 use super::etcd::{Etcd, Found};
+use crate::error::LaunchError;
+use crate::host_name::{is_loopback, without_brackets};
 use crate::plan::Plan;
 
 /// For a call to etcd, at most.
@@ -69,17 +71,32 @@ impl Election {
         self.etcd.place()
     }
 
-    /// Asks which node is node 0, and becomes it if there is none.
-    pub fn find(&self) -> Result<Role, String> {
-        let (value, seen) = self.etcd.get(&self.key)?;
-        if let Some(value) = value {
-            return self.follow(&value);
+    /// Asks which node is node 0, and becomes it if there is none. An error of kind `NodesMissing` may be temporary.
+    pub fn find(&self) -> Result<Role, LaunchError> {
+        let (value, seen) = self.etcd.get(&self.key).map_err(LaunchError::NodesMissing)?;
+        if self.own.is_none() && seen.to_canonical().is_loopback() {
+            return Err(LaunchError::Options(format!(
+                "etcd at {} is reached from {}, where other hosts cannot reach this one; give --local-addr with this \
+                 host's address for the others",
+                self.place(),
+                seen.to_canonical()
+            )));
         }
+        let role = match value {
+            Some(value) => self.follow(&value),
+            None => self.lead(seen),
+        };
+        role.map_err(LaunchError::NodesMissing)
+    }
+
+    /// Becomes node 0, unless another node is faster.
+    fn lead(&self, seen: IpAddr) -> Result<Role, String> {
         let system = |error: std::io::Error| format!("cannot listen for the other nodes: {error}");
         let own = self.own.clone().unwrap_or_else(|| seen.to_canonical().to_string());
         // At the address that etcd was reached from; at all if the options give another one.
         let listener = match &self.own {
             None => TcpListener::bind((seen, 0)),
+            Some(own) if is_loopback(own) => TcpListener::bind((without_brackets(own), 0)),
             Some(_) => TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")),
         };
         let listener = listener.map_err(system)?;

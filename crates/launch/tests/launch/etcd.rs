@@ -25,6 +25,7 @@ crate::tests![
     nodes_zero_that_are_lost_before_the_next_start_count_once,
     without_restarts_the_loss_of_node_zero_ends_a_run_of_fixed_size,
     an_etcd_that_is_not_there_is_named,
+    an_address_that_other_hosts_cannot_reach_is_refused,
 ];
 
 /// Tests of etcd itself.
@@ -53,7 +54,8 @@ impl Run {
     fn with_lease(lease: usize, port: u16, nnodes: &str, options: &[&str]) -> Self {
         let conf = "--rdzv-conf=join_timeout=600,keep_alive_max_attempt=120,last_call_timeout=600,lease_timeout=";
         let endpoint = format!("--rdzv-endpoint=127.0.0.1:{port}");
-        let own = [format!("--nnodes={nnodes}"), endpoint, format!("{conf}{lease}")];
+        let here = "--local-addr=127.0.0.1".to_owned();
+        let own = [format!("--nnodes={nnodes}"), endpoint, here, format!("{conf}{lease}")];
         let options = own.into_iter().chain(options.iter().map(|it| (*it).to_owned())).collect();
         Self { port, options, script: UNTIL_DONE, folder: TempDir::new().unwrap() }
     }
@@ -261,6 +263,19 @@ fn an_etcd_that_is_not_there_is_named() {
         "the launchers did not meet within 0.3 s by etcd at 127.0.0.1:{port}: etcd at 127.0.0.1:{port}: "
     ));
     ended.says("Connection refused");
+}
+
+fn an_address_that_other_hosts_cannot_reach_is_refused() {
+    let etcd = FakeEtcd::start();
+    let mut run = Run::new(etcd.port, "1:2", &["--rdzv-conf=last_call_timeout=0"]);
+    run.options.retain(|option| !option.starts_with("--local-addr"));
+    let ended = run.start(0).end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
+    ended.says(&format!(
+        "etcd at 127.0.0.1:{} is reached from 127.0.0.1, where other hosts cannot reach this one; give --local-addr",
+        etcd.port
+    ));
+    assert!(!etcd.has_keys());
 }
 
 /// Why the tests of etcd itself cannot run here.
