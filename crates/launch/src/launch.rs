@@ -97,7 +97,7 @@ impl Launch {
     #[doc(alias = "last_call_timeout")]
     #[must_use]
     pub fn last_call(mut self, timeout: Duration) -> Self {
-        self.plan.last_call = timeout.min(Duration::from_secs(u32::MAX.into()));
+        self.plan.last_call = limited(timeout);
         self
     }
 
@@ -138,7 +138,7 @@ impl Launch {
     /// end.
     #[must_use]
     pub fn lease_timeout(mut self, timeout: Duration) -> Self {
-        self.plan.lease = timeout.min(Duration::from_secs(u32::MAX.into()));
+        self.plan.lease = limited(timeout);
         self
     }
 
@@ -202,23 +202,22 @@ impl Launch {
     /// How long ranks may take to end after they were told to, before they get SIGKILL; 30 s unless set.
     #[must_use]
     pub fn grace_period(mut self, grace: Duration) -> Self {
-        self.plan.grace = grace;
+        self.plan.grace = limited(grace);
         self
     }
 
     /// How long the other ranks may run on after the first has failed, before they are told to end; 1 s unless set.
-    /// Those that fail by themselves within it are reported too, because the first to fail is not always the cause. At
-    /// most 136 years. Must be the same on all nodes.
+    /// Those that fail by themselves within it are reported too, because the first to fail is not always the cause. Must be the same on all nodes.
     #[must_use]
     pub fn failure_window(mut self, window: Duration) -> Self {
-        self.plan.failure_window = window.min(Duration::from_secs(u32::MAX.into()));
+        self.plan.failure_window = limited(window);
         self
     }
 
     /// How long nodes wait for one another; 600 s unless set.
     #[must_use]
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
-        self.plan.join_timeout = timeout;
+        self.plan.join_timeout = limited(timeout);
         self
     }
 
@@ -227,8 +226,8 @@ impl Launch {
     #[doc(alias = "keep_alive_interval")]
     #[must_use]
     pub fn keep_alive(mut self, interval: Duration, max_attempts: u32) -> Self {
-        self.plan.keep_alive = interval;
-        self.plan.silence = interval.saturating_mul(max_attempts);
+        self.plan.keep_alive = limited(interval);
+        self.plan.silence = limited(interval.saturating_mul(max_attempts));
         self
     }
 
@@ -331,4 +330,9 @@ impl Launch {
         self.plan.signals = signals.into();
         self.forward_signals()
     }
+}
+
+/// At most 136 years, so that adding it to an `Instant` does not overflow.
+fn limited(time: Duration) -> Duration {
+    time.min(Duration::from_secs(u32::MAX.into()))
 }

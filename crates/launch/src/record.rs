@@ -6,11 +6,12 @@ use std::io::{self, Write};
 use std::panic::{self, PanicHookInfo};
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Termination};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error_file;
+use crate::lock::lock;
 
 /// Runs a program's `main`, and records the error that it returns, or the panic that ends it, for the launcher.
 ///
@@ -96,11 +97,11 @@ static PANICS: Mutex<Vec<Arc<Panic>>> = Mutex::new(Vec::new());
 
 /// A copy, so that nothing is locked while the names of backtraces are looked up.
 fn remembered() -> Vec<Arc<Panic>> {
-    PANICS.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    lock(&PANICS).clone()
 }
 
 fn remember(panic: Panic) {
-    let mut panics = PANICS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut panics = lock(&PANICS);
     let same: Vec<usize> = (0..panics.len()).filter(|place| panics[*place].thread == panic.thread).collect();
     let dropped = match same[..] {
         [first, _, ..] => Some(first),

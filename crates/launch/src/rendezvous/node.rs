@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use super::{FromNodeZero, GREETING, Hello, PROTOCOL, ToNodeZero};
 use crate::attempt::Event;
 use crate::error::LaunchError;
 use crate::host_name::{is_loopback, without_brackets};
+use crate::lock::lock;
 use crate::output::Console;
 use crate::plan::Plan;
 use crate::secret::Trust;
@@ -205,8 +206,4 @@ fn start_talking(plan: &Plan, speaker: Speaker, mut reader: Reader, events: Send
         }
     })?;
     Ok(Link { speaker })
-}
-
-fn lock(speaker: &Mutex<Speaker>) -> MutexGuard<'_, Speaker> {
-    speaker.lock().unwrap_or_else(PoisonError::into_inner)
 }
