@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
@@ -13,7 +13,7 @@ use overdrive_launch::{Launch, LaunchError, record};
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::launcher::{Ended, Launcher, wait_for};
+use crate::launcher::{Ended, Launcher, limited, wait_for};
 use crate::nodes::both;
 
 crate::tests![
@@ -209,7 +209,7 @@ fn success_records_nothing() {
 
 /// This program alone, with a task and the variable set.
 fn alone(task: &str, file: &Path) -> std::process::Output {
-    let mut command = Command::new(env::current_exe().unwrap());
+    let mut command = limited(env::current_exe().unwrap());
     command.env(TASK, task).env("TORCHELASTIC_ERROR_FILE", file).output().unwrap()
 }
 
@@ -234,7 +234,7 @@ fn the_file_has_pytorchs_format() {
 fn an_error_that_cannot_be_shown_is_recorded() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("error.json");
-    let mut command = Command::new(env::current_exe().unwrap());
+    let mut command = limited(env::current_exe().unwrap());
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let status = command.env(TASK, "error").env("TORCHELASTIC_ERROR_FILE", &file).stderr(full).status().unwrap();
     assert_eq!(status.code(), Some(1));

@@ -50,7 +50,7 @@ impl Run {
         Self::with_lease(600, port, nnodes, options)
     }
 
-    /// Node 0 renews its lease every quarter of it. `lease` is in seconds.
+    /// Node 0 renews its lease every sixth of it. `lease` is in seconds.
     fn with_lease(lease: usize, port: u16, nnodes: &str, options: &[&str]) -> Self {
         let conf = "--rdzv-conf=join_timeout=600,keep_alive_max_attempt=120,last_call_timeout=600,lease_timeout=";
         let endpoint = format!("--rdzv-endpoint=127.0.0.1:{port}");
@@ -181,7 +181,7 @@ fn node_zero_hands_over_when_it_gets_a_signal() {
 
 fn nodes_meet_again_when_node_zero_loses_its_lease() {
     let etcd = FakeEtcd::start();
-    let run = Run::with_lease(2, etcd.port, "2:3", &[]);
+    let run = Run::with_lease(8, etcd.port, "2:3", &[]);
     let nodes = run.start_all(3);
     run.nodes_of(3, 0, &all(&nodes));
     run.forget(3);
@@ -193,7 +193,7 @@ fn nodes_meet_again_when_node_zero_loses_its_lease() {
 
 fn nodes_meet_again_when_etcd_comes_back() {
     let etcd = FakeEtcd::start();
-    let run = Run::with_lease(2, etcd.port, "2:3", &[]);
+    let run = Run::with_lease(8, etcd.port, "2:3", &[]);
     let nodes = run.start_all(3);
     run.nodes_of(3, 0, &all(&nodes));
     run.forget(3);
@@ -311,10 +311,10 @@ impl Etcd {
     }
 }
 
-/// Its lease ends two seconds after the loss.
+/// Its lease ends eight seconds after the loss.
 fn the_loss_is_survived_with_etcd_itself() {
     let etcd = Etcd::start();
-    let run = Run::with_lease(2, etcd.port, "1:2", &[]);
+    let run = Run::with_lease(8, etcd.port, "1:2", &[]);
     let mut nodes = run.start_all(2);
     let zero = run.nodes_of(2, 0, &all(&nodes))[0];
     lose(nodes.remove(zero));

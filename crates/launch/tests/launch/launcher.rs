@@ -100,6 +100,13 @@ impl Launcher {
     }
 }
 
+/// A program that is killed after the limit.
+pub fn limited(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("timeout");
+    command.arg("--signal=KILL").arg(LIMIT.as_secs().to_string()).arg(program);
+    command
+}
+
 fn read(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
