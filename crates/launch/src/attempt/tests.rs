@@ -8,6 +8,7 @@ use super::*;
 use crate::output::Route;
 
 /// A process that ends with this code, and has ended when this returns.
+#[expect(clippy::zombie_processes, reason = "the attempt waits for it")]
 fn ended(code: i32) -> Running {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("exit {code}")]).stdout(Stdio::piped()).stderr(Stdio::piped());

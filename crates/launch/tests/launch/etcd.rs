@@ -75,6 +75,14 @@ impl Run {
         (0..nodes).map(|node| self.start(node)).collect()
     }
 
+    /// Starts so many nodes, and when all of their ranks run, kills node 0. Returns which that was, and the others.
+    fn start_and_lose_zero(&self, nodes: usize) -> (usize, Vec<Running>) {
+        let mut nodes = self.start_all(nodes);
+        let zero = self.nodes_of(nodes.len(), 0, &all(&nodes))[0];
+        lose(nodes.remove(zero));
+        (zero, nodes)
+    }
+
     /// Waits until all of so many ranks run; returns the nodes by rank.
     fn nodes_of(&self, ranks: usize, restarts: usize, nodes: &[&Running]) -> Vec<usize> {
         let file = |rank| self.file(&format!(".{rank}.{ranks}.{restarts}"));
@@ -114,9 +122,7 @@ fn nodes_elect_node_zero() {
 fn the_loss_of_node_zero_is_survived() {
     let etcd = FakeEtcd::start();
     let run = Run::new(etcd.port, "2:3", &[]);
-    let mut nodes = run.start_all(3);
-    let zero = run.nodes_of(3, 0, &all(&nodes))[0];
-    lose(nodes.remove(zero));
+    let (zero, nodes) = run.start_and_lose_zero(3);
     etcd.expire();
     // Without a restart that counts, although none is allowed.
     let left = run.nodes_of(2, 0, &all(&nodes));
@@ -127,9 +133,7 @@ fn the_loss_of_node_zero_is_survived() {
 fn a_lost_node_zero_comes_back_as_another_node() {
     let etcd = FakeEtcd::start();
     let run = Run::new(etcd.port, "2:3", &[]);
-    let mut nodes = run.start_all(3);
-    let zero = run.nodes_of(3, 0, &all(&nodes))[0];
-    lose(nodes.remove(zero));
+    let (zero, mut nodes) = run.start_and_lose_zero(3);
     etcd.expire();
     run.nodes_of(2, 0, &all(&nodes));
     run.forget(3);
@@ -212,9 +216,7 @@ fn nodes_meet_again_when_etcd_comes_back() {
 fn in_a_run_of_fixed_size_the_loss_of_node_zero_counts_as_a_restart() {
     let etcd = FakeEtcd::start();
     let run = Run::new(etcd.port, "2", &["--max-restarts=1"]);
-    let mut nodes = run.start_all(2);
-    let zero = run.nodes_of(2, 0, &all(&nodes))[0];
-    lose(nodes.remove(zero));
+    let (zero, mut nodes) = run.start_and_lose_zero(2);
     etcd.expire();
     nodes.push(run.start(zero));
     let mut ranks = run.nodes_of(2, 1, &all(&nodes));
@@ -226,9 +228,7 @@ fn in_a_run_of_fixed_size_the_loss_of_node_zero_counts_as_a_restart() {
 fn nodes_zero_that_are_lost_before_the_next_start_count_once() {
     let etcd = FakeEtcd::start();
     let run = Run::new(etcd.port, "3", &["--max-restarts=1"]);
-    let mut nodes = run.start_all(3);
-    let zero = run.nodes_of(3, 0, &all(&nodes))[0];
-    lose(nodes.remove(zero));
+    let (_, mut nodes) = run.start_and_lose_zero(3);
     etcd.expire();
     // One of the two that are left is node 0, and waits for the third with the other one.
     let zero = wait_for("the next node 0", || {
@@ -245,9 +245,7 @@ fn nodes_zero_that_are_lost_before_the_next_start_count_once() {
 fn without_restarts_the_loss_of_node_zero_ends_a_run_of_fixed_size() {
     let etcd = FakeEtcd::start();
     let run = Run::new(etcd.port, "2", &[]);
-    let mut nodes = run.start_all(2);
-    let zero = run.nodes_of(2, 0, &all(&nodes))[0];
-    lose(nodes.remove(zero));
+    let (_, mut nodes) = run.start_and_lose_zero(2);
     let ended = nodes.remove(0).end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     ended.says("node 0 at 127.0.0.1:");
@@ -315,9 +313,7 @@ impl Etcd {
 fn the_loss_is_survived_with_etcd_itself() {
     let etcd = Etcd::start();
     let run = Run::with_lease(8, etcd.port, "1:2", &[]);
-    let mut nodes = run.start_all(2);
-    let zero = run.nodes_of(2, 0, &all(&nodes))[0];
-    lose(nodes.remove(zero));
+    let (zero, mut nodes) = run.start_and_lose_zero(2);
     // On a busy machine, node 0 may have changed before.
     wait_for("the other node", || (run.nodes_of(1, 0, &all(&nodes)) != [zero]).then_some(()));
     run.forget(2);
