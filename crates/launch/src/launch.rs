@@ -72,10 +72,11 @@ impl Launch {
         self
     }
 
-    /// Makes the run elastic: it begins when this many hosts have joined, and goes on without lost hosts while this many
-    /// are left. All ranks are started again, with their new `RANK` and `WORLD_SIZE`, when a host is lost, leaves by a
-    /// signal to its launcher, or joins; such restarts do not count as [`max_restarts`](Self::max_restarts). The loss of
-    /// node 0 ends the run. Must be the same on all nodes; [`nnodes`](Self::nnodes) unless set.
+    /// Makes the run elastic: it begins when this many hosts have joined, and goes on without lost hosts while this
+    /// many are left. All ranks are started again, with their new `RANK` and `WORLD_SIZE`, when a host is lost, leaves
+    /// by a signal to its launcher, or joins; such restarts do not count as [`max_restarts`](Self::max_restarts). The
+    /// loss of node 0, or a signal to its launcher, ends the run, except with [`rdzv_etcd`](Self::rdzv_etcd). Must be
+    /// the same on all nodes; [`nnodes`](Self::nnodes) unless set.
     ///
     /// With fewer hosts the run waits for the [`join_timeout`](Self::join_timeout), and ends with
     /// [`LaunchError::NodesMissing`].
@@ -88,9 +89,9 @@ impl Launch {
         self
     }
 
-    /// How long an elastic run waits for more hosts once [`min_nodes`](Self::min_nodes) have joined; 30 s unless set. It
-    /// does not wait when all are there. While the ranks run, a host that joins is taken in a second after the last one
-    /// that has joined, and after this time at the latest.
+    /// How long an elastic run waits for more hosts once [`min_nodes`](Self::min_nodes) have joined; 30 s unless set.
+    /// It does not wait when all are there. While the ranks run, a host that joins is taken in a second after the last
+    /// one that has joined, and after this time at the latest.
     ///
     /// # Source
     /// torchrun's `last_call_timeout`.
@@ -170,7 +171,8 @@ impl Launch {
         self
     }
 
-    /// Whether this host is node 0. Takes precedence over [`node_rank`](Self::node_rank).
+    /// Whether this host is node 0. Takes precedence over [`node_rank`](Self::node_rank). With
+    /// [`rdzv_etcd`](Self::rdzv_etcd) both are refused.
     #[must_use]
     pub fn is_host(mut self, is_host: bool) -> Self {
         self.plan.is_host = Some(is_host);
@@ -178,6 +180,7 @@ impl Launch {
     }
 
     /// The address at which rank 0 serves the ranks' store; unless set, the endpoint's, or 127.0.0.1 on a single host.
+    /// With [`rdzv_etcd`](Self::rdzv_etcd), this host's address for the others: each host gives its own.
     #[must_use]
     pub fn master_addr(mut self, address: impl Into<String>) -> Self {
         self.plan.master_addr = Some(address.into());
@@ -207,7 +210,8 @@ impl Launch {
     }
 
     /// How long the other ranks may run on after the first has failed, before they are told to end; 1 s unless set.
-    /// Those that fail by themselves within it are reported too, because the first to fail is not always the cause. Must be the same on all nodes.
+    /// Those that fail by themselves within it are reported too, because the first to fail is not always the cause.
+    /// Must be the same on all nodes.
     #[must_use]
     pub fn failure_window(mut self, window: Duration) -> Self {
         self.plan.failure_window = limited(window);

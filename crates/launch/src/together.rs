@@ -11,7 +11,7 @@ use crate::plan::Meeting;
 use crate::rendezvous::{Coordinator, Election, Entry, FromNodeZero, Hello, Link, NodeEnd, Past, Role, ToNodeZero};
 use crate::signals;
 
-/// The pause between attempts to find node 0, where a store says which it is.
+/// The pause between attempts to find node 0 by etcd.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// How this host's part in a run ends.
@@ -96,7 +96,7 @@ fn at_etcd(host: &Host, sender: &Sender<Event>, election: &Election) -> End {
             }
         };
         let node_rank = coordinator.as_ref().map(|_| 0);
-        // A node 0 that is lost stays in etcd until its lease is over. The own one is there.
+        // etcd names a lost node 0 until its lease has ended, so only this host's own is waited for.
         let timeout = if coordinator.is_some() { plan.join_timeout } else { 2 * RETRY };
         let link = match join(host, sender, &address, node_rank, past, timeout) {
             Err(LaunchError::NodesMissing(error)) => {
@@ -156,7 +156,7 @@ fn join(
     };
     let plan = &host.plan;
     let hello = Hello::new(plan, &host.name, node_rank, past);
-    // Where the launcher looks for node 0 again and again, a failure is shown at the end only.
+    // By etcd, node 0 is looked for again and again; only the last failure is shown.
     let console = (plan.meeting == Meeting::AtNodeZero).then_some(&*host.console);
     match Link::join(plan, hello, (&address.0, address.1), timeout, console, sender.clone(), stop) {
         Err(_) if gone => Ok(None),
@@ -172,7 +172,7 @@ fn lost(endpoint: &str, why: &str) -> LaunchError {
 /// Notes in `started` what was started last.
 fn take_part(host: &Host, link: &Link, endpoint: &str, started: &mut Option<Past>) -> Result<Part, LaunchError> {
     let mut attempt = 0;
-    // Set when an attempt has not succeeded here: by when node 0 has to start another one or end the run.
+    // By when node 0 has to start another attempt or end the run. Set when an attempt has not succeeded here.
     let mut give_up_at: Option<Instant> = None;
     loop {
         let event = match give_up_at {

@@ -117,7 +117,8 @@ impl Binding {
                 if share == 0 {
                     let cores = if cores.len() == 1 { "1 core".to_owned() } else { format!("{} cores", cores.len()) };
                     return Err(format!(
-                        "NUMA node {node} has {cores} for {} ranks or GPUs; --numa-binding exclusive needs one for each",
+                        "NUMA node {node} has {cores} for {} ranks or GPUs; --numa-binding exclusive needs one for \
+                         each",
                         same.len()
                     ));
                 }

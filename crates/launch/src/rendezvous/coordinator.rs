@@ -31,7 +31,7 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// `past` and `lease` are those of a node 0 that was elected.
+    /// `past` and `lease` are set for a node 0 that was elected: what it knows of the last start, and its key's lease.
     pub fn start(
         listener: TcpListener,
         plan: &Plan,
@@ -102,16 +102,16 @@ struct Decider {
     restarts: u32,
     /// Whether ranks were started before.
     begun: bool,
-    /// How many nodes will come soon: those that an earlier node 0 has left.
+    /// How many nodes should join soon after the loss of an earlier node 0: the others of the last start.
     expected: Option<usize>,
-    /// Of a node 0 that was elected.
+    /// Set for a node 0 that was elected.
     lease: Option<Kept>,
-    /// The door's.
+    /// The door accepts the other nodes on a copy of it.
     listener: TcpListener,
     deposed: bool,
     port: Option<ReservedPort>,
     last_heartbeat: Instant,
-    /// A launcher whose end ends the run got a signal.
+    /// A launcher got a signal that ends the run; in an elastic run only node 0's counts.
     told_to_end: bool,
 }
 
@@ -194,7 +194,7 @@ impl Decider {
     fn watch(&mut self) -> Option<Cause> {
         let window = self.members.plan.failure_window;
         let mut cause: Option<Cause> = None;
-        // Set when a rank has failed: when the others are stopped. Until then they may fail by themselves.
+        // When to stop the other ranks after one has failed. Until then they may fail by themselves.
         let mut stop_at = None;
         let mut deadline = None;
         while self.members.nodes.iter().any(|node| !node.ended) {
@@ -212,7 +212,7 @@ impl Decider {
                     self.members.admit(id, speaker, &hello);
                     None
                 }
-                // Its nodes end their ranks when they lose the connection.
+                // All nodes end their ranks when they lose the connection to this one.
                 Ok(Heard::Deposed(why)) => return Some(Cause::Other(self.depose(&why))),
                 Err(_) if stop_at.take().is_some() => {
                     self.members.stop(self.attempt);
@@ -245,7 +245,7 @@ impl Decider {
                 self.members.stop(self.attempt);
             }
         }
-        // All were done before they could be told to end because a node has joined.
+        // All ranks had succeeded before the nodes were told to stop because another node has joined.
         let are_done = self.members.succeeded == self.members.started;
         cause.filter(|cause| !(are_done && matches!(cause, Cause::Members(_))))
     }
@@ -279,7 +279,7 @@ impl Decider {
         let node = self.members.remove(id)?;
         let what = format!("{} {how}", node.name());
         if node.place == Some(0) && self.lease.is_some() {
-            // The own node, which ends. The others can elect another one.
+            // This host's own node has ended. The others can elect another node 0.
             self.deposed = true;
             return Some(Cause::Other(LaunchError::NodeLost(what)));
         }
@@ -293,7 +293,7 @@ impl Decider {
 
     fn depose(&mut self, why: &str) -> LaunchError {
         self.deposed = true;
-        self.say(&format!("this node is node 0 no longer: {why}"));
+        self.say(&format!("this node is no longer node 0: {why}"));
         LaunchError::NodeLost(why.to_owned())
     }
 

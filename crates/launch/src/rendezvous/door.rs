@@ -35,7 +35,7 @@ pub enum Heard {
     Joined(usize, Speaker, Hello),
     Said(usize, ToNodeZero),
     Lost(usize, String),
-    /// This node is node 0 no longer: another one may have been elected.
+    /// This node is no longer node 0: another one may have been elected.
     Deposed(String),
 }
 

@@ -30,7 +30,7 @@ pub struct Past {
 }
 
 impl Past {
-    /// Of the next start, after node 0 was lost.
+    /// What the next start has if this start's node 0 is lost. In an elastic run that is no restart that counts.
     pub fn after_a_loss(self, is_elastic: bool) -> Self {
         let counted = u32::from(!is_elastic);
         Self { attempt: self.attempt + 1, restarts: self.restarts + counted, nnodes: self.nnodes.saturating_sub(1) }
@@ -41,7 +41,7 @@ impl Past {
 pub enum Role {
     /// Node 0 is at this host and port.
     Follows(String, u16),
-    /// It is node 0, and other nodes reach it at the address `own`.
+    /// This node is node 0, and the others reach it at the address `own`.
     Leads { listener: TcpListener, own: String, lease: Lease },
 }
 
@@ -55,8 +55,9 @@ struct Leader {
 pub struct Election {
     etcd: Etcd,
     key: String,
-    /// How the other nodes reach this host; None: as etcd sees it.
+    /// This host's address for the other nodes; None: the one from which it reaches etcd.
     own: Option<String>,
+    /// Of the lease.
     time: Duration,
 }
 
@@ -93,7 +94,7 @@ impl Election {
     fn lead(&self, seen: IpAddr) -> Result<Role, String> {
         let system = |error: std::io::Error| format!("cannot listen for the other nodes: {error}");
         let own = self.own.clone().unwrap_or_else(|| seen.to_canonical().to_string());
-        // At the address that etcd was reached from; at all if the options give another one.
+        // If the options give an address that is not this host's own (behind NAT), connections arrive at another one.
         let listener = match &self.own {
             None => TcpListener::bind((seen, 0)),
             Some(own) if is_loopback(own) => TcpListener::bind((without_brackets(own), 0)),

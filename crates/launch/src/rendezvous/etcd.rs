@@ -18,7 +18,7 @@ const LONGEST_ANSWER: usize = 1 << 20;
 pub struct Etcd {
     host: String,
     port: u16,
-    /// For a whole call.
+    /// For each call: to connect, to ask and to read the answer.
     timeout: Duration,
 }
 
@@ -75,7 +75,7 @@ impl Etcd {
             "failure": [{"request_range": {"key": key}}],
         });
         let (answer, _) = self.call("/v3/kv/txn", &request)?;
-        // False values are left out.
+        // The gateway leaves out what is false.
         if answer.get("succeeded") == Some(&Value::Bool(true)) {
             return Ok(Found::Free);
         }
@@ -86,7 +86,7 @@ impl Etcd {
     fn call(&self, path: &str, request: &Value) -> Result<(Value, IpAddr), String> {
         let failed = |why: String| format!("etcd at {}: {why}", self.place());
         let text = request.to_string();
-        // Of HTTP/1.0: the answer ends with the connection, and is not cut into chunks.
+        // By HTTP/1.0 the answer is not chunked, and ends with the connection.
         let head = format!(
             "POST {path} HTTP/1.0\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
             self.place(),
@@ -124,7 +124,7 @@ impl Etcd {
     }
 }
 
-/// The JSON of an answer; the first of it where a stream was asked for.
+/// The JSON of an answer; the first value of a stream.
 fn parse(answer: &[u8]) -> Result<Value, String> {
     let stranger = || "what listens there does not speak HTTP".to_owned();
     let end = answer.windows(4).position(|part| part == b"\r\n\r\n").ok_or_else(stranger)?;
@@ -154,7 +154,7 @@ fn parse(answer: &[u8]) -> Result<Value, String> {
 /// The value of the first key in an answer; None if there is no key.
 fn value(answer: &Value) -> Result<Option<String>, String> {
     let Some(first) = answer.pointer("/kvs/0") else { return Ok(None) };
-    // An empty value is left out.
+    // The gateway leaves out an empty value.
     let text = first.get("value").and_then(Value::as_str).unwrap_or_default();
     let bytes = from_base64(text).and_then(|bytes| String::from_utf8(bytes).ok());
     bytes.map(Some).ok_or_else(|| format!("etcd has a value that is not text: {text}"))

@@ -1,4 +1,5 @@
-//! Runs whose nodes elect node 0 by etcd, and survive its loss. Most use a stand-in whose leases end when a test says so.
+//! Runs whose nodes elect node 0 by etcd, and survive its loss. Most use a stand-in whose leases end when a test says
+//! so.
 
 use std::fs;
 use std::path::PathBuf;
