@@ -4,12 +4,14 @@
 //! <https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/>
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Deserializer, Value, json};
 
-use super::node::connect;
+use super::node::{connect, resolve};
 
 /// In bytes; answers are short.
 const LONGEST_ANSWER: usize = 1 << 20;
@@ -83,6 +85,15 @@ impl Etcd {
         value(range)?.map(Found::Taken).ok_or_else(|| format!("etcd at {} has answered {answer}", self.place()))
     }
 
+    /// In a thread of its own, because the system's look-up of a name has no limit.
+    fn resolve(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+        let (found, addresses) = channel();
+        let (host, port) = (self.host.clone(), self.port);
+        let look_up = move || drop(found.send(resolve(&host, port)));
+        thread::Builder::new().name("look-up".to_owned()).spawn(look_up)?;
+        addresses.recv_timeout(limit).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+    }
+
     fn call(&self, path: &str, request: &Value) -> Result<(Value, IpAddr), String> {
         let failed = |why: String| format!("etcd at {}: {why}", self.place());
         let text = request.to_string();
@@ -96,7 +107,8 @@ impl Etcd {
         // Zero would mean no limit.
         let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let exchange = || {
-            let mut stream = connect(&self.host, self.port, |addresses| left() / addresses)?;
+            let addresses = self.resolve(left())?;
+            let mut stream = connect(&addresses, |addresses| left().div_f64(addresses as f64))?;
             stream.set_write_timeout(Some(left()))?;
             stream.write_all((head + &text).as_bytes())?;
             let (mut answer, mut chunk) = (Vec::new(), [0; 4096]);
@@ -192,7 +204,6 @@ pub fn from_base64(text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
-    use std::thread;
 
     use super::*;
 

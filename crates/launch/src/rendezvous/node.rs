@@ -62,7 +62,7 @@ fn is_own(host: &str) -> bool {
     resolve(host, 0).unwrap_or_default().into_iter().any(|address| TcpListener::bind(address).is_ok())
 }
 
-fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+pub fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     // IPv6 addresses may have brackets.
     let host = without_brackets(host);
     Ok((host, port).to_socket_addrs()?.collect())
@@ -88,7 +88,7 @@ impl Link {
         let place = format!("{}:{}", endpoint.0, endpoint.1);
         let hello = ToNodeZero::Hello(hello);
         let (speaker, reader) = loop {
-            let why = match connect(endpoint.0, endpoint.1, |_| TIMEOUT) {
+            let why = match resolve(endpoint.0, endpoint.1).and_then(|all| connect(&all, |_| TIMEOUT)) {
                 Err(error) => error.to_string(),
                 Ok(stream) => match greet(stream, &plan.trust, &hello) {
                     Ok(met) => break met,
@@ -127,12 +127,11 @@ impl Link {
     }
 }
 
-/// `timeout` is asked before each address of the host, with the number of addresses that are left.
-pub fn connect(host: &str, port: u16, timeout: impl Fn(u32) -> Duration) -> io::Result<TcpStream> {
+/// Connects to one of a host's addresses. `timeout` is asked before each, with the number of those that are left.
+pub fn connect(addresses: &[SocketAddr], timeout: impl Fn(usize) -> Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::other("the name has no address");
-    let addresses = resolve(host, port)?;
-    for (left, address) in (1..).zip(&addresses).map(|(place, it)| (addresses.len() as u32 + 1 - place, it)) {
-        match TcpStream::connect_timeout(address, timeout(left)) {
+    for (place, address) in addresses.iter().enumerate() {
+        match TcpStream::connect_timeout(address, timeout(addresses.len() - place)) {
             // If nothing listens on a port of this host, TCP may connect a socket to itself.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 last = io::ErrorKind::ConnectionRefused.into();
