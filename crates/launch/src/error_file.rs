@@ -1,7 +1,8 @@
 //! The files in which ranks record the error that ends them, in PyTorch's format.
 //!
 //! ```json
-//! {"message": {"message": "ValueError: no data", "extraInfo": {"py_callstack": "Traceback ..", "timestamp": "1764163200"}}}
+//! {"message": {"message": "ValueError: no data",
+//!              "extraInfo": {"py_callstack": "Traceback ..", "timestamp": "1764163200"}}}
 //! ```
 //!
 //! # Source
@@ -22,8 +23,8 @@ pub const VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
 /// In bytes. A larger file is not read: reports of many ranks go over the network.
 const LARGEST: u64 = 1 << 20;
 
-/// Of what is read: lines of a traceback that are kept at its start and at its end, lines of a message, and bytes of a
-/// line.
+/// How much is kept of what is read: lines at the start and at the end of a traceback, lines of a message, and bytes of
+/// each line.
 const FIRST_LINES: usize = 30;
 const LAST_LINES: usize = 50;
 const MESSAGE_LINES: usize = 8;
@@ -42,7 +43,7 @@ pub struct RecordedError {
     pub time: Option<Duration>,
 }
 
-/// The text of a file. `traceback` includes the message. What is too long to be read is shortened.
+/// The text of a file. `traceback` includes the message. Both are shortened if the file would be too large to be read.
 pub fn to_json(message: &str, traceback: &str, time: Duration) -> String {
     let whole = in_full(message, traceback, time);
     if whole.len() as u64 <= LARGEST {
@@ -137,7 +138,7 @@ fn parse(file: &Value) -> Option<RecordedError> {
     Some(RecordedError { message: message(text), traceback: lines(traceback), time: extra.and_then(time) })
 }
 
-/// A number, or as PyTorch writes it a text.
+/// The time of an error, as a number or, as PyTorch writes it, as text.
 fn time(holder: &Value) -> Option<Duration> {
     let number = |key| {
         let value = holder.get(key)?;

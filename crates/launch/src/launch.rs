@@ -72,10 +72,11 @@ impl Launch {
         self
     }
 
-    /// Makes the run elastic: it begins when this many hosts have joined, and goes on without lost hosts while this many
-    /// are left. All ranks are started again, with their new `RANK` and `WORLD_SIZE`, when a host is lost, leaves by a
-    /// signal to its launcher, or joins; such restarts do not count as [`max_restarts`](Self::max_restarts). The loss of
-    /// node 0 ends the run. Must be the same on all nodes; [`nnodes`](Self::nnodes) unless set.
+    /// Makes the run elastic: it begins when this many hosts have joined, and goes on without lost hosts while this
+    /// many are left. All ranks are started again, with their new `RANK` and `WORLD_SIZE`, when a host is lost, leaves
+    /// by a signal to its launcher, or joins; such restarts do not count as [`max_restarts`](Self::max_restarts). The
+    /// loss of node 0, or a signal to its launcher, ends the run, except with [`rdzv_etcd`](Self::rdzv_etcd). Must be
+    /// the same on all nodes; [`nnodes`](Self::nnodes) unless set.
     ///
     /// With fewer hosts the run waits for the [`join_timeout`](Self::join_timeout), and ends with
     /// [`LaunchError::NodesMissing`].
@@ -88,16 +89,16 @@ impl Launch {
         self
     }
 
-    /// How long an elastic run waits for more hosts once [`min_nodes`](Self::min_nodes) have joined; 30 s unless set. It
-    /// does not wait when all are there. While the ranks run, a host that joins is taken in a second after the last one
-    /// that has joined, and after this time at the latest.
+    /// How long an elastic run waits for more hosts once [`min_nodes`](Self::min_nodes) have joined; 30 s unless set.
+    /// It does not wait when all are there. While the ranks run, a host that joins is taken in a second after the last
+    /// one that has joined, and after this time at the latest.
     ///
     /// # Source
     /// torchrun's `last_call_timeout`.
     #[doc(alias = "last_call_timeout")]
     #[must_use]
     pub fn last_call(mut self, timeout: Duration) -> Self {
-        self.plan.last_call = timeout.min(Duration::from_secs(u32::MAX.into()));
+        self.plan.last_call = limited(timeout);
         self
     }
 
@@ -122,7 +123,7 @@ impl Launch {
     /// started again: in an elastic run without it, else when it has come back, which counts as a
     /// [restart](Self::max_restarts). The run needs a [`run_id`](Self::run_id) of its own; nodes are numbered as they
     /// join. [`master_addr`](Self::master_addr) is this host's address for the others; unless set, the one from which
-    /// it reaches etcd. etcd's TLS and passwords are not supported.
+    /// it reaches etcd, which must not be a loopback address. etcd's TLS and passwords are not supported.
     ///
     /// # Source
     /// torchrun's `--rdzv-backend etcd`, which speaks version 2 of etcd's protocol.
@@ -134,10 +135,11 @@ impl Launch {
     }
 
     /// How long after the last sign of life of a node 0 that was [elected](Self::rdzv_etcd) another one may be elected;
-    /// 10 s unless set, at least 2 s. If node 0 cannot reach etcd for two thirds of it, all ranks are told to end.
+    /// 10 s unless set, at least 2 s. If node 0 cannot renew its lease in etcd for half of it, all ranks are told to
+    /// end.
     #[must_use]
     pub fn lease_timeout(mut self, timeout: Duration) -> Self {
-        self.plan.lease = timeout.min(Duration::from_secs(u32::MAX.into()));
+        self.plan.lease = limited(timeout);
         self
     }
 
@@ -169,7 +171,8 @@ impl Launch {
         self
     }
 
-    /// Whether this host is node 0. Takes precedence over [`node_rank`](Self::node_rank).
+    /// Whether this host is node 0. Takes precedence over [`node_rank`](Self::node_rank). With
+    /// [`rdzv_etcd`](Self::rdzv_etcd) both are refused.
     #[must_use]
     pub fn is_host(mut self, is_host: bool) -> Self {
         self.plan.is_host = Some(is_host);
@@ -177,6 +180,7 @@ impl Launch {
     }
 
     /// The address at which rank 0 serves the ranks' store; unless set, the endpoint's, or 127.0.0.1 on a single host.
+    /// With [`rdzv_etcd`](Self::rdzv_etcd), this host's address for the others: each host gives its own.
     #[must_use]
     pub fn master_addr(mut self, address: impl Into<String>) -> Self {
         self.plan.master_addr = Some(address.into());
@@ -201,23 +205,23 @@ impl Launch {
     /// How long ranks may take to end after they were told to, before they get SIGKILL; 30 s unless set.
     #[must_use]
     pub fn grace_period(mut self, grace: Duration) -> Self {
-        self.plan.grace = grace;
+        self.plan.grace = limited(grace);
         self
     }
 
     /// How long the other ranks may run on after the first has failed, before they are told to end; 1 s unless set.
-    /// Those that fail by themselves within it are reported too, because the first to fail is not always the cause. At
-    /// most 136 years. Must be the same on all nodes.
+    /// Those that fail by themselves within it are reported too, because the first to fail is not always the cause.
+    /// Must be the same on all nodes.
     #[must_use]
     pub fn failure_window(mut self, window: Duration) -> Self {
-        self.plan.failure_window = window.min(Duration::from_secs(u32::MAX.into()));
+        self.plan.failure_window = limited(window);
         self
     }
 
     /// How long nodes wait for one another; 600 s unless set.
     #[must_use]
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
-        self.plan.join_timeout = timeout;
+        self.plan.join_timeout = limited(timeout);
         self
     }
 
@@ -226,8 +230,8 @@ impl Launch {
     #[doc(alias = "keep_alive_interval")]
     #[must_use]
     pub fn keep_alive(mut self, interval: Duration, max_attempts: u32) -> Self {
-        self.plan.keep_alive = interval;
-        self.plan.silence = interval.saturating_mul(max_attempts);
+        self.plan.keep_alive = limited(interval);
+        self.plan.silence = limited(interval.saturating_mul(max_attempts));
         self
     }
 
@@ -330,4 +334,9 @@ impl Launch {
         self.plan.signals = signals.into();
         self.forward_signals()
     }
+}
+
+/// At most 136 years, so that adding it to an `Instant` does not overflow.
+fn limited(time: Duration) -> Duration {
+    time.min(Duration::from_secs(u32::MAX.into()))
 }

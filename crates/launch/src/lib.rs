@@ -31,6 +31,7 @@ mod guard;
 mod host_name;
 mod launch;
 mod lines;
+mod lock;
 mod numa;
 mod output;
 mod plan;

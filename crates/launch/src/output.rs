@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use crate::colors::{self, Colors};
 use crate::error::LaunchError;
 use crate::filters::Filtered;
 use crate::lines::{Splitter, Tail};
+use crate::lock::lock;
 
 /// Bytes per read. A rank that writes faster than its output is read blocks on the full pipe.
 const PIECE: usize = 64 << 10;
@@ -201,7 +202,10 @@ fn pump(mut source: &File, mut route: Route, tail: &Mutex<Tail>) {
         let mut emit = |line: &[u8]| {
             lock(tail).push(line);
             if let Some(filtered) = &route.filtered {
-                filtered.push(&route.plain_prefix, line);
+                let written = filtered.push(&route.plain_prefix, line);
+                if let (Err(error), Some(console)) = (written, &route.console) {
+                    console.say(&format!("cannot write {} any more: {error}", filtered.path().display()));
+                }
             }
             if route.console.is_some() {
                 text.extend_from_slice(&route.prefix);
@@ -245,8 +249,4 @@ impl Route {
         }
         true
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

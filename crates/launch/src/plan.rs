@@ -45,15 +45,15 @@ pub struct Plan {
     pub is_own_program: bool,
     pub envs: Vec<(OsString, OsString)>,
     pub nproc: usize,
-    /// Of an elastic run the most.
+    /// In an elastic run the most.
     pub nnodes: usize,
-    /// Set for an elastic run.
+    /// The fewest nodes of an elastic run.
     pub min_nodes: Option<usize>,
     pub last_call: Duration,
     pub node_rank: Option<usize>,
     pub endpoint: Option<(String, u16)>,
     pub meeting: Meeting,
-    /// Of node 0, where it is elected.
+    /// How long a node 0 that was elected stays in etcd without a renewal.
     pub lease: Duration,
     pub is_host: Option<bool>,
     pub master_addr: Option<String>,
@@ -132,7 +132,8 @@ impl Plan {
         }
         if self.keep_alive.is_zero() || self.silence.is_zero() {
             return refuse(
-                "keep-alive: the interval is 0 s or the number of attempts is 0; give more than 0 for both".into(),
+                "--rdzv-conf keep_alive_interval, keep_alive_max_attempt: one of them is 0; give more than 0 for both"
+                    .into(),
             );
         }
         if self.is_own_program {
@@ -154,7 +155,8 @@ impl Plan {
         }
         if self.fewest_nodes() == 0 || self.fewest_nodes() > self.nnodes {
             return refuse(format!(
-                "--nnodes {}: the fewest hosts have to be at least 1, and not more than the most; give MIN:MAX, like 2:4",
+                "--nnodes {}: the fewest hosts have to be at least 1, and not more than the most; give MIN:MAX, like \
+                 2:4",
                 self.nnodes_text()
             ));
         }
@@ -193,12 +195,12 @@ impl Plan {
         }
         if self.node_rank.is_some() || self.is_host.is_some() {
             return refuse(
-                "--node-rank, is_host: with etcd the launchers elect node 0; leave these options out".into(),
+                "--node-rank, --rdzv-conf is_host: with etcd the launchers elect node 0; leave both out".into(),
             );
         }
         if self.lease < SHORTEST_LEASE {
             let least = SHORTEST_LEASE.as_secs();
-            return refuse(format!("lease_timeout={}: give {least} s or more", self.lease.as_secs_f64()));
+            return refuse(format!("--rdzv-conf lease_timeout={}: give {least} s or more", self.lease.as_secs_f64()));
         }
         Ok(())
     }

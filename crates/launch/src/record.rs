@@ -6,11 +6,12 @@ use std::io::{self, Write};
 use std::panic::{self, PanicHookInfo};
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Termination};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error_file;
+use crate::lock::lock;
 
 /// Runs a program's `main`, and records the error that it returns, or the panic that ends it, for the launcher.
 ///
@@ -96,11 +97,11 @@ static PANICS: Mutex<Vec<Arc<Panic>>> = Mutex::new(Vec::new());
 
 /// A copy, so that nothing is locked while the names of backtraces are looked up.
 fn remembered() -> Vec<Arc<Panic>> {
-    PANICS.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    lock(&PANICS).clone()
 }
 
 fn remember(panic: Panic) {
-    let mut panics = PANICS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut panics = lock(&PANICS);
     let same: Vec<usize> = (0..panics.len()).filter(|place| panics[*place].thread == panic.thread).collect();
     let dropped = match same[..] {
         [first, _, ..] => Some(first),
@@ -134,11 +135,13 @@ fn said<'a>(info: &'a PanicHookInfo<'_>) -> Option<&'a str> {
     payload.downcast_ref::<&str>().copied().or_else(|| Some(payload.downcast_ref::<String>()?.as_str()))
 }
 
-/// The last panic of this thread, and what other threads had panicked with before it: that may be its cause.
+/// The last panic of this thread, and what other threads had panicked with before it: that may be its cause. If this
+/// thread has had none, it passes on that of another one (`resume_unwind`), which is taken to be the last.
 fn write_panic(file: &Path, panics: &[Arc<Panic>]) {
     let own = thread::current().id();
-    let Some(last) = panics.iter().rposition(|panic| panic.thread == own) else { return };
-    let others = panics[..last].iter().rev().filter(|panic| panic.thread != own);
+    let last = panics.iter().rposition(|panic| panic.thread == own);
+    let Some(last) = last.or(panics.len().checked_sub(1)) else { return };
+    let others = panics[..last].iter().rev().filter(|panic| panic.thread != panics[last].thread);
     let text = others.fold(panics[last].text(), |text, panic| text + &before_that(panic));
     write(file, &panics[last].message, &text, panics[last].time);
 }
@@ -229,20 +232,9 @@ mod tests {
 
     use super::*;
 
-    #[derive(Debug)]
-    struct Chained(&'static str, Option<Box<Chained>>);
-
-    impl fmt::Display for Chained {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str(self.0)
-        }
-    }
-
-    impl Error for Chained {
-        fn source(&self) -> Option<&(dyn Error + 'static)> {
-            self.1.as_deref().map(|it| it as _)
-        }
-    }
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Chained(&'static str, #[source] Option<Box<Chained>>);
 
     #[test]
     fn an_error_is_described_with_its_causes() {

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use crate::attempt::{self, Ended, Event, Host, Outcome};
 use crate::error::LaunchError;
 use crate::guard::End;
+use crate::host_name::without_brackets;
 use crate::plan::Meeting;
 use crate::rendezvous::{Coordinator, Election, Entry, FromNodeZero, Hello, Link, NodeEnd, Past, Role, ToNodeZero};
 use crate::signals;
 
-/// The pause between attempts to find node 0, where a store says which it is.
+/// The pause between attempts to find node 0 by etcd.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// How this host's part in a run ends.
@@ -38,8 +39,7 @@ fn at_node_zero(host: &Host, sender: &Sender<Event>, name: &str, port: u16) -> E
         Entry::Joins => None,
         Entry::Coordinates(listener) => {
             // The store takes IPv6 addresses without brackets.
-            let address = name.trim_start_matches('[').trim_end_matches(']');
-            let master_addr = plan.master_addr.as_deref().unwrap_or(address);
+            let master_addr = plan.master_addr.as_deref().unwrap_or(without_brackets(name));
             Some(Coordinator::start(listener, plan, master_addr, &host.console, None, None)?)
         }
     };
@@ -62,6 +62,7 @@ fn at_node_zero(host: &Host, sender: &Sender<Event>, name: &str, port: u16) -> E
 /// The nodes elect node 0, and when it is lost another one.
 fn at_etcd(host: &Host, sender: &Sender<Event>, election: &Election) -> End {
     let plan = &host.plan;
+    // What the next node 0 starts from.
     let mut past: Option<Past> = None;
     let mut start = Instant::now();
     let mut why = String::new();
@@ -79,12 +80,12 @@ fn at_etcd(host: &Host, sender: &Sender<Event>, election: &Election) -> End {
             )));
         }
         let role = match election.find() {
-            Ok(role) => role,
-            Err(error) => {
+            Err(LaunchError::NodesMissing(error)) => {
                 why = error;
                 std::thread::sleep(RETRY);
                 continue;
             }
+            other => other?,
         };
         let (address, coordinator) = match role {
             Role::Follows(host, port) => ((host, port), None),
@@ -95,7 +96,7 @@ fn at_etcd(host: &Host, sender: &Sender<Event>, election: &Election) -> End {
             }
         };
         let node_rank = coordinator.as_ref().map(|_| 0);
-        // A node 0 that is lost stays in etcd until its lease is over. The own one is there.
+        // etcd names a lost node 0 until its lease has ended, so only this host's own is waited for.
         let timeout = if coordinator.is_some() { plan.join_timeout } else { 2 * RETRY };
         let link = match join(host, sender, &address, node_rank, past, timeout) {
             Err(LaunchError::NodesMissing(error)) => {
@@ -107,7 +108,8 @@ fn at_etcd(host: &Host, sender: &Sender<Event>, election: &Election) -> End {
         };
         let Some(link) = link else { return Ok(None) };
         let place = format!("{}:{}", address.0, address.1);
-        let part = take_part(host, &link, &place, &mut past);
+        let mut started = None;
+        let part = take_part(host, &link, &place, &mut started);
         if matches!(part, Ok(Part::Lost(_))) {
             link.hang_up();
         }
@@ -122,14 +124,14 @@ fn at_etcd(host: &Host, sender: &Sender<Event>, election: &Election) -> End {
             Part::Lost(how) if !is_over => return Err(lost(&place, &how)),
             Part::Lost(how) => {
                 let what = format!("node 0 at {place} was lost: {how}");
-                past = match past {
-                    // In a run of fixed size its loss is a failure, as that of any node.
-                    Some(last) if !plan.is_elastic() && last.restarts == plan.max_restarts => {
+                // Without a start since the last loss, nothing more was lost.
+                if let Some(last) = started {
+                    // In a run of fixed size this is a failure, as the loss of any node.
+                    if !plan.is_elastic() && last.restarts == plan.max_restarts {
                         return Err(LaunchError::NodeLost(what));
                     }
-                    Some(last) => Some(last.after_a_loss(plan.is_elastic())),
-                    None => None,
-                };
+                    past = Some(last.after_a_loss(plan.is_elastic()));
+                }
                 host.console.say(&format!("{what}; meeting again by etcd at {}", election.place()));
                 (start, why) = (Instant::now(), what);
             }
@@ -154,7 +156,7 @@ fn join(
     };
     let plan = &host.plan;
     let hello = Hello::new(plan, &host.name, node_rank, past);
-    // Where the launcher looks for node 0 again and again, a failure is shown at the end only.
+    // By etcd, node 0 is looked for again and again; only the last failure is shown.
     let console = (plan.meeting == Meeting::AtNodeZero).then_some(&*host.console);
     match Link::join(plan, hello, (&address.0, address.1), timeout, console, sender.clone(), stop) {
         Err(_) if gone => Ok(None),
@@ -167,10 +169,10 @@ fn lost(endpoint: &str, why: &str) -> LaunchError {
 }
 
 /// Runs attempts when node 0 starts them, until node 0 reports how the run ended.
-/// Notes in `past` what was started.
-fn take_part(host: &Host, link: &Link, endpoint: &str, past: &mut Option<Past>) -> Result<Part, LaunchError> {
+/// Notes in `started` what was started last.
+fn take_part(host: &Host, link: &Link, endpoint: &str, started: &mut Option<Past>) -> Result<Part, LaunchError> {
     let mut attempt = 0;
-    // Set when an attempt has not succeeded here: by when node 0 has to start another one or end the run.
+    // By when node 0 has to start another attempt or end the run. Set when an attempt has not succeeded here.
     let mut give_up_at: Option<Instant> = None;
     loop {
         let event = match give_up_at {
@@ -198,7 +200,7 @@ fn take_part(host: &Host, link: &Link, endpoint: &str, past: &mut Option<Past>) 
             FromNodeZero::Stop { .. } | FromNodeZero::Alive => continue,
         };
         attempt = team.attempt;
-        *past = Some(Past { attempt, restarts: team.restarts, nnodes: team.nnodes });
+        *started = Some(Past { attempt, restarts: team.restarts, nnodes: team.nnodes });
         let (how, ends) = match attempt::run(host, &team) {
             Err(error) => (NodeEnd::Broken(error), Vec::new()),
             Ok(Ended { outcome, ends, told_to_end }) => match outcome {

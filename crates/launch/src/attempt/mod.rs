@@ -240,6 +240,12 @@ impl Attempt<'_> {
             }
             Event::NodeZero(FromNodeZero::Stop { attempt }) if attempt != self.team.attempt => {}
             Event::NodeZero(said) => {
+                // Ranks may have ended before node 0 said it.
+                self.collect();
+                let have_succeeded = self.ranks.iter().all(|rank| rank.end == Some(RankEnd::Code(0)));
+                if have_succeeded && matches!(said, FromNodeZero::Stop { .. }) {
+                    return;
+                }
                 // Nothing follows these, so they count even if a rank has failed before.
                 let is_last = matches!(said, FromNodeZero::Finish(_) | FromNodeZero::Lost(_));
                 let is_gone = matches!(self.outcome, Some(Cause::Other(Outcome::LauncherGone)));
@@ -350,3 +356,6 @@ fn stops_draining(events: &Receiver<Event>, outcome: &mut Option<Cause>, told_to
 pub fn longest_end(plan: &Plan) -> Duration {
     plan.failure_window + plan.grace + 3 * DEATH_LIMIT
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
+
 /// NVIDIA's vendor ID, and the PCI classes of VGA and 3D controllers.
 const NVIDIA: &str = "0x10de";
 const CLASSES: [&str; 2] = ["0x0300", "0x0302"];
@@ -38,15 +41,15 @@ fn find(all: &[Gpu], entry: &str) -> Result<String, String> {
         // A UUID may be shortened while it is unique.
         _ => all.iter().filter(|gpu| entry.len() > 4 && gpu.uuid.starts_with(entry)).collect(),
     };
-    let (many, what) = match found[..] {
+    let (what, right) = match found[..] {
         [one] => return Ok(one.address.clone()),
         [] if entry.starts_with("MIG-") => {
-            ("none", "the name of a MIG device does not tell its GPU; leave out --numa-binding")
+            ("is none", "the name of a MIG device does not tell its GPU; leave out --numa-binding")
         }
-        [] => ("none", "give indices or UUIDs"),
-        _ => ("more than one", "give indices or whole UUIDs"),
+        [] => ("is none", "give indices or UUIDs"),
+        _ => ("fits more than one", "give indices or whole UUIDs"),
     };
-    Err(format!("CUDA_VISIBLE_DEVICES has {entry:?}, but {many} of {} GPUs here is that; {what}", all.len()))
+    Err(format!("CUDA_VISIBLE_DEVICES has {entry:?}, which {what} of the {} GPUs here; {right}", all.len()))
 }
 
 /// The driver's GPUs, which are those of the container in a container; without the driver's list those of the PCI bus.
@@ -56,10 +59,17 @@ fn all(root: &Path) -> Vec<Gpu> {
     let gpu = |address: String| {
         let file = root.join(format!("proc/driver/nvidia/gpus/{address}/information"));
         let text = fs::read_to_string(file).unwrap_or_default();
-        let uuid = text.lines().find_map(|line| line.strip_prefix("GPU UUID:")).unwrap_or_default();
-        Gpu { address, uuid: uuid.trim().to_owned() }
+        let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+        let device = root.join(format!("dev/nvidia{}", value("Device Minor:")));
+        may_be_used(&device).then(|| Gpu { address, uuid: value("GPU UUID:").to_owned() })
     };
-    addresses.into_iter().map(gpu).collect()
+    addresses.into_iter().filter_map(gpu).collect()
+}
+
+/// False for a GPU of another job: the driver lists it, but this job's cgroup forbids its device file. Without a file,
+/// which the driver may make later, nothing is known.
+fn may_be_used(device: &Path) -> bool {
+    matches!(access(device, Access::READ_OK | Access::WRITE_OK), Ok(()) | Err(Errno::NOENT | Errno::NOTDIR))
 }
 
 fn on_bus(root: &Path) -> Vec<String> {

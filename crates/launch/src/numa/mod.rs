@@ -14,8 +14,8 @@ use crate::error::LaunchError;
 use topology::{Cpus, Topology, to_text};
 
 /// Which CPUs a rank may use. The GPU of a rank is the one with its local rank as index, among those that
-/// `CUDA_VISIBLE_DEVICES` lists; the NUMA node is the GPU's, which Linux reports in `/sys`. Without GPUs, the ranks are
-/// divided among the NUMA nodes.
+/// `CUDA_VISIBLE_DEVICES` lists, ordered by PCI address; the NUMA node is the GPU's, which Linux reports in `/sys`.
+/// Without GPUs, the ranks are divided among the NUMA nodes.
 ///
 /// CPUs that the launcher itself may not use are left out. A rank's threads and child processes inherit its CPUs.
 ///
@@ -115,9 +115,10 @@ impl Binding {
                 // Cores left over go to the first ones.
                 let (share, more) = (cores.len() / same.len(), cores.len() % same.len());
                 if share == 0 {
+                    let cores = if cores.len() == 1 { "1 core".to_owned() } else { format!("{} cores", cores.len()) };
                     return Err(format!(
-                        "NUMA node {node} has too few cores, {} for {} ranks or GPUs; exclusive needs one for each",
-                        cores.len(),
+                        "NUMA node {node} has {cores} for {} ranks or GPUs; --numa-binding exclusive needs one for \
+                         each",
                         same.len()
                     ));
                 }

@@ -53,8 +53,9 @@ impl Host {
             host.write(&format!("{folder}/numa_node"), &format!("{node}\n"));
             host.write(&format!("{folder}/vendor"), "0x10de\n");
             host.write(&format!("{folder}/class"), "0x030200\n");
-            let text =
-                format!("Model: \t\t NVIDIA H100\nIRQ:   \t\t 7\nGPU UUID: \t GPU-{number}a-b\nDevice Minor: \t 0\n");
+            let text = format!(
+                "Model: \t\t NVIDIA H100\nIRQ:   \t\t 7\nGPU UUID: \t GPU-{number}a-b\nDevice Minor: \t {number}\n"
+            );
             host.write(&format!("proc/driver/nvidia/gpus/{address}/information"), &text);
         }
         // A bridge, and the sound of a GPU.
@@ -155,7 +156,7 @@ fn only_cpus_that_the_launcher_may_use_are_used() {
     let why = host.plan(Node, 3, "0-3", None).unwrap_err();
     assert_eq!(why, "this process may use no CPU of NUMA node 1, only 0-3");
     let why = host.plan(Exclusive, 1, "0", None).unwrap_err();
-    assert_eq!(why, "NUMA node 0 has too few cores, 1 for 2 ranks or GPUs; exclusive needs one for each");
+    assert_eq!(why, "NUMA node 0 has 1 core for 2 ranks or GPUs; --numa-binding exclusive needs one for each");
     assert_eq!(Host::new().plan(Node, 2, "12,20", None).unwrap(), ["20", "12"]);
 }
 
@@ -176,7 +177,7 @@ fn cuda_visible_devices_is_read_as_cuda_reads_it() {
     // CUDA takes a shortened UUID only if one GPU has it.
     host.write("proc/driver/nvidia/gpus/0000:07:00.0/information", "GPU UUID: \t GPU-2ax\n");
     let why = nodes("GPU-2a").unwrap_err();
-    assert!(why.contains("but more than one of 4 GPUs here is that"), "{why}");
+    assert!(why.contains("which fits more than one of the 4 GPUs here; give indices or whole UUIDs"), "{why}");
     let why = host.plan(Node, 3, "0-31", Some("0,1")).unwrap_err();
     assert!(why.starts_with("local rank 2 has no GPU: 2 are visible here"), "{why}");
     // No GPU is visible, so that the ranks compute on CPUs.
@@ -189,6 +190,24 @@ fn cuda_visible_devices_is_read_as_cuda_reads_it() {
     // -1: the host has one node.
     host.write("sys/bus/pci/devices/0000:dc:00.0/numa_node", "-1\n");
     assert_eq!(nodes("3").unwrap(), ["0-3,16-19"]);
+}
+
+#[test]
+fn gpus_that_the_job_may_not_use_do_not_count() {
+    let host = Host::with_gpus();
+    host.write("dev/nvidia1", "");
+    // GPU 1 may be used; of the others no file tells.
+    assert_eq!(host.all(Node, 4)[2], "4-7,20-23");
+    // Root may open files of any mode, but not a link to itself.
+    for number in [0, 2] {
+        let file = format!("nvidia{number}");
+        std::os::unix::fs::symlink(&file, host.root.path().join("dev").join(&file)).unwrap();
+    }
+    assert_eq!(host.all(Node, 2), ["0-3,16-19", "12-15,28-31"]);
+    // Slurm counts only the job's GPUs.
+    assert_eq!(host.plan(Node, 1, "0-31", Some("1")).unwrap(), ["12-15,28-31"]);
+    let why = host.plan(Node, 3, "0-31", None).unwrap_err();
+    assert!(why.starts_with("local rank 2 has no GPU: 2 are visible here"), "{why}");
 }
 
 #[test]

@@ -25,9 +25,9 @@ impl Cause {
                 Self::Other(LaunchError::Interrupted { signal, host: Some(host.to_owned()) })
             }
             NodeEnd::Broken(error) => Self::Other(error),
-            NodeEnd::Stopped => {
-                Self::Other(LaunchError::NodeLost(format!("host {host} stopped without being told to")))
-            }
+            NodeEnd::Stopped => Self::Other(LaunchError::NodeLost(format!(
+                "the launcher on host {host} ended its ranks without being told to"
+            ))),
         })
     }
 

@@ -1,17 +1,21 @@
 //! Node 0's side: starts attempts, and decides what happens when a rank or a node fails, or a node joins.
 
+mod begin;
+
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::net::{Shutdown, shutdown};
+
 use super::cause::Cause;
 use super::door::{Door, GREETING_TIMEOUT, Heard};
 use super::election::{Kept, Lease, Past};
 use super::members::{Members, Node};
 use super::{FromNodeZero, NodeEnd, ToNodeZero};
-use crate::attempt::{self, Team};
+use crate::attempt;
 use crate::error::{LaunchError, RankEnd};
 use crate::output::Console;
 use crate::plan::Plan;
@@ -27,7 +31,7 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// `past` and `lease` are those of a node 0 that was elected.
+    /// `past` and `lease` are set for a node 0 that was elected: what it knows of the last start, and its key's lease.
     pub fn start(
         listener: TcpListener,
         plan: &Plan,
@@ -38,6 +42,7 @@ impl Coordinator {
     ) -> Result<Self, LaunchError> {
         let failed = || LaunchError::system("serve the other nodes");
         let address = listener.local_addr().map_err(failed())?;
+        let doors = listener.try_clone().map_err(failed())?;
         let (heard, inbox) = channel();
         let lease = lease.map(|lease| lease.keep(heard.clone())).transpose().map_err(failed())?;
         let door = Door {
@@ -59,6 +64,7 @@ impl Coordinator {
             restarts: past.map_or(0, |past| past.restarts),
             expected: past.map(|past| past.nnodes),
             lease,
+            listener: doors,
             deposed: false,
             begun: false,
             port: None,
@@ -96,14 +102,16 @@ struct Decider {
     restarts: u32,
     /// Whether ranks were started before.
     begun: bool,
-    /// How many nodes will come soon: those that an earlier node 0 has left.
+    /// How many nodes should join soon after the loss of an earlier node 0: the others of the last start.
     expected: Option<usize>,
-    /// Of a node 0 that was elected.
+    /// Set for a node 0 that was elected.
     lease: Option<Kept>,
+    /// The door accepts the other nodes on a copy of it.
+    listener: TcpListener,
     deposed: bool,
     port: Option<ReservedPort>,
     last_heartbeat: Instant,
-    /// A launcher whose end ends the run got a signal.
+    /// A launcher got a signal that ends the run; in an elastic run only node 0's counts.
     told_to_end: bool,
 }
 
@@ -114,14 +122,20 @@ impl Decider {
     }
 
     fn end(mut self, result: &Result<(), LaunchError>) {
-        self.members.admit_last(&self.inbox);
-        if self.lease.is_some() && (self.deposed || self.told_to_end && self.members.plan.is_elastic()) {
-            // The others elect another node 0, which they can as soon as the lease has ended.
-            drop(self.lease.take());
-            self.members.hand_over(result, self.deposed);
-        } else {
-            self.members.finish(result);
+        let hands_over = self.deposed || self.told_to_end && self.members.plan.is_elastic();
+        if self.lease.is_none() || !hands_over {
+            self.members.admit_last(&self.inbox);
+            return self.members.finish(result);
         }
+        // The others elect another node 0. No node joins this one any more, and all end their ranks before the lease
+        // has ended.
+        let _ = shutdown(&self.listener, Shutdown::Both);
+        self.members.admit_last(&self.inbox);
+        self.members.hand_over(result, self.deposed);
+        drop(self.lease.take());
+        // Those whose greeting came before.
+        self.members.admit_last(&self.inbox);
+        self.members.hand_over(result, self.deposed);
     }
 
     fn decide(&mut self) -> Result<(), LaunchError> {
@@ -176,102 +190,11 @@ impl Decider {
         }
     }
 
-    /// Waits until enough nodes have joined. Before the first attempt, and when there were too few, waits for more of
-    /// them until all are there or the last call is over.
-    fn gather(&mut self) -> Result<(), LaunchError> {
-        let plan = &self.members.plan;
-        let (deadline, last_call) = (Instant::now() + plan.join_timeout, plan.last_call);
-        self.members.find_places();
-        let mut waits_for_more = !self.begun;
-        if self.begun && self.members.plan.is_elastic() && !self.members.are_enough() {
-            let (there, fewest) = (self.members.nodes.len(), self.members.plan.fewest_nodes());
-            self.say(&format!("{there} of at least {fewest} nodes are there; waiting for more"));
-        }
-        let mut begin_at = None;
-        loop {
-            if self.members.are_enough() {
-                let now = Instant::now();
-                let at = *begin_at.get_or_insert(if waits_for_more { now + last_call } else { now });
-                // What has been said already counts before the attempt begins.
-                let all = self.members.are_all() || self.expected.is_some_and(|some| self.members.nodes.len() >= some);
-                let until = if all { now } else { at };
-                match self.hear(Some(until)) {
-                    Ok(heard) => self.hear_before_the_attempt(heard)?,
-                    Err(_) => break,
-                }
-            } else {
-                (begin_at, waits_for_more) = (None, true);
-                match self.hear(Some(deadline)) {
-                    Ok(heard) => self.hear_before_the_attempt(heard)?,
-                    Err(_) => return Err(self.members.missing()),
-                }
-            }
-        }
-        self.members.assign_places();
-        Ok(())
-    }
-
-    fn hear_before_the_attempt(&mut self, heard: Heard) -> Result<(), LaunchError> {
-        match heard {
-            Heard::Joined(id, speaker, hello) => {
-                // A node may know more of the run than this node 0.
-                if let Some(past) = hello.past.filter(|_| !self.begun) {
-                    (self.attempt, self.restarts) = (self.attempt.max(past.attempt), self.restarts.max(past.restarts));
-                }
-                self.members.admit(id, speaker, &hello);
-            }
-            Heard::Deposed(why) => return Err(self.depose(&why)),
-            // It may connect again.
-            Heard::Lost(id, _) => drop(self.members.remove(id)),
-            Heard::Said(id, ToNodeZero::Ended { how, ends, .. }) if how.ends_the_run() => {
-                if let Some(Cause::Other(error)) = self.node_ended(id, how, ends) {
-                    return Err(error);
-                }
-            }
-            Heard::Said(..) => {}
-        }
-        Ok(())
-    }
-
-    fn begin(&mut self) -> Result<(), LaunchError> {
-        let Members { plan, nodes, console, started, succeeded, .. } = &mut self.members;
-        (*started, *succeeded) = (nodes.len(), 0);
-        (self.begun, self.expected) = (true, None);
-        self.port = None;
-        let master_port = match plan.master_port {
-            Some(given) => given,
-            None => self.port.insert(ReservedPort::new()?).number,
-        };
-        let (world_size, nnodes) = (nodes.iter().map(|node| node.nproc).sum(), nodes.len());
-        if plan.is_elastic() {
-            let nodes = if nnodes == 1 { "1 node".to_owned() } else { format!("{nnodes} nodes") };
-            console
-                .say(&format!("starting on {nodes} with {world_size} ranks in all (--nnodes {})", plan.nnodes_text()));
-        }
-        let mut first_rank = 0;
-        for (node_rank, node) in nodes.iter_mut().enumerate() {
-            (node.ended, node.succeeded, node.is_new) = (false, false, false);
-            node.ends.clear();
-            node.tell(&FromNodeZero::Start(Team {
-                attempt: self.attempt,
-                restarts: self.restarts,
-                node_rank,
-                nnodes,
-                first_rank,
-                world_size,
-                master_addr: self.master_addr.clone(),
-                master_port,
-            }));
-            first_rank += node.nproc;
-        }
-        Ok(())
-    }
-
     /// Waits until no node runs the attempt any more. Returns why it ended, None if all ranks have succeeded.
     fn watch(&mut self) -> Option<Cause> {
         let window = self.members.plan.failure_window;
         let mut cause: Option<Cause> = None;
-        // Set when a rank has failed: when the others are stopped. Until then they may fail by themselves.
+        // When to stop the other ranks after one has failed. Until then they may fail by themselves.
         let mut stop_at = None;
         let mut deadline = None;
         while self.members.nodes.iter().any(|node| !node.ended) {
@@ -289,7 +212,7 @@ impl Decider {
                     self.members.admit(id, speaker, &hello);
                     None
                 }
-                // Its nodes end their ranks when they lose the connection.
+                // All nodes end their ranks when they lose the connection to this one.
                 Ok(Heard::Deposed(why)) => return Some(Cause::Other(self.depose(&why))),
                 Err(_) if stop_at.take().is_some() => {
                     self.members.stop(self.attempt);
@@ -322,7 +245,7 @@ impl Decider {
                 self.members.stop(self.attempt);
             }
         }
-        // All were done before they could be told to end because a node has joined.
+        // All ranks had succeeded before the nodes were told to stop because another node has joined.
         let are_done = self.members.succeeded == self.members.started;
         cause.filter(|cause| !(are_done && matches!(cause, Cause::Members(_))))
     }
@@ -356,7 +279,7 @@ impl Decider {
         let node = self.members.remove(id)?;
         let what = format!("{} {how}", node.name());
         if node.place == Some(0) && self.lease.is_some() {
-            // The own node, which ends. The others can elect another one.
+            // This host's own node has ended. The others can elect another node 0.
             self.deposed = true;
             return Some(Cause::Other(LaunchError::NodeLost(what)));
         }
@@ -370,7 +293,7 @@ impl Decider {
 
     fn depose(&mut self, why: &str) -> LaunchError {
         self.deposed = true;
-        self.say(&format!("this node is node 0 no longer: {why}"));
+        self.say(&format!("this node is no longer node 0: {why}"));
         LaunchError::NodeLost(why.to_owned())
     }
 

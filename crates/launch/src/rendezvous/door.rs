@@ -35,7 +35,7 @@ pub enum Heard {
     Joined(usize, Speaker, Hello),
     Said(usize, ToNodeZero),
     Lost(usize, String),
-    /// This node is node 0 no longer: another one may have been elected.
+    /// This node is no longer node 0: another one may have been elected.
     Deposed(String),
 }
 
@@ -71,7 +71,7 @@ enum Greeting {
 }
 
 impl Door {
-    /// Accepts connections for as long as the process lives.
+    /// Accepts connections until the listener is shut down.
     pub fn run(self) -> io::Result<()> {
         self.listener.set_nonblocking(true)?;
         let open = Arc::new(AtomicUsize::new(0));
@@ -106,6 +106,7 @@ impl Door {
                         guests.extend(Guest::welcome(stream, from.ip(), self.greeting_timeout).ok());
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(()),
                     Err(_) => {
                         // For example out of file descriptors, which may be temporary.
                         thread::sleep(Duration::from_millis(50));
@@ -242,6 +243,17 @@ mod tests {
         let door = Door { listener, trust: Trust::Anyone, heard, most: 1, silence, greeting_timeout, console };
         thread::spawn(move || door.run());
         address
+    }
+
+    #[test]
+    fn the_door_closes_when_its_listener_is_shut_down() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (doors, console) = (listener.try_clone().unwrap(), Arc::new(Console::new().unwrap()));
+        let (heard, silence, greeting_timeout) = (channel().0, GREETING_TIMEOUT, GREETING_TIMEOUT);
+        let door = Door { listener: doors, trust: Trust::Anyone, heard, most: 1, silence, greeting_timeout, console };
+        let door = thread::spawn(move || door.run());
+        rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
+        door.join().unwrap().unwrap();
     }
 
     #[test]

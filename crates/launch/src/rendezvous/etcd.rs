@@ -3,22 +3,24 @@
 //! # Source
 //! <https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/>
 
-use std::io::{Read, Write};
-use std::net::IpAddr;
-use std::time::Duration;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Deserializer, Value, json};
 
-use super::node::connect;
+use super::node::{connect, resolve};
 
 /// In bytes; answers are short.
-const LONGEST_ANSWER: u64 = 1 << 20;
+const LONGEST_ANSWER: usize = 1 << 20;
 
 #[derive(Clone, Debug)]
 pub struct Etcd {
     host: String,
     port: u16,
-    /// For connecting, and for each read and write.
+    /// For each call: to connect, to ask and to read the answer.
     timeout: Duration,
 }
 
@@ -75,7 +77,7 @@ impl Etcd {
             "failure": [{"request_range": {"key": key}}],
         });
         let (answer, _) = self.call("/v3/kv/txn", &request)?;
-        // False values are left out.
+        // The gateway leaves out what is false.
         if answer.get("succeeded") == Some(&Value::Bool(true)) {
             return Ok(Found::Free);
         }
@@ -83,31 +85,58 @@ impl Etcd {
         value(range)?.map(Found::Taken).ok_or_else(|| format!("etcd at {} has answered {answer}", self.place()))
     }
 
+    /// In a thread of its own, because the system's look-up of a name has no limit.
+    fn resolve(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+        let (found, addresses) = channel();
+        let (host, port) = (self.host.clone(), self.port);
+        let look_up = move || drop(found.send(resolve(&host, port)));
+        thread::Builder::new().name("look-up".to_owned()).spawn(look_up)?;
+        addresses.recv_timeout(limit).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+    }
+
     fn call(&self, path: &str, request: &Value) -> Result<(Value, IpAddr), String> {
         let failed = |why: String| format!("etcd at {}: {why}", self.place());
         let text = request.to_string();
-        // Of HTTP/1.0: the answer ends with the connection, and is not cut into chunks.
+        // By HTTP/1.0 the answer is not chunked, and ends with the connection.
         let head = format!(
             "POST {path} HTTP/1.0\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
             self.place(),
             text.len()
         );
+        let until = Instant::now() + self.timeout;
+        // Zero would mean no limit.
+        let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let exchange = || {
-            let mut stream = connect(&self.host, self.port, self.timeout)?;
-            stream.set_read_timeout(Some(self.timeout))?;
-            stream.set_write_timeout(Some(self.timeout))?;
-            let own = stream.local_addr()?.ip();
+            let addresses = self.resolve(left())?;
+            let mut stream = connect(&addresses, |addresses| left().div_f64(addresses as f64))?;
+            stream.set_write_timeout(Some(left()))?;
             stream.write_all((head + &text).as_bytes())?;
-            let mut answer = Vec::new();
-            stream.take(LONGEST_ANSWER).read_to_end(&mut answer)?;
-            std::io::Result::Ok((answer, own))
+            let (mut answer, mut chunk) = (Vec::new(), [0; 4096]);
+            while answer.len() < LONGEST_ANSWER {
+                if Instant::now() >= until {
+                    return Err(ErrorKind::TimedOut.into());
+                }
+                stream.set_read_timeout(Some(left()))?;
+                match stream.read(&mut chunk) {
+                    Ok(0) => break,
+                    Ok(read) => answer.extend_from_slice(&chunk[..read]),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok((answer, stream.local_addr()?.ip()))
         };
-        let (answer, own) = exchange().map_err(|error| failed(error.to_string()))?;
+        let (answer, own) = exchange().map_err(|error: io::Error| match error.kind() {
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => {
+                failed(format!("it has not answered within {} s", self.timeout.as_secs_f64()))
+            }
+            _ => failed(error.to_string()),
+        })?;
         Ok((parse(&answer).map_err(failed)?, own))
     }
 }
 
-/// The JSON of an answer; the first of it where a stream was asked for.
+/// The JSON of an answer; the first value of a stream.
 fn parse(answer: &[u8]) -> Result<Value, String> {
     let stranger = || "what listens there does not speak HTTP".to_owned();
     let end = answer.windows(4).position(|part| part == b"\r\n\r\n").ok_or_else(stranger)?;
@@ -137,7 +166,7 @@ fn parse(answer: &[u8]) -> Result<Value, String> {
 /// The value of the first key in an answer; None if there is no key.
 fn value(answer: &Value) -> Result<Option<String>, String> {
     let Some(first) = answer.pointer("/kvs/0") else { return Ok(None) };
-    // An empty value is left out.
+    // The gateway leaves out an empty value.
     let text = first.get("value").and_then(Value::as_str).unwrap_or_default();
     let bytes = from_base64(text).and_then(|bytes| String::from_utf8(bytes).ok());
     bytes.map(Some).ok_or_else(|| format!("etcd has a value that is not text: {text}"))
@@ -174,7 +203,24 @@ pub fn from_base64(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+
+    #[test]
+    fn a_call_ends_in_time_however_slowly_the_answer_comes() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        thread::spawn(move || {
+            let (mut stream, _) = server.accept().unwrap();
+            (0..3000).try_for_each(|_| {
+                thread::sleep(Duration::from_millis(10));
+                stream.write_all(b" ")
+            })
+        });
+        let why = Etcd::new("127.0.0.1", port, Duration::from_millis(100)).get("key").unwrap_err();
+        assert_eq!(why, format!("etcd at 127.0.0.1:{port}: it has not answered within 0.1 s"));
+    }
 
     #[test]
     fn base64_is_that_of_rfc_4648() {

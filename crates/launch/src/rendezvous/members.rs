@@ -57,11 +57,12 @@ enum NoPlace {
 pub struct Members {
     pub plan: Plan,
     pub console: Arc<Console>,
-    /// Nodes with a place, by place once an attempt has begun.
+    /// Nodes with a place; sorted by it once an attempt has begun.
     pub nodes: Vec<Node>,
     /// Nodes without a place yet, and until when they may wait for one.
     waiting: Vec<(Instant, Node)>,
-    /// Nodes of this attempt, and those of them whose ranks have succeeded, even if they have left since.
+    /// How many nodes were there when this attempt began, and on how many of them all ranks have succeeded. A node that
+    /// leaves after that still counts.
     pub started: usize,
     pub succeeded: usize,
 }
@@ -154,8 +155,9 @@ impl Members {
 
     fn objection(&self, hello: &Hello) -> Option<String> {
         let (plan, seconds) = (&self.plan, |time: Duration| format!("{} s", time.as_secs_f64()));
-        let differs = |what: &str, here: &dyn Display, there: &dyn Display| {
-            Some(format!("{what} is {here} on node 0 and {there} here; both have to be the same"))
+        let differs = |what: &str, on_zero: &dyn Display, there: &dyn Display| {
+            let host = &hello.host;
+            Some(format!("{what} is {on_zero} on node 0 and {there} on host {host}; both have to be the same"))
         };
         if hello.protocol != PROTOCOL {
             return differs("the launchers' protocol", &PROTOCOL, &hello.protocol);
@@ -173,7 +175,11 @@ impl Members {
             return differs("--failure-window", &seconds(plan.failure_window), &seconds(hello.failure_window));
         }
         if hello.keep_alive != (plan.keep_alive.as_millis(), plan.silence.as_millis()) {
-            return Some("the keep-alive options differ from those of node 0; they have to be the same".to_owned());
+            return Some(format!(
+                "keep_alive_interval or keep_alive_max_attempt of --rdzv-conf is not the same on node 0 and on host {}; \
+                 both have to be",
+                hello.host
+            ));
         }
         let rank = hello.node_rank.filter(|rank| *rank >= plan.nnodes)?;
         Some(format!("node rank {rank} of {} nodes: ranks are 0 to {}", plan.nnodes, plan.nnodes - 1))
@@ -226,7 +232,7 @@ impl Members {
         }
     }
 
-    /// Tells all nodes how the run has ended. Those that wait for a place of an elastic run were not needed.
+    /// Tells all nodes how the run has ended, in an elastic run also those that wait for a place.
     pub fn finish(&mut self, result: &Result<(), LaunchError>) {
         let waiting = std::mem::take(&mut self.waiting).into_iter().map(|(_, node)| node);
         if self.plan.is_elastic() {
@@ -237,7 +243,8 @@ impl Members {
         self.nodes.iter_mut().for_each(|node| node.tell(&FromNodeZero::Finish(result.clone())));
     }
 
-    /// Leaves the nodes to another node 0. The own node ends, unless it was deposed.
+    /// Closes the connections of the nodes, which then look for another node 0. This host's own node is told to end,
+    /// unless another host may be node 0 already.
     pub fn hand_over(&mut self, result: &Result<(), LaunchError>, deposed: bool) {
         let waiting = std::mem::take(&mut self.waiting).into_iter().map(|(_, node)| node);
         for mut node in self.nodes.drain(..).chain(waiting) {

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use super::{FromNodeZero, GREETING, Hello, PROTOCOL, ToNodeZero};
 use crate::attempt::Event;
 use crate::error::LaunchError;
 use crate::host_name::{is_loopback, without_brackets};
+use crate::lock::lock;
 use crate::output::Console;
 use crate::plan::Plan;
 use crate::secret::Trust;
@@ -61,7 +62,7 @@ fn is_own(host: &str) -> bool {
     resolve(host, 0).unwrap_or_default().into_iter().any(|address| TcpListener::bind(address).is_ok())
 }
 
-fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+pub fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     // IPv6 addresses may have brackets.
     let host = without_brackets(host);
     Ok((host, port).to_socket_addrs()?.collect())
@@ -87,7 +88,7 @@ impl Link {
         let place = format!("{}:{}", endpoint.0, endpoint.1);
         let hello = ToNodeZero::Hello(hello);
         let (speaker, reader) = loop {
-            let why = match connect(endpoint.0, endpoint.1, TIMEOUT) {
+            let why = match resolve(endpoint.0, endpoint.1).and_then(|all| connect(&all, |_| TIMEOUT)) {
                 Err(error) => error.to_string(),
                 Ok(stream) => match greet(stream, &plan.trust, &hello) {
                     Ok(met) => break met,
@@ -126,11 +127,11 @@ impl Link {
     }
 }
 
-/// `timeout` is for each address of the host.
-pub fn connect(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+/// Connects to one of a host's addresses. `timeout` is asked before each, with the number of those that are left.
+pub fn connect(addresses: &[SocketAddr], timeout: impl Fn(usize) -> Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::other("the name has no address");
-    for address in resolve(host, port)? {
-        match TcpStream::connect_timeout(&address, timeout) {
+    for (place, address) in addresses.iter().enumerate() {
+        match TcpStream::connect_timeout(address, timeout(addresses.len() - place)) {
             // If nothing listens on a port of this host, TCP may connect a socket to itself.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 last = io::ErrorKind::ConnectionRefused.into();
@@ -204,8 +205,4 @@ fn start_talking(plan: &Plan, speaker: Speaker, mut reader: Reader, events: Send
         }
     })?;
     Ok(Link { speaker })
-}
-
-fn lock(speaker: &Mutex<Speaker>) -> MutexGuard<'_, Speaker> {
-    speaker.lock().unwrap_or_else(PoisonError::into_inner)
 }

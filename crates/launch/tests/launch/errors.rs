@@ -1,13 +1,11 @@
 //! The errors that ranks record in `TORCHELASTIC_ERROR_FILE`, and the launcher's report of them.
 
 use std::env;
-use std::error::Error;
 use std::ffi::OsStr;
-use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
@@ -15,7 +13,7 @@ use overdrive_launch::{Launch, LaunchError, record};
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::launcher::{Ended, Launcher, wait_for};
+use crate::launcher::{Ended, Launcher, limited, wait_for};
 use crate::nodes::both;
 
 crate::tests![
@@ -24,6 +22,7 @@ crate::tests![
     a_panic_is_reported_with_its_backtrace,
     a_panic_of_another_thread_is_reported_with_the_error,
     a_panic_of_another_thread_is_reported_with_the_panic_that_follows,
+    a_panic_of_another_thread_that_is_passed_on_is_reported,
     a_panic_is_not_replaced_by_those_that_it_causes,
     a_panic_during_a_panic_is_reported,
     a_panic_that_was_caught_is_not_recorded,
@@ -44,20 +43,9 @@ crate::tests![
 /// The variable with a rank's task: how it ends.
 const TASK: &str = "OVERDRIVE_TEST_RECORD";
 
-#[derive(Debug)]
-struct Failure(&'static str, Option<Box<Failure>>);
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl Error for Failure {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.1.as_deref().map(|it| it as _)
-    }
-}
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Failure(&'static str, #[source] Option<Box<Failure>>);
 
 /// A task of this program as a rank.
 pub fn be_a_rank_if_told() -> Option<ExitCode> {
@@ -114,6 +102,11 @@ fn a_function_of_the_rank(task: &str) -> Result<ExitCode, Failure> {
             let loader = thread::Builder::new().name("loader".into()).spawn(move || waiting.recv().unwrap());
             let _ends = Ends(Some((images, loader.unwrap())));
             panic!("no data")
+        }
+        "resume" => {
+            let loader = thread::Builder::new().name("loader".into()).spawn(|| panic!("damaged image"));
+            let panic = loader.unwrap().join().unwrap_err();
+            std::panic::resume_unwind(panic)
         }
         "destructor" => {
             let _panics = Panics;
@@ -179,6 +172,14 @@ fn a_panic_of_another_thread_is_reported_with_the_panic_that_follows() {
     assert!(before.contains(": damaged image\n"), "{error}");
 }
 
+fn a_panic_of_another_thread_that_is_passed_on_is_reported() {
+    let ended = ranks(&[], "resume").end();
+    assert_eq!(ended.code, Some(101));
+    let error = recorded(&ended);
+    assert!(error.starts_with("    thread `loader` panicked at ") && error.contains(": damaged image\n"), "{error}");
+    assert!(!error.contains("Before that"), "{error}");
+}
+
 fn a_panic_is_not_replaced_by_those_that_it_causes() {
     let ended = ranks(&[], "waited for").end();
     assert_eq!(ended.code, Some(101));
@@ -208,7 +209,7 @@ fn success_records_nothing() {
 
 /// This program alone, with a task and the variable set.
 fn alone(task: &str, file: &Path) -> std::process::Output {
-    let mut command = Command::new(env::current_exe().unwrap());
+    let mut command = limited(env::current_exe().unwrap());
     command.env(TASK, task).env("TORCHELASTIC_ERROR_FILE", file).output().unwrap()
 }
 
@@ -233,7 +234,7 @@ fn the_file_has_pytorchs_format() {
 fn an_error_that_cannot_be_shown_is_recorded() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("error.json");
-    let mut command = Command::new(env::current_exe().unwrap());
+    let mut command = limited(env::current_exe().unwrap());
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let status = command.env(TASK, "error").env("TORCHELASTIC_ERROR_FILE", &file).stderr(full).status().unwrap();
     assert_eq!(status.code(), Some(1));

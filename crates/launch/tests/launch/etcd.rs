@@ -1,4 +1,5 @@
-//! Runs whose nodes elect node 0 by etcd, and survive its loss. Most use a stand-in whose leases end when a test says so.
+//! Runs whose nodes elect node 0 by etcd, and survive its loss. Most use a stand-in whose leases end when a test says
+//! so.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use tempfile::TempDir;
 use crate::elastic::{lose, wait_for_file};
 use crate::fake_etcd::FakeEtcd;
 use crate::launcher::{Launcher, Running, wait_for};
-use crate::nodes::SECRET;
+use crate::nodes::{SECRET, threads};
 use crate::port::free_port;
 
 crate::tests![
@@ -22,8 +23,10 @@ crate::tests![
     nodes_meet_again_when_node_zero_loses_its_lease,
     nodes_meet_again_when_etcd_comes_back,
     in_a_run_of_fixed_size_the_loss_of_node_zero_counts_as_a_restart,
+    nodes_zero_that_are_lost_before_the_next_start_count_once,
     without_restarts_the_loss_of_node_zero_ends_a_run_of_fixed_size,
     an_etcd_that_is_not_there_is_named,
+    an_address_that_other_hosts_cannot_reach_is_refused,
 ];
 
 /// Tests of etcd itself.
@@ -48,11 +51,12 @@ impl Run {
         Self::with_lease(600, port, nnodes, options)
     }
 
-    /// Node 0 renews its lease every quarter of it. `lease` is in seconds.
+    /// Node 0 renews its lease every sixth of it. `lease` is in seconds.
     fn with_lease(lease: usize, port: u16, nnodes: &str, options: &[&str]) -> Self {
         let conf = "--rdzv-conf=join_timeout=600,keep_alive_max_attempt=120,last_call_timeout=600,lease_timeout=";
         let endpoint = format!("--rdzv-endpoint=127.0.0.1:{port}");
-        let own = [format!("--nnodes={nnodes}"), endpoint, format!("{conf}{lease}")];
+        let here = "--local-addr=127.0.0.1".to_owned();
+        let own = [format!("--nnodes={nnodes}"), endpoint, here, format!("{conf}{lease}")];
         let options = own.into_iter().chain(options.iter().map(|it| (*it).to_owned())).collect();
         Self { port, options, script: UNTIL_DONE, folder: TempDir::new().unwrap() }
     }
@@ -70,6 +74,14 @@ impl Run {
 
     fn start_all(&self, nodes: usize) -> Vec<Running> {
         (0..nodes).map(|node| self.start(node)).collect()
+    }
+
+    /// Starts so many nodes, and when all of their ranks run, kills node 0. Returns which that was, and the others.
+    fn start_and_lose_zero(&self, nodes: usize) -> (usize, Vec<Running>) {
+        let mut nodes = self.start_all(nodes);
+        let zero = self.nodes_of(nodes.len(), 0, &all(&nodes))[0];
+        lose(nodes.remove(zero));
+        (zero, nodes)
     }
 
     /// Waits until all of so many ranks run; returns the nodes by rank.
@@ -111,9 +123,7 @@ fn nodes_elect_node_zero() {
 fn the_loss_of_node_zero_is_survived() {
     let etcd = FakeEtcd::start();
     let run = Run::new(etcd.port, "2:3", &[]);
-    let mut nodes = run.start_all(3);
-    let zero = run.nodes_of(3, 0, &all(&nodes))[0];
-    lose(nodes.remove(zero));
+    let (zero, nodes) = run.start_and_lose_zero(3);
     etcd.expire();
     // Without a restart that counts, although none is allowed.
     let left = run.nodes_of(2, 0, &all(&nodes));
@@ -124,9 +134,7 @@ fn the_loss_of_node_zero_is_survived() {
 fn a_lost_node_zero_comes_back_as_another_node() {
     let etcd = FakeEtcd::start();
     let run = Run::new(etcd.port, "2:3", &[]);
-    let mut nodes = run.start_all(3);
-    let zero = run.nodes_of(3, 0, &all(&nodes))[0];
-    lose(nodes.remove(zero));
+    let (zero, mut nodes) = run.start_and_lose_zero(3);
     etcd.expire();
     run.nodes_of(2, 0, &all(&nodes));
     run.forget(3);
@@ -178,7 +186,7 @@ fn node_zero_hands_over_when_it_gets_a_signal() {
 
 fn nodes_meet_again_when_node_zero_loses_its_lease() {
     let etcd = FakeEtcd::start();
-    let run = Run::with_lease(2, etcd.port, "2:3", &[]);
+    let run = Run::with_lease(8, etcd.port, "2:3", &[]);
     let nodes = run.start_all(3);
     run.nodes_of(3, 0, &all(&nodes));
     run.forget(3);
@@ -190,7 +198,7 @@ fn nodes_meet_again_when_node_zero_loses_its_lease() {
 
 fn nodes_meet_again_when_etcd_comes_back() {
     let etcd = FakeEtcd::start();
-    let run = Run::with_lease(2, etcd.port, "2:3", &[]);
+    let run = Run::with_lease(8, etcd.port, "2:3", &[]);
     let nodes = run.start_all(3);
     run.nodes_of(3, 0, &all(&nodes));
     run.forget(3);
@@ -209,9 +217,7 @@ fn nodes_meet_again_when_etcd_comes_back() {
 fn in_a_run_of_fixed_size_the_loss_of_node_zero_counts_as_a_restart() {
     let etcd = FakeEtcd::start();
     let run = Run::new(etcd.port, "2", &["--max-restarts=1"]);
-    let mut nodes = run.start_all(2);
-    let zero = run.nodes_of(2, 0, &all(&nodes))[0];
-    lose(nodes.remove(zero));
+    let (zero, mut nodes) = run.start_and_lose_zero(2);
     etcd.expire();
     nodes.push(run.start(zero));
     let mut ranks = run.nodes_of(2, 1, &all(&nodes));
@@ -220,12 +226,27 @@ fn in_a_run_of_fixed_size_the_loss_of_node_zero_counts_as_a_restart() {
     run.end(nodes);
 }
 
+fn nodes_zero_that_are_lost_before_the_next_start_count_once() {
+    let etcd = FakeEtcd::start();
+    let run = Run::new(etcd.port, "3", &["--max-restarts=1"]);
+    let (_, mut nodes) = run.start_and_lose_zero(3);
+    etcd.expire();
+    // One of the two that are left is node 0, and waits for the third with the other one.
+    let zero = wait_for("the next node 0", || {
+        let has_both = |node: &Running| threads(node.guard().as_raw_pid(), "from-node") == 2;
+        nodes.iter().position(has_both)
+    });
+    lose(nodes.remove(zero));
+    etcd.expire();
+    nodes.extend(run.start_all(2));
+    run.nodes_of(3, 1, &all(&nodes));
+    run.end(nodes);
+}
+
 fn without_restarts_the_loss_of_node_zero_ends_a_run_of_fixed_size() {
     let etcd = FakeEtcd::start();
     let run = Run::new(etcd.port, "2", &[]);
-    let mut nodes = run.start_all(2);
-    let zero = run.nodes_of(2, 0, &all(&nodes))[0];
-    lose(nodes.remove(zero));
+    let (_, mut nodes) = run.start_and_lose_zero(2);
     let ended = nodes.remove(0).end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     ended.says("node 0 at 127.0.0.1:");
@@ -241,6 +262,19 @@ fn an_etcd_that_is_not_there_is_named() {
         "the launchers did not meet within 0.3 s by etcd at 127.0.0.1:{port}: etcd at 127.0.0.1:{port}: "
     ));
     ended.says("Connection refused");
+}
+
+fn an_address_that_other_hosts_cannot_reach_is_refused() {
+    let etcd = FakeEtcd::start();
+    let mut run = Run::new(etcd.port, "1:2", &["--rdzv-conf=last_call_timeout=0"]);
+    run.options.retain(|option| !option.starts_with("--local-addr"));
+    let ended = run.start(0).end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
+    ended.says(&format!(
+        "etcd at 127.0.0.1:{} is reached from 127.0.0.1, where other hosts cannot reach this one; give --local-addr",
+        etcd.port
+    ));
+    assert!(!etcd.has_keys());
 }
 
 /// Why the tests of etcd itself cannot run here.
@@ -276,13 +310,11 @@ impl Etcd {
     }
 }
 
-/// Its lease ends two seconds after the loss.
+/// Its lease ends eight seconds after the loss.
 fn the_loss_is_survived_with_etcd_itself() {
     let etcd = Etcd::start();
-    let run = Run::with_lease(2, etcd.port, "1:2", &[]);
-    let mut nodes = run.start_all(2);
-    let zero = run.nodes_of(2, 0, &all(&nodes))[0];
-    lose(nodes.remove(zero));
+    let run = Run::with_lease(8, etcd.port, "1:2", &[]);
+    let (zero, mut nodes) = run.start_and_lose_zero(2);
     // On a busy machine, node 0 may have changed before.
     wait_for("the other node", || (run.nodes_of(1, 0, &all(&nodes)) != [zero]).then_some(()));
     run.forget(2);

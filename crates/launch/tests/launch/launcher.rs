@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -91,8 +92,8 @@ impl Launcher {
         self.command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.command.spawn().unwrap();
         let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-        let readers = [read(out), read(err)];
-        Running { child: Killed(child), readers, token: self.token }
+        let written = [Written::read(out), Written::read(err)];
+        Running { child: Killed(child), written, token: self.token }
     }
 
     pub fn end(self) -> Ended {
@@ -100,12 +101,38 @@ impl Launcher {
     }
 }
 
-fn read(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        from.read_to_end(&mut bytes).unwrap();
-        bytes
-    })
+/// A program that is killed after the limit.
+pub fn limited(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("timeout");
+    command.arg("--signal=KILL").arg(LIMIT.as_secs().to_string()).arg(program);
+    command
+}
+
+/// What a launcher has written so far, and the thread that reads it.
+struct Written {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
+}
+
+impl Written {
+    fn read(mut from: impl Read + Send + 'static) -> Self {
+        let bytes: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let (kept, mut chunk) = (Arc::clone(&bytes), vec![0; 64 << 10]);
+        let reader = thread::spawn(move || {
+            loop {
+                match from.read(&mut chunk).unwrap() {
+                    0 => return,
+                    read => kept.lock().unwrap().extend_from_slice(&chunk[..read]),
+                }
+            }
+        });
+        Self { bytes, reader }
+    }
+
+    fn all(self) -> Vec<u8> {
+        self.reader.join().unwrap();
+        std::mem::take(&mut *self.bytes.lock().unwrap())
+    }
 }
 
 /// Kills the launcher, and with it the ranks, when a test fails.
@@ -120,7 +147,7 @@ impl Drop for Killed {
 /// A launcher that was started.
 pub struct Running {
     child: Killed,
-    readers: [JoinHandle<Vec<u8>>; 2],
+    written: [Written; 2],
     token: String,
 }
 
@@ -154,6 +181,12 @@ impl Running {
         wait_for(&format!("{}", path.display()), || path.exists().then_some(()));
     }
 
+    /// Waits until the launcher has said this on standard error.
+    pub fn wait_until_it_says(&self, what: &str) {
+        let has = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains(what);
+        wait_for(what, || has(&self.written[1].bytes.lock().unwrap()).then_some(()));
+    }
+
     /// Processes of this launch that are alive.
     pub fn left(&self) -> Vec<String> {
         left(&self.token)
@@ -176,12 +209,12 @@ impl Running {
             }
             if start.elapsed() > LIMIT {
                 self.child.0.kill().unwrap();
-                let [out, err] = self.readers.map(|it| String::from_utf8_lossy(&it.join().unwrap()).into_owned());
+                let [out, err] = self.written.map(|it| String::from_utf8_lossy(&it.all()).into_owned());
                 panic!("the launcher hangs; it wrote\n{out}\n{err}");
             }
             thread::sleep(Duration::from_millis(2));
         };
-        let [out, err] = self.readers.map(|it| it.join().unwrap());
+        let [out, err] = self.written.map(Written::all);
         let ended = Ended {
             code: status.code(),
             out: String::from_utf8_lossy(&out).into_owned(),

@@ -8,10 +8,13 @@ use std::time::Duration;
 use overdrive_launch::{Launch, LaunchError, RankEnd, Streams};
 use tempfile::TempDir;
 
+use crate::port::free_port;
+
 crate::tests![
     a_program_can_be_its_own_ranks,
     errors_can_be_matched_on,
     options_are_checked_before_anything_starts,
+    times_may_have_any_length,
     launches_do_not_disturb_one_another,
 ];
 
@@ -77,6 +80,17 @@ fn options_are_checked_before_anything_starts() {
     ] {
         assert!(matches!(launch.run(), Err(LaunchError::Options(_))));
     }
+}
+
+fn times_may_have_any_length() {
+    let longest = Duration::MAX;
+    let long = |launch: Launch| launch.grace_period(longest).join_timeout(longest).keep_alive(longest, u32::MAX);
+    let alone = long(ranks("fail 0").nproc(2)).run();
+    assert!(matches!(alone, Err(LaunchError::Rank(_))), "{alone:?}");
+    // One host of an elastic run.
+    let elastic = ranks("fail 0").nproc(2).nnodes(2).min_nodes(1).last_call(Duration::ZERO).insecure();
+    let elastic = long(elastic.rdzv_endpoint("127.0.0.1", free_port())).run();
+    assert!(matches!(elastic, Err(LaunchError::Rank(_))), "{elastic:?}");
 }
 
 fn launches_do_not_disturb_one_another() {

@@ -202,11 +202,14 @@ fn nodes_with_other_options_are_refused() {
         ended.says("refused this node: ");
         ended.says(why);
     };
-    refused(&["--node-rank=1", "--rdzv-id=other"], "--rdzv-id is none on node 0 and other here");
-    refused(&["--node-rank=1", "--max-restarts=4"], "--max-restarts is 0 on node 0 and 4 here");
-    refused(&["--node-rank=1", "--failure-window=0.5"], "--failure-window is 1 s on node 0 and 0.5 s here; both have");
-    refused(&["--node-rank=1", "--rdzv-conf=timeout=600"], "the keep-alive options differ");
-    refused(&["--node-rank=1", "--nnodes=3"], "--nnodes is 2 on node 0 and 3 here");
+    refused(&["--node-rank=1", "--rdzv-id=other"], "--rdzv-id is none on node 0 and other on host ");
+    refused(&["--node-rank=1", "--max-restarts=4"], "--max-restarts is 0 on node 0 and 4 on host ");
+    refused(&["--node-rank=1", "--failure-window=0.5"], "--failure-window is 1 s on node 0 and 0.5 s on host ");
+    refused(
+        &["--node-rank=1", "--rdzv-conf=timeout=600"],
+        "keep_alive_max_attempt of --rdzv-conf is not the same on node 0 and on host ",
+    );
+    refused(&["--node-rank=1", "--nnodes=3"], "--nnodes is 2 on node 0 and 3 on host ");
     // Refused nodes do not disturb the others.
     assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().out, "[rank1]: 1\n");
     assert_eq!(first.end().code, Some(0));

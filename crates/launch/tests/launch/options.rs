@@ -154,7 +154,10 @@ fn invalid_options_are_refused_before_anything_starts() {
     refused(&with(&["--rdzv-endpoint=etcd0"]), "runs that meet by etcd need a name of their own");
     let named = ["--rdzv-endpoint=etcd0", "--rdzv-id=job7"];
     refused(&with(&[&named[..], &["--node-rank=0"]].concat()), "with etcd the launchers elect node 0");
-    refused(&with(&[&named[..], &["--rdzv-conf=lease_timeout=1"]].concat()), "lease_timeout=1: give 2 s or more");
+    refused(
+        &with(&[&named[..], &["--rdzv-conf=lease_timeout=1"]].concat()),
+        "--rdzv-conf lease_timeout=1: give 2 s or more",
+    );
     refused(&["--nnodes=2", "--node-rank=2", "--master-addr=here"], "--node-rank 2: ranks of 2 nodes are 0 to 1");
     refused(&["--rdzv-endpoint=here:there", "--nnodes=2"], "give a host and a port");
     refused(&["--numa-binding=near"], "--numa-binding near: give node, socket, exclusive or core-complex");

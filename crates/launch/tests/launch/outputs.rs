@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::launcher::Launcher;
+use crate::launcher::{Launcher, PROGRAM, limited};
 
 crate::tests![
     each_line_has_its_ranks_prefix_and_stream,
@@ -52,7 +52,7 @@ fn a_last_line_without_newline_gets_one() {
 
 fn a_flood_without_end_of_line_takes_bounded_memory() {
     // A rank's parent is the guard, which reads this.
-    let script = "head -c 60000000 /dev/zero | tr '\\0' x; echo; sleep 0.2; grep VmHWM /proc/$PPID/status >&2";
+    let script = "head -c 60000000 /dev/zero | tr '\\0' x; echo; grep VmHWM /proc/$PPID/status >&2";
     let ended = Launcher::script(&[], script).end();
     assert_eq!(ended.raw_out.iter().filter(|byte| **byte == b'x').count(), 60_000_000);
     let peak = ended.err.split_whitespace().nth(2).unwrap().parse::<u64>().unwrap();
@@ -150,9 +150,8 @@ fn the_prefix_is_torchruns_template() {
 }
 
 fn a_closed_console_ends_the_rank_as_a_closed_pipe_does() {
-    let program = crate::launcher::PROGRAM;
-    let script = format!("{program} sh -c 'while true; do echo y; done' | head -n 1");
-    let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+    let script = format!("{PROGRAM} sh -c 'while true; do echo y; done' | head -n 1");
+    let output = limited("sh").args(["-c", &script]).output().unwrap();
     assert_eq!(output.stdout, b"[rank0]: y\n");
     assert!(String::from_utf8_lossy(&output.stderr).contains("SIGPIPE"), "{output:?}");
 }

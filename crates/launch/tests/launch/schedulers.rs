@@ -3,7 +3,7 @@
 
 use crate::elastic::{lose, wait_for_file};
 use crate::launcher::{Ended, Launcher, Running};
-use crate::nodes::SECRET;
+use crate::nodes::{PATIENT, SECRET};
 use crate::port::free_port;
 
 crate::tests![
@@ -22,8 +22,6 @@ type Variables<'a> = &'a [(&'a str, &'a str)];
 fn with(launcher: Launcher, variables: Variables<'_>) -> Launcher {
     variables.iter().fold(launcher, |launcher, (name, value)| launcher.env(name, value)).env("OVERDRIVE_SECRET", SECRET)
 }
-
-const PATIENT: &str = "--rdzv-conf=join_timeout=600,keep_alive_max_attempt=120";
 
 /// What is the same in all tasks of `srun --nodes=2 --ntasks-per-node=1`.
 const STEP: [(&str, &str); 24] = [
@@ -119,7 +117,8 @@ fn an_elastic_slurm_step_loses_a_node() {
     let file = folder.path().join("file");
     let script = format!("{SAY}; [ $WORLD_SIZE = 1 ] && exit 0; touch $FILE; sleep 1000");
     let port = free_port();
-    let start = |task: usize| in_step(task, port, &["--nnodes=1:2"], &script).env("FILE", &file).start();
+    let all = "--rdzv-conf=join_timeout=600,last_call_timeout=600,keep_alive_max_attempt=120";
+    let start = |task: usize| in_step(task, port, &["--nnodes=1:2", all], &script).env("FILE", &file).start();
     let [first, second] = [start(0), start(1)];
     wait_for_file(&file, &[&first, &second]);
     lose(second);

@@ -133,7 +133,7 @@ fn signals_that_were_ignored_stay_ignored() {
     }
     rustix::process::kill_process(launcher, Signal::HUP).unwrap();
     fs::write(&go, "").unwrap();
-    assert!(child.wait().unwrap().success());
+    assert!(wait_for("the launcher's end", || child.try_wait().unwrap()).success());
 }
 
 fn ignores_hup(pid: i32) -> bool {

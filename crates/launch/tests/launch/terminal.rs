@@ -2,12 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use tempfile::TempDir;
 
-use crate::launcher::PROGRAM;
+use crate::launcher::{PROGRAM, limited};
 
 crate::tests![
     prefixes_have_colours_on_a_terminal_only,
@@ -22,7 +22,7 @@ fn on_terminal(options: &[&str], variables: &[(&str, &str)]) -> (String, String)
     grantpt(&terminal).unwrap();
     unlockpt(&terminal).unwrap();
     let program_side = ioctl_tiocgptpeer(&terminal, flags).unwrap();
-    let mut command = Command::new(PROGRAM);
+    let mut command = limited(PROGRAM);
     command.args(options).args(["--nproc-per-node=2", "sh", "-c", "echo out $RANK; echo err $RANK >&2"]);
     command.env_remove("NO_COLOR").env("TERM", "xterm").envs(variables.iter().copied());
     let mut child = command.stdin(Stdio::null()).stdout(program_side).stderr(Stdio::piped()).spawn().unwrap();

@@ -55,8 +55,8 @@ pub struct Cli {
           value_parser = RangedI64ValueParser::<usize>::new().range(0..=65_535))]
     pub node_rank: Option<usize>,
 
-    /// Where the launchers meet: the address of the host with rank 0 as the others reach it, and a free port on it; with
-    /// --rdzv-backend etcd, those of etcd
+    /// Where the launchers meet: the address of the host with rank 0, as the other hosts reach it, and a free port on
+    /// it; with --rdzv-backend etcd, the address and port of etcd
     #[arg(long, value_name = "HOST:PORT", alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT")]
     pub rdzv_endpoint: Option<String>,
 
@@ -78,12 +78,16 @@ pub struct Cli {
     #[arg(long, value_name = "ID", alias = "rdzv_id", env = "PET_RDZV_ID", default_value = "none")]
     pub rdzv_id: String,
 
-    /// join_timeout or timeout in seconds, last_call_timeout in seconds (how long an elastic run that has MIN hosts waits
-    /// for more), lease_timeout in seconds (how long after the loss of node 0 etcd gives its place to another), is_host, keep_alive_interval in seconds, keep_alive_max_attempt; torchrun's other keys are ignored
+    /// Times in seconds, and other settings: join_timeout (or timeout; how long hosts wait for each other),
+    /// last_call_timeout (how long an elastic run that has MIN hosts waits for more), keep_alive_interval (how often
+    /// hosts report that they are alive), keep_alive_max_attempt (how many such reports a lost host has missed), is_host
+    /// (whether this host is the one with rank 0), lease_timeout (with etcd: how long after the loss of the host with
+    /// rank 0 another one takes its place). Keys of torchrun's store are ignored, all others refused
     #[arg(long, value_name = "KEY=VALUE,..", alias = "rdzv_conf", env = "PET_RDZV_CONF", default_value = "")]
     pub rdzv_conf: String,
 
-    /// Run on this host only; --nnodes, --node-rank, --rdzv-endpoint, --master-addr and --master-port are ignored
+    /// Run on this host only; --nnodes, --node-rank, --rdzv-backend, --rdzv-endpoint, --master-addr and --master-port
+    /// are ignored
     #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
     pub standalone: bool,
 
@@ -97,8 +101,8 @@ pub struct Cli {
           value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
 
-    /// Address at which the ranks reach the host with rank 0, if it is not the endpoint's; with etcd, this host's address
-    /// for the others [default: the one from which it reaches etcd]
+    /// Address at which the ranks reach the host with rank 0, if it is not the endpoint's; with etcd, this host's
+    /// address for the others [default: the one from which it reaches etcd]
     #[arg(long, value_name = "HOST", alias = "local_addr", env = "PET_LOCAL_ADDR", value_parser = values::host)]
     pub local_addr: Option<String>,
 

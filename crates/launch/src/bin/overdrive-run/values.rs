@@ -43,7 +43,8 @@ fn is_gpu(name: &str) -> bool {
     name.strip_prefix("nvidia").is_some_and(|number| !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit()))
 }
 
-/// Counts entries as CUDA does: up to the first that is empty or negative. Slurm says `NoDevFiles` in a job without GPUs.
+/// Counts entries as CUDA does: up to the first that is empty or negative. Slurm says `NoDevFiles` in a job without
+/// GPUs.
 fn visible(list: &str) -> usize {
     if list == "NoDevFiles" {
         return 0;

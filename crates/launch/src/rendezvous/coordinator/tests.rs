@@ -1,9 +1,12 @@
 //! The order of messages that decides how a run goes on, with nodes that are only connections.
 
+use std::io::Read;
 use std::net::{Ipv4Addr, TcpStream};
 use std::sync::mpsc::Sender;
 
 use super::super::Hello;
+use super::super::election::Lease;
+use super::super::etcd::Etcd;
 use super::super::seal::{Nonce, Seal};
 use super::super::wire::{Lines, Reader, Speaker};
 use super::*;
@@ -30,6 +33,7 @@ fn decider(plan: &Plan) -> (Decider, Sender<Heard>) {
         begun: false,
         expected: None,
         lease: None,
+        listener: TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(),
         deposed: false,
         port: None,
         last_heartbeat: Instant::now(),
@@ -184,4 +188,35 @@ fn a_node_that_does_not_end_its_ranks_in_time_is_told_so() {
     let FromNodeZero::Finish(Err(LaunchError::NodeLost(why))) = told(&mut second) else { panic!("not told") };
     assert_eq!(why, "node 1 (host host1) did not end its ranks in time");
     assert_eq!(decider.members.nodes.len(), 1);
+}
+
+#[test]
+fn a_deposed_node_zero_leaves_the_others_before_it_waits_for_etcd() {
+    // Connections are made, but nothing is answered.
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let etcd = Etcd::new("127.0.0.1", silent.local_addr().unwrap().port(), LIMIT);
+    let plan = plan(2, LIMIT);
+    let (mut decider, heard) = decider(&plan);
+    let lease = Lease { etcd, id: "7".to_owned(), time: LIMIT, renewed: Instant::now() };
+    decider.lease = Some(lease.keep(heard.clone()).unwrap());
+    let address = decider.listener.local_addr().unwrap();
+    let [mut first, mut late] = [0, 1].map(|place| {
+        let (joined, reader) = node(&plan, place);
+        heard.send(joined).unwrap();
+        if place == 0 {
+            heard.send(Heard::Deposed("no answer".to_owned())).unwrap();
+        }
+        reader
+    });
+    let end = thread::spawn(move || decider.run());
+    for node in [&mut first, &mut late] {
+        assert_eq!(node.next::<FromNodeZero>(|| LIMIT).unwrap_err(), "the connection was closed");
+    }
+    // No node joins it any more, until it knows whether another one is node 0.
+    assert!(TcpStream::connect(address).is_err());
+    // It waits for etcd's answer.
+    let (mut asked, _) = silent.accept().unwrap();
+    assert!(asked.read(&mut [0; 1]).unwrap() == 1 && !end.is_finished());
+    drop((asked, silent));
+    end.join().unwrap();
 }
