@@ -87,7 +87,7 @@ fn every_stage_is_reported_and_none_runs_on_a_fake_gpu() {
     let output = run_sh(bundle.path(), &out).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     let results = results(&out);
-    assert_eq!(verdicts(&results), ["passed"; 6]);
+    assert_eq!(verdicts(&results), ["passed"; 7]);
     for stage in &results["stages"].as_array().unwrap()[1..] {
         assert!(stage["log"].as_str().unwrap().contains("FAKECUDA=0"), "{stage}");
     }
@@ -107,8 +107,25 @@ fn a_stage_whose_tests_were_all_ignored_is_skipped() {
     ] {
         let output = run_sh(bundle.path(), &out).env("RESULT", result).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
-        assert_eq!(verdicts(&results(&out))[1..], [verdict; 5], "{result}");
+        assert_eq!(verdicts(&results(&out))[1..], [verdict; 6], "{result}");
     }
+}
+
+#[test]
+fn only_the_stages_that_were_asked_for_run() {
+    if let Some(lacks) = lacks() {
+        return println!("skipped: {lacks}");
+    }
+    let bundle = bundle();
+    let out = bundle.path().join("results");
+    let output = run_sh(bundle.path(), &out).args(["--only", "parity,versus"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let results = results(&out);
+    let names: Vec<_> = results["stages"].as_array().unwrap().iter().map(|stage| stage["name"].to_string()).collect();
+    assert_eq!(names, ["\"device\"", "\"versus\"", "\"parity\""]);
+    let output = run_sh(bundle.path(), &out).args(["--only", "speed"]).output().unwrap();
+    let text = text(&output);
+    assert!(output.status.code() == Some(2) && text.contains("no stage speed; there are gpu-tests"), "{text}");
 }
 
 #[test]
