@@ -9,6 +9,7 @@ mod agree;
 mod error;
 mod exchange;
 mod gradients;
+mod link;
 mod mesh;
 mod partition;
 mod plan;

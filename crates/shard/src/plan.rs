@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::partition::owners;
 
-const PART: &str = "ZeroRedundancyOptimizer";
+pub(crate) const PART: &str = "ZeroRedundancyOptimizer";
 
 /// The parameters and groups of the optimizer over all ranks: the same on each.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(crate) struct Plan {
     /// The rank that has the state of each parameter.
     pub(crate) owner: Vec<usize>,
     pub(crate) groups: Vec<Group>,
+    /// The optimizer keeps copies of the parameters, such as float32 masters.
+    pub(crate) keeps_copies: bool,
     /// Indices of parameters, in the order in which they were given.
     pub(crate) given: Vec<usize>,
 }
@@ -72,11 +74,12 @@ impl Plan {
         }
         let owner = owners(&sizes, ranks).concat();
         let groups = (0..lens.len()).map(|it| Group { lr: whole.lr(it), momentum: whole.momentum(it) }).collect();
+        let keeps_copies = whole.behavior().keeps_copies;
         let mut in_order = vec![0; order.len()];
         for (index, &place) in order.iter().enumerate() {
             in_order[place] = index;
         }
-        Ok(Self { params, group_of, owner, groups, given: in_order })
+        Ok(Self { params, group_of, owner, groups, keeps_copies, given: in_order })
     }
 
     /// Refuses parameters that the group cannot send.

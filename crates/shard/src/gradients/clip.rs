@@ -5,7 +5,7 @@ use overdrive_ddp::ReduceOp;
 use overdrive_ffi::{Arg, LazyOp};
 use tch::Tensor;
 
-use super::ShardedDataParallel;
+use super::{PART, ShardedDataParallel};
 use crate::error::ShardError;
 
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
@@ -47,6 +47,7 @@ impl ShardedDataParallel {
             let (option, found) = ("max_norm", max_norm);
             return Err(OptimizerError::InvalidOption { option, found, expected: "at least 0" }.into());
         }
+        self.link.check(PART)?;
         let _no_grad = tch::no_grad_guard();
         let grads = self.shared.lock().own()?;
         let (kind, device) = self.norm;
@@ -56,7 +57,7 @@ impl ShardedDataParallel {
             let _sum = squares.f_add_(&norm.f_to_device(device)?.f_to_kind(kind)?.f_square()?)?;
         }
         if self.group.size() > 1 {
-            self.group.all_reduce(&mut squares, ReduceOp::Sum)?;
+            self.link.watch(self.group.all_reduce(&mut squares, ReduceOp::Sum).map_err(ShardError::from))?;
         }
         let norm = squares.f_reshape(&[0i64; 0][..])?.f_sqrt()?;
         let inverse = ADD.tensor(&[Arg::Tensor(&norm), Arg::Double(EPS)])?.f_reciprocal()?;

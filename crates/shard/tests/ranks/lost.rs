@@ -9,18 +9,35 @@ use crate::harness::Meeting;
 use crate::model::{Model, data};
 use crate::zero::sgd;
 
+/// Nothing is sent, and no gradient is made, after communication has failed.
+fn is_over(opt: &mut dyn Optimizer, sharded: &ShardedDataParallel, model: &Model) -> Result<()> {
+    let is_refused = |told: Result<(), ShardError>| {
+        let told = told.expect_err("it goes on after communication has failed");
+        ensure!(matches!(told, ShardError::Optimizer(OptimizerError::DoesNotFit { .. })), "{told:?}");
+        ensure!(told.to_string().contains("start anew"), "{told}");
+        Ok(())
+    };
+    is_refused(opt.step().map_err(ShardError::from))?;
+    is_refused(sharded.backward(&model.loss(&data(1, 0, 0))))?;
+    is_refused(sharded.clip_grad_norm_(1.0).map(drop))?;
+    let _held = sharded.no_sync();
+    is_refused(sharded.backward(&model.loss(&data(1, 0, 0))))
+}
+
 pub fn in_a_step(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let model = Model::new(1);
     let mut opt = ZeroRedundancyOptimizer::new(&model.vs, &group, sgd)?;
+    let sharded = ShardedDataParallel::new(&mut opt)?;
+    sharded.backward(&model.loss(&data(0, 0, 0)))?;
     if group.rank() == 1 {
         return Ok(());
     }
-    model.loss(&data(0, 0, 0)).backward();
     let before = model.values();
     let told = opt.step();
     ensure!(matches!(told, Err(OptimizerError::Sync(_))), "{told:?}");
-    crate::model::same(&model.values(), &before)
+    crate::model::same(&model.values(), &before)?;
+    is_over(&mut opt, &sharded, &model)
 }
 
 pub fn in_backward(meeting: &Meeting) -> Result<()> {
@@ -34,7 +51,7 @@ pub fn in_backward(meeting: &Meeting) -> Result<()> {
     let told = sharded.backward(&model.loss(&data(0, 0, 0)));
     ensure!(matches!(told, Err(ShardError::Ddp(DdpError::Lost { .. }))), "{told:?}");
     ensure!(opt.params().iter().all(|param| !param.grad().defined()), "gradients are freed");
-    Ok(())
+    is_over(&mut opt, &sharded, &model)
 }
 
 pub fn in_a_mesh(meeting: &Meeting) -> Result<()> {

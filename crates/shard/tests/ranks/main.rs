@@ -8,8 +8,10 @@ mod harness;
 mod joined;
 mod lost;
 mod mesh;
+mod micro;
 mod model;
 mod optimizers;
+mod rates;
 mod refusals;
 mod sharded;
 mod sharded_failures;
@@ -49,7 +51,11 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("sharded_passes", sharded::passes),
     ("sharded_unused", sharded::unused),
     ("sharded_failures", sharded_failures::failures),
+    ("sharded_windows", sharded_failures::windows),
     ("sharded_scaler", sharded_failures::scaler),
+    ("micro_out_of_memory", micro::out_of_memory),
+    ("micro_uneven", micro::uneven),
+    ("rates", rates::scenario),
 ];
 
 fn main() -> Result<ExitCode> {
@@ -85,7 +91,11 @@ fn main() -> Result<ExitCode> {
         ("passes_of_3_with_and_without_exchange_add_up", "sharded_passes", 3),
         ("parameters_that_no_rank_uses_have_no_gradient", "sharded_unused", 3),
         ("a_backward_pass_that_fails_on_a_rank_fails_on_all", "sharded_failures", 3),
+        ("a_window_that_failed_begins_anew_on_all_ranks_or_on_none", "sharded_windows", 3),
         ("sharded_gradients_skip_steps_of_a_scaler_on_all_ranks", "sharded_scaler", 3),
+        ("a_part_that_runs_out_of_memory_on_a_rank_begins_again_on_all", "micro_out_of_memory", 3),
+        ("uneven_parts_equal_the_large_batch_or_are_refused", "micro_uneven", 3),
+        ("rates_and_momenta_are_those_of_the_whole_optimizer", "rates", 3),
         ("every_optimizer_over_2_ranks_steps_and_saves_as_the_whole", "optimizers", 2),
         ("every_optimizer_over_3_ranks_steps_and_saves_as_the_whole", "optimizers", 3),
         ("accumulators_and_estimates_that_would_not_average_are_refused", "joined_accumulators", 2),

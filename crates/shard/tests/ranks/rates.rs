@@ -1,0 +1,61 @@
+//! Rates and momenta that are set through a sharded optimizer, beside the whole one.
+
+use anyhow::{Context, Result, ensure};
+use overdrive_core::{IntoParameters, Optimizer, Stateful};
+use overdrive_shard::ZeroRedundancyOptimizer;
+
+use crate::harness::Meeting;
+use crate::model::{Model, data, same, step_alone};
+use crate::zero::adamw;
+
+type Zero = ZeroRedundancyOptimizer<Box<dyn Optimizer>>;
+
+/// A rate and a momentum of its own for each group and step, as a schedule sets them.
+fn set(opt: &mut dyn Optimizer, step: usize) -> Result<()> {
+    for group in 0..opt.num_groups() {
+        opt.set_lr(group, 0.01 * (1 + step + 3 * group) as f64)?;
+        opt.set_momentum(group, 0.9 - 0.01 * (step + 2 * group) as f64)?;
+    }
+    Ok(())
+}
+
+pub fn scenario(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let (model, whole) = (Model::new(1), Model::new(1));
+    let mut zero = Zero::new(&model.vs, &group, adamw)?;
+    let mut plain = adamw((&whole.vs).into_parameters())?;
+    let both = |zero: &mut Zero, model: &Model, plain: &mut dyn Optimizer, step: usize| -> Result<()> {
+        step_alone(model, zero, &data(step, 0, 0), None)?;
+        step_alone(&whole, plain, &data(step, 0, 0), None)?;
+        for group in 0..2 {
+            ensure!(zero.lr(group) == plain.lr(group) && zero.momentum(group) == plain.momentum(group));
+        }
+        same(&model.values(), &whole.values()).with_context(|| format!("step {step}"))
+    };
+    for step in 0..4 {
+        set(&mut zero, step)?;
+        set(&mut *plain, step)?;
+        both(&mut zero, &model, &mut *plain, step)?;
+    }
+    // After loading this rank's part, and the whole state: the saved rates first, then those of the schedule.
+    let part = zero.state_dict()?.copied()?;
+    let state = plain.as_stateful().context("a state")?.state_dict()?.copied()?;
+    let values = model.values();
+    for from in [part, state.copied()?] {
+        let resumed = Model::new(2);
+        for restored in [&resumed, &whole] {
+            let _no_grad = tch::no_grad_guard();
+            let variables = restored.vs.variables();
+            values.iter().for_each(|(name, value)| variables[name].shallow_clone().copy_(value));
+        }
+        let mut plain = adamw((&whole.vs).into_parameters())?;
+        plain.as_stateful_mut().context("a state")?.load_state_dict(&state)?;
+        let mut zero = Zero::new(&resumed.vs, &group, adamw)?;
+        zero.load_state_dict(&from)?;
+        both(&mut zero, &resumed, &mut *plain, 4)?;
+        set(&mut zero, 5)?;
+        set(&mut *plain, 5)?;
+        both(&mut zero, &resumed, &mut *plain, 5)?;
+    }
+    Ok(())
+}
