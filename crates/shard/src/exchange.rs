@@ -61,29 +61,34 @@ fn of_root<'a>(params: impl Iterator<Item = &'a Parameter>, root: usize, bytes: 
     buckets
 }
 
-/// Broadcasts each bucket from its owner. All ranks hold the owners' parameters afterwards.
-pub(crate) fn send(group: &ProcessGroup, buckets: &[Bucket]) -> Result<(), DdpError> {
+/// Broadcasts each bucket from its owner. All ranks hold the owners' parameters afterwards. Where this `looks`, returns
+/// whether any value of this rank's has changed.
+pub(crate) fn send(group: &ProcessGroup, buckets: &[Bucket], looks: bool) -> Result<bool, DdpError> {
+    let mut has_changed = false;
     if group.size() == 1 {
-        return Ok(());
+        return Ok(has_changed);
     }
+    let mut finish = |(bucket, flat, work): (&Bucket, Tensor, Work)| -> Result<(), DdpError> {
+        work.wait()?;
+        if bucket.root != group.rank() {
+            has_changed |= bucket.unpack(&flat, looks)?;
+        }
+        Ok(())
+    };
     let _no_grad = tch::no_grad_guard();
     let mut under_way: VecDeque<(&Bucket, Tensor, Work)> = VecDeque::with_capacity(AT_ONCE);
     for bucket in buckets {
         if under_way.len() == AT_ONCE
             && let Some(first) = under_way.pop_front()
         {
-            finish(group, first)?;
+            finish(first)?;
         }
         let mut flat = bucket.flat(bucket.root == group.rank())?;
         let work = group.broadcast_async(&mut flat, bucket.root)?;
         under_way.push_back((bucket, flat, work));
     }
-    under_way.into_iter().try_for_each(|first| finish(group, first))
-}
-
-fn finish(group: &ProcessGroup, (bucket, flat, work): (&Bucket, Tensor, Work)) -> Result<(), DdpError> {
-    work.wait()?;
-    if bucket.root == group.rank() { Ok(()) } else { bucket.unpack(&flat) }
+    under_way.into_iter().try_for_each(&mut finish)?;
+    Ok(has_changed)
 }
 
 impl Bucket {
@@ -101,11 +106,14 @@ impl Bucket {
         }
     }
 
-    fn unpack(&self, flat: &Tensor) -> Result<(), DdpError> {
+    fn unpack(&self, flat: &Tensor, looks: bool) -> Result<bool, DdpError> {
+        let mut has_changed = false;
         let sizes: Vec<i64> = self.params.iter().map(|param| param.numel() as i64).collect();
         for (param, part) in self.params.iter().zip(flat.f_split_with_sizes(&sizes, 0)?) {
-            param.shallow_clone().f_copy_(&part.f_view(&param.size()[..])?)?;
+            let part = part.f_view(&param.size()[..])?;
+            has_changed |= looks && !param.f_equal(&part)?;
+            param.shallow_clone().f_copy_(&part)?;
         }
-        Ok(())
+        Ok(has_changed)
     }
 }

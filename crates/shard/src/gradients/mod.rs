@@ -133,8 +133,14 @@ impl ShardedDataParallel {
         let (all_bytes, layouts): (Vec<String>, Vec<_>) = all.into_iter().unzip();
         agree::on_text("the size of buckets in bytes", &all_bytes)?;
         agree::on_lines("the buckets of gradients", &layouts)?;
-        opt.link().watch(exchange::send(&group, &exchange::from_first(opt.plan(), bytes)).map_err(ShardError::from))?;
-        opt.params_changed()?;
+        let link = opt.link().clone();
+        let sent = exchange::send(&group, &exchange::from_first(opt.plan(), bytes), true);
+        let has_changed = link.watch(sent.map_err(ShardError::from))?;
+        // Not otherwise: slow weights would begin anew, also those that were loaded.
+        if link.watch(agree::on_any(&group, has_changed))? {
+            let renewed = opt.params_changed();
+            link.watch(agree::all_have(&group, BUILDING, renewed))?;
+        }
         let params: Vec<Tensor> =
             shared.lock().places().iter().map(|(param, ..)| param.tensor().shallow_clone()).collect();
         let averaged = params.iter().map(TensorId::of).collect();
@@ -146,16 +152,7 @@ impl ShardedDataParallel {
         let norm = (if is_double { Kind::Double } else { Kind::Float }, device);
         let shallow = params.iter().map(Tensor::shallow_clone).collect();
         let marked = [AVERAGED.mark(params), SHARDED_GRADIENTS.mark(shallow)];
-        Ok(Self {
-            hooks,
-            shared,
-            averaged,
-            _marked: marked,
-            group,
-            link: opt.link().clone(),
-            norm,
-            held: Cell::new(false),
-        })
+        Ok(Self { hooks, shared, averaged, _marked: marked, group, link, norm, held: Cell::new(false) })
     }
 
     /// Runs backward from a loss. Then the owner of each parameter has the mean over ranks in its gradient, added to

@@ -26,9 +26,9 @@ pub(crate) const BUCKET_BYTES: usize = 25 << 20;
 /// these, and sends their new values to all.
 ///
 /// Give the gradients averaged over the ranks, by a `DistributedDataParallel`: then each step is that of the optimizer
-/// inside over all parameters, to the bit. With N ranks, a rank keeps about 1/N of the state (AdamW: two numbers a
-/// parameter); parameters stay whole on each rank. A parameter is not split: the largest goes to the rank that has the
-/// least so far, and so on.
+/// inside over all parameters, to the bit where they are of one dtype and rounding is not stochastic. With N ranks, a
+/// rank keeps about 1/N of the state (AdamW: two numbers a parameter); parameters stay whole on each rank. A parameter is
+/// not split: the largest goes to the rank that has the least so far, and so on.
 ///
 /// The closure is called twice, to learn the groups and to build this rank's part, so it should put parameters into
 /// groups by their name, shape or dtype, and be able to build from any part. It may return a `Box<dyn Optimizer>`.
@@ -219,7 +219,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     /// Sends the new parameters, and agrees on whether all ranks have stepped.
     fn end_step(&mut self, stepped: Result<(), OptimizerError>) -> Result<(), OptimizerError> {
         // Also after a failure: the other ranks wait, and all should have the same parameters.
-        self.link.watch(exchange::send(&self.group, &self.buckets).map_err(ShardError::from))?;
+        self.link.watch(exchange::send(&self.group, &self.buckets, false).map_err(ShardError::from))?;
         self.agree(stepped)
     }
 

@@ -55,7 +55,7 @@ fn slow_weights(group: &ProcessGroup) -> Result<()> {
     let masters =
         |params: Vec<Parameter>| AdamW::builder(params).lr(0.01).low_precision(LowPrecision::MasterCopy).build();
     let around = |kind: Kind, group: &ProcessGroup| -> Result<Lookahead<ZeroRedundancyOptimizer<AdamW>>> {
-        Ok(Lookahead::new(ZeroRedundancyOptimizer::new(&weights(kind), group, masters)?, 2, 0.5)?)
+        Ok(Lookahead::new(ZeroRedundancyOptimizer::new(weights(kind), group, masters)?, 2, 0.5)?)
     };
     let told = around(Kind::BFloat16, group).map(drop).expect_err("slow weights of rounded parameters");
     let told = told.downcast::<OptimizerError>()?;

@@ -3,10 +3,14 @@
 use anyhow::{Result, ensure};
 use overdrive_core::{Optimizer, OptimizerError};
 use overdrive_ddp::DdpError;
+use overdrive_ffi::{ErrorKind, host_memory};
+use overdrive_optim::Sgd;
 use overdrive_shard::{DeviceMesh, ShardError, ShardedDataParallel, ZeroRedundancyOptimizer};
 
+use tch::{Kind, Tensor};
+
 use crate::harness::Meeting;
-use crate::model::{Model, data};
+use crate::model::{DOUBLE, Model, data};
 use crate::zero::sgd;
 
 /// Nothing is sent, and no gradient is made, after communication has failed.
@@ -51,6 +55,32 @@ pub fn in_backward(meeting: &Meeting) -> Result<()> {
     let told = sharded.backward(&model.loss(&data(0, 0, 0)));
     ensure!(matches!(told, Err(ShardError::Ddp(DdpError::Lost { .. }))), "{told:?}");
     ensure!(opt.params().iter().all(|param| !param.grad().defined()), "gradients are freed");
+    is_over(&mut opt, &sharded, &model)
+}
+
+/// Rank 1 has no memory for a gradient that it sends, and ends.
+pub fn memory(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let param = Tensor::ones([1 << 16], DOUBLE).set_requires_grad(true);
+    let model = Model::new(1);
+    let build = |params| Sgd::builder(params).lr(0.1).build();
+    let mut opt = ZeroRedundancyOptimizer::new([&param], &group, build)?;
+    let sharded = ShardedDataParallel::new(&mut opt)?;
+    let loss = param.sum(Kind::Double);
+    host_memory::count(usize::MAX)?;
+    if group.rank() == 1 {
+        // For the gradient, of 512 KiB, and not for the copy that is reduced.
+        host_memory::count(host_memory::stats()?.allocated as usize + (800 << 10))?;
+    }
+    let told = sharded.backward(&loss);
+    host_memory::count(usize::MAX)?;
+    match group.rank() {
+        1 => ensure!(
+            matches!(&told, Err(ShardError::Torch(error)) if error.kind() == ErrorKind::OutOfMemory),
+            "{told:?}"
+        ),
+        _ => ensure!(matches!(told, Err(ShardError::Ddp(DdpError::Lost { .. }))), "{told:?}"),
+    }
     is_over(&mut opt, &sharded, &model)
 }
 
