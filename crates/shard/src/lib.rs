@@ -11,6 +11,7 @@ mod exchange;
 mod gradients;
 mod link;
 mod mesh;
+mod packing;
 mod partition;
 mod plan;
 mod zero;

@@ -6,10 +6,11 @@ use overdrive_core::{OptimizerError, Parameter, TorchError};
 use overdrive_ddp::{ProcessGroup, ReduceOp, Work};
 use overdrive_ffi::{Arg, LazyOp, set_grad};
 use serde::{Deserialize, Serialize};
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use crate::error::ShardError;
 use crate::link::Link;
+use crate::packing::{bytes_of, packed};
 use crate::plan::Plan;
 
 static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
@@ -21,7 +22,6 @@ const AT_ONCE: usize = 4;
 struct Bucket {
     owner: usize,
     members: Vec<Member>,
-    numel: usize,
 }
 
 struct Member {
@@ -62,7 +62,7 @@ struct Pass {
 }
 
 /// What a rank tells of a good pass.
-#[derive(Default, Deserialize, Serialize)]
+#[derive(Clone, Default, Deserialize, Serialize)]
 pub(super) struct Passed {
     /// Indices of parameters without a gradient on this rank.
     pub(super) missing: Vec<usize>,
@@ -90,32 +90,15 @@ impl Reduction {
     /// Buckets of at most `bytes` of the trained parameters, the last that was given first: backward passes come to
     /// them in about this order, however the optimizer groups them.
     pub(super) fn new(group: &ProcessGroup, plan: &Plan, link: &Link, bytes: usize) -> Self {
-        let mut buckets: Vec<Bucket> = Vec::new();
-        // The newest bucket of each owner, dtype and device.
-        let mut open: Vec<((usize, Kind, Device), usize)> = Vec::new();
         let trained = plan.given.iter().rev().map(|&index| (index, &plan.params[index]));
-        for (index, parameter) in trained.filter(|(_, param)| param.tensor().requires_grad()) {
-            let param = parameter.tensor();
-            let key = (plan.owner[index], param.kind(), param.device());
-            let size = param.kind().elt_size_in_bytes();
-            let newest = open.iter().position(|(known, _)| *known == key);
-            let fits = newest
-                .map(|place| open[place].1)
-                .filter(|&at| buckets[at].numel.saturating_add(param.numel()).saturating_mul(size) <= bytes);
-            let at = fits.unwrap_or(buckets.len());
-            if at == buckets.len() {
-                buckets.push(Bucket { owner: key.0, members: Vec::new(), numel: 0 });
-                match newest {
-                    Some(place) => open[place].1 = at,
-                    None => open.push((key, at)),
-                }
-            }
-            buckets[at].numel += param.numel();
-            let parameter = parameter.share();
+        let keyed = trained.filter(|(_, param)| param.tensor().requires_grad()).map(|(index, param)| {
+            let (tensor, parameter) = (param.tensor(), param.share());
             let member =
                 Member { index, parameter, is_averaged: false, kept: None, has_earlier: false, is_stray: false };
-            buckets[at].members.push(member);
-        }
+            ((plan.owner[index], tensor.kind(), tensor.device()), bytes_of(tensor), member)
+        });
+        let packed = packed(keyed, bytes).into_iter();
+        let buckets = packed.map(|((owner, ..), members)| Bucket { owner, members }).collect();
         let (group, link, freed) = (group.clone(), link.clone(), link.freed());
         Self { group, link, buckets, pass: None, is_local: false, failed: None, freed }
     }
