@@ -1,6 +1,8 @@
 //! Batches in parts that fit.
 
-use overdrive_core::{AVERAGED, AveragedBy, GradientSync, Optimizer, OptimizerError, RankGroup, SingleProcess};
+use overdrive_core::{
+    AVERAGED, AveragedBy, GradientSync, IGNORED, NOT_AVERAGED, Optimizer, OptimizerError, RankGroup, SingleProcess,
+};
 use overdrive_ffi::autograd::BoxError;
 use tch::Tensor;
 
@@ -198,7 +200,13 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
                  the group of the `DistributedDataParallel`",
             );
         }
+        let is_left_out =
+            |param: &Tensor| param.requires_grad() && !self.sync.averages(param) && !IGNORED.contains(param);
         match self.sync.averaged_by() {
+            AveragedBy::Backward => match opt.params().iter().position(is_left_out) {
+                Some(index) => Err(OptimizerError::parameter(&opt.parameters()[index], index, NOT_AVERAGED).into()),
+                None => Ok(()),
+            },
             AveragedBy::Nobody if AVERAGED.position(&opt.params()).is_some() => refuse(
                 "a `DistributedDataParallel` averages its gradients, and ranks that halve their parts alone would wait for \
                  each other: call `with_ranks(&ddp, &group)`",

@@ -59,6 +59,11 @@ pub fn uneven(meeting: &Meeting) -> Result<()> {
     let mut opt = ZeroRedundancyOptimizer::new(&model.vs, &group, sgd)?;
     let ddp = DistributedDataParallel::new(&model.vs, &group)?;
     equals(&group, &model, &mut opt, &ddp, &group).context("ZeRO-1")?;
+    // Another model's parameters, which are not averaged.
+    let other = Model::new(1);
+    let mut opt = ZeroRedundancyOptimizer::new(&other.vs, &group, sgd)?;
+    let told = equals(&group, &other, &mut opt, &ddp, &group).expect_err("local gradients were taken");
+    ensure!(told.to_string().contains("is not averaged over the ranks"), "{told:?}");
     drop(ddp);
     // Nobody averages: refused, on all ranks.
     let model = Model::new(1);
