@@ -100,7 +100,7 @@ impl std::fmt::Debug for Shared {
 
 impl ShardedDataParallel {
     /// Averages the gradients of the optimizer's parameters that require one, over its group, in buckets of 25 MiB.
-    /// Overwrites all of its parameters by rank 0's.
+    /// Overwrites all of its parameters by rank 0's. Gradients that are there already count as this rank's own.
     ///
     /// # Errors
     /// On every rank, [`ShardError::OtherRank`] on those that would go on: when no parameter requires a gradient, one

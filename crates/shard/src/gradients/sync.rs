@@ -67,10 +67,12 @@ impl GradientSync for ShardedDataParallel {
     }
 
     fn sum(&self, value: f64) -> Result<f64, SyncError> {
-        self.group.sum(value)
+        self.start_sum(value)?()
     }
 
     fn start_sum(&self, value: f64) -> Result<PendingSum, SyncError> {
-        self.group.start_sum(value)
+        let link = self.link.clone();
+        let wait = self.group.start_sum(value).inspect_err(|_| link.breaks())?;
+        Ok(Box::new(move || wait().inspect_err(|_| link.breaks())))
     }
 }

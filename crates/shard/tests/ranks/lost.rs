@@ -1,7 +1,7 @@
 //! A rank that is gone is an error on the others.
 
 use anyhow::{Result, ensure};
-use overdrive_core::{Optimizer, OptimizerError};
+use overdrive_core::{GradientSync, Optimizer, OptimizerError};
 use overdrive_ddp::DdpError;
 use overdrive_ffi::{ErrorKind, host_memory};
 use overdrive_optim::Sgd;
@@ -55,6 +55,20 @@ pub fn in_backward(meeting: &Meeting) -> Result<()> {
     let told = sharded.backward(&model.loss(&data(0, 0, 0)));
     ensure!(matches!(told, Err(ShardError::Ddp(DdpError::Lost { .. }))), "{told:?}");
     ensure!(opt.params().iter().all(|param| !param.grad().defined()), "gradients are freed");
+    is_over(&mut opt, &sharded, &model)
+}
+
+/// The counts of an accumulator.
+pub fn in_a_sum(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let model = Model::new(1);
+    let mut opt = ZeroRedundancyOptimizer::new(&model.vs, &group, sgd)?;
+    let sharded = ShardedDataParallel::new(&mut opt)?;
+    if group.rank() == 1 {
+        return Ok(());
+    }
+    let told = sharded.start_sum(1.0).and_then(|wait| wait());
+    ensure!(told.is_err(), "{told:?}");
     is_over(&mut opt, &sharded, &model)
 }
 

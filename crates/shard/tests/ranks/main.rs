@@ -61,6 +61,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("edges", edges::scenario),
     ("saved", saved::scenario),
     ("lost_memory", lost::memory),
+    ("lost_in_a_sum", lost::in_a_sum),
 ];
 
 fn main() -> Result<ExitCode> {
@@ -109,6 +110,7 @@ fn main() -> Result<ExitCode> {
         ("what_fails_in_a_step_or_a_scaler_on_a_rank_fails_on_all", "joined_failures", 3),
         ("a_rank_that_is_gone_is_reported_in_a_step", "lost_in_a_step", 3),
         ("a_rank_that_is_gone_is_reported_in_backward", "lost_in_backward", 3),
+        ("a_rank_that_is_gone_is_reported_in_a_sum_of_counts", "lost_in_a_sum", 3),
         ("memory_that_runs_out_while_a_rank_sends_ends_all", "lost_memory", 2),
         ("a_rank_that_is_gone_is_reported_in_making_a_mesh", "lost_in_a_mesh", 2),
     ];

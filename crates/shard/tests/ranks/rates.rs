@@ -1,7 +1,9 @@
 //! Rates and momenta that are set through a sharded optimizer, beside the whole one.
 
 use anyhow::{Context, Result, ensure};
-use overdrive_core::{IntoParameters, Optimizer, Stateful};
+use overdrive_core::{IntoParameters, Optimizer, Parameter, Stateful};
+use overdrive_ddp::ProcessGroup;
+use overdrive_optim::AdamW;
 use overdrive_shard::ZeroRedundancyOptimizer;
 
 use crate::harness::Meeting;
@@ -56,6 +58,28 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         set(&mut zero, 5)?;
         set(&mut *plain, 5)?;
         both(&mut zero, &resumed, &mut *plain, 5)?;
+    }
+    let pair = group.new_group(&[0, 1])?;
+    pair.map_or(Ok(()), |pair| options(&pair)).context("other options")
+}
+
+/// Options of the optimizer inside, changed on all ranks. Of two ranks, each has parameters of both groups.
+fn options(group: &ProcessGroup) -> Result<()> {
+    let build = |params: Vec<Parameter>| AdamW::builder(params).lr(0.01).decay_groups().build();
+    let (model, whole) = (Model::new(1), Model::new(1));
+    let mut zero = ZeroRedundancyOptimizer::new(&model.vs, group, build)?;
+    let mut plain = build((&whole.vs).into_parameters())?;
+    for step in 0..4 {
+        let decay = 0.1 * step as f64;
+        let inner = zero.inner_mut().context("this rank has parameters")?;
+        ensure!(inner.num_groups() == 2);
+        for opt in [inner, &mut plain] {
+            opt.group_mut(0)?.weight_decay(decay).apply()?;
+            opt.group_mut(1)?.eps(1e-8 * (1.0 + decay)).apply()?;
+        }
+        step_alone(&model, &mut zero, &data(step, 0, 0), None)?;
+        step_alone(&whole, &mut plain, &data(step, 0, 0), None)?;
+        same(&model.values(), &whole.values()).with_context(|| format!("step {step}"))?;
     }
     Ok(())
 }
