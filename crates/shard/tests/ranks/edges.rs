@@ -24,6 +24,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         norms(&group, kind).with_context(|| format!("{kind:?}"))?;
     }
     infinities(&group)?;
+    layouts(&group)?;
     other_order(&group).context("a state of another order")
 }
 
@@ -98,6 +99,44 @@ fn infinities(group: &ProcessGroup) -> Result<()> {
         for ((one, other), &owner) in sharded_params.iter().zip(&alone).zip(opt.owners()) {
             let is_same = owner != group.rank() || one.grad().allclose(&other.grad(), 1e-12, 0.0, true);
             ensure!(is_same, "{scale}, {max_norm}: {}, {}", one.grad(), other.grad());
+        }
+    }
+    Ok(())
+}
+
+/// Parameters that are not contiguous, one that is used twice, and one that is frozen later on.
+fn layouts(group: &ProcessGroup) -> Result<()> {
+    let params = || {
+        tch::manual_seed(1);
+        let random = |shape: &[i64]| Tensor::randn(shape, DOUBLE);
+        let last = random(&[2, 4, 5, 3]).permute([0, 3, 1, 2]);
+        let all = [random(&[4, 6]).transpose(0, 1), last, random(&[5]), random(&[5])];
+        all.map(|it| it.detach().set_requires_grad(true))
+    };
+    let loss = |[table, last, twice, later]: &[Tensor; 4], rank: usize| {
+        tch::manual_seed(10 + rank as i64);
+        let random = |like: &Tensor| like.randn_like();
+        let sums = [table * random(table), last * random(last), twice * random(twice) * twice, later * random(later)];
+        sums.iter().fold(Tensor::from(0.0), |sum, it| sum + it.sum(Kind::Double))
+    };
+    let build = |params: Vec<Parameter>| AdamW::builder(params).lr(0.1).weight_decay(0.1).build();
+    let (sharded_params, alone) = (params(), params());
+    let mut opt = ZeroRedundancyOptimizer::new(&sharded_params, group, build)?;
+    let sharded = ShardedDataParallel::with_bucket_bytes(&mut opt, 400)?;
+    let mut single = build((&alone).into_parameters())?;
+    for step in 0..4 {
+        if step == 2 {
+            let _frozen = [&sharded_params, &alone].map(|params| params[3].set_requires_grad(false));
+        }
+        sharded.backward(&loss(&sharded_params, group.rank()))?;
+        opt.step()?;
+        opt.zero_grad()?;
+        let all = (0..group.size()).map(|rank| loss(&alone, rank) / group.size() as f64);
+        all.fold(Tensor::from(0.0), |sum, it| sum + it).backward();
+        single.step()?;
+        single.zero_grad()?;
+        for (number, (one, other)) in sharded_params.iter().zip(&alone).enumerate() {
+            ensure!(one.allclose(other, 1e-11, 1e-12, false), "step {step}: parameter {number}");
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use overdrive_core::{GradientSync, IntoParameters, Optimizer, OptimizerError, RankGroup};
-use overdrive_ddp::{DistributedDataParallel, OneBitAdam, OneBitAdamOptions};
+use overdrive_ddp::{DistributedDataParallel, OneBitAdam, OneBitAdamOptions, ReduceOp};
 use overdrive_ffi::{Error, host_memory};
 use overdrive_memory::{AutoMicroBatch, MemoryError};
 use overdrive_shard::{ShardedDataParallel, ZeroRedundancyOptimizer};
@@ -79,6 +79,22 @@ pub fn uneven(meeting: &Meeting) -> Result<()> {
     // Its steps average: the ranks' samples have to be counted.
     let mut opt = OneBitAdam::new(&group, &model.vs, OneBitAdamOptions::default())?;
     refused(equals(&group, &model, &mut opt, overdrive_core::SingleProcess, overdrive_core::SingleProcess))?;
+    // Counted, the mean of the ranks' gradients is that of all samples.
+    let mut micro = AutoMicroBatch::new(3).with_ranks(&group, &group);
+    let samples = |rank: usize| (0..=rank).map(|micro| data(0, micro, rank)).collect::<Vec<_>>();
+    let (inputs, targets): (Vec<_>, Vec<_>) = samples(group.rank()).into_iter().unzip();
+    let batch = [Tensor::cat(&inputs, 0), Tensor::cat(&targets, 0)];
+    let loss = |part: &[Tensor]| Ok::<_, Error>(model.loss(&(part[0].shallow_clone(), part[1].shallow_clone())));
+    let _mean = micro.backward(&mut opt, &batch, loss)?;
+    let alone = Model::new(1);
+    let (inputs, targets): (Vec<_>, Vec<_>) = (0..group.size()).flat_map(samples).unzip();
+    alone.loss(&(Tensor::cat(&inputs, 0), Tensor::cat(&targets, 0))).backward();
+    for (name, _) in model.values() {
+        let [own, expected] = [&model, &alone].map(|model| model.vs.variables()[&name].grad());
+        let mut mean = own / group.size() as f64;
+        group.all_reduce(&mut mean, ReduceOp::Sum)?;
+        close(&[(name.clone(), mean)], &[(name, expected)])?;
+    }
     // Its steps do not, and neither does the group.
     let mut opt = sgd((&model.vs).into_parameters())?;
     refused(equals(&group, &model, &mut opt, &group, &group))
