@@ -213,6 +213,12 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
                           would not get: build it anew over all parameters";
             return Err(OptimizerError::DoesNotFit { part: PART, reason });
         }
+        let is_other = |(number, &group): (usize, &usize)| own.inner.lr(number) != self.plan.groups[group].lr;
+        if own.groups.iter().enumerate().any(is_other) {
+            let reason = "a learning rate was set on the optimizer inside, on this rank alone perhaps: call `set_lr` of the \
+                          sharded optimizer, on all ranks";
+            return Err(OptimizerError::DoesNotFit { part: PART, reason });
+        }
         own.inner.check_step()
     }
 

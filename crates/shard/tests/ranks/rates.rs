@@ -81,5 +81,15 @@ fn options(group: &ProcessGroup) -> Result<()> {
         step_alone(&whole, &mut plain, &data(step, 0, 0), None)?;
         same(&model.values(), &whole.values()).with_context(|| format!("step {step}"))?;
     }
-    Ok(())
+    // A rate that the sharded optimizer does not know of, and would not save.
+    if group.rank() == 1 {
+        zero.inner_mut().context("this rank has parameters")?.set_lr(0, 0.5)?;
+    }
+    let told = zero.step().expect_err("a rate of one rank was taken");
+    ensure!(told.to_string().contains("call `set_lr` of the sharded optimizer"), "{told}");
+    zero.set_lr(0, 0.5)?;
+    plain.set_lr(0, 0.5)?;
+    step_alone(&model, &mut zero, &data(4, 0, 0), None)?;
+    step_alone(&whole, &mut plain, &data(4, 0, 0), None)?;
+    same(&model.values(), &whole.values())
 }
