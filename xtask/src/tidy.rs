@@ -21,7 +21,8 @@ const FOUNDATION: [&str; 4] = ["crates/core", "crates/ffi", "crates/jpeg", "crat
 
 /// A feature crate that builds on another one, and the feature crates that its tests use besides (docs/adr/0019).
 const BUILDS_ON: [(&str, &str); 1] = [("crates/shard", "crates/ddp")];
-const TESTED_WITH: [(&str, [&str; 3]); 1] = [("crates/shard", ["crates/accum", "crates/amp", "crates/optim"])];
+const TESTED_WITH: [(&str, [&str; 5]); 1] =
+    [("crates/shard", ["crates/accum", "crates/amp", "crates/checkpoint", "crates/memory", "crates/optim"])];
 
 /// Folder for what only tests need, such as a stand-in for CUDA's runtime. It may contain C++ and `unsafe`, because no
 /// user's program contains it.

@@ -37,8 +37,8 @@ impl<O: Optimizer> Lookahead<O> {
     /// are then set to the slow weights. The paper has k = 5, alpha = 0.5.
     ///
     /// # Errors
-    /// When `k` is 0, `alpha` is outside [0, 1], `inner` steps during the backward pass or is schedule-free, or memory
-    /// runs out.
+    /// When `k` is 0, `alpha` is outside [0, 1], `inner` steps during the backward pass, is schedule-free or has its
+    /// float32 masters on several ranks, or memory runs out.
     pub fn new(inner: O, k: u32, alpha: f64) -> Result<Self, OptimizerError> {
         let range = |option, found, expected| OptimizerError::InvalidOption { option, found, expected };
         if k == 0 {
@@ -57,6 +57,8 @@ impl<O: Optimizer> Lookahead<O> {
                           average anew: use it alone";
             return Err(OptimizerError::DoesNotFit { part: "Lookahead", reason });
         }
+        // Fails where the float32 masters cannot be had.
+        inner.trained()?;
         let fast = TensorList::new(&inner.params())?;
         Ok(Self { inner, alpha, k, fast, slow: None, steps: 0 })
     }

@@ -11,23 +11,10 @@ use crate::error::ShardError;
 /// [`ShardError::OtherRank`].
 pub(crate) fn all_have<T, E>(group: &ProcessGroup, what: &'static str, own: Result<T, E>) -> Result<Vec<T>, ShardError>
 where
-    T: Serialize + DeserializeOwned,
+    T: Clone + Serialize + DeserializeOwned,
     E: Into<ShardError>,
 {
-    let (sent, failed) = match own {
-        Ok(value) => (Ok(value), None),
-        Err(error) => {
-            let error = error.into();
-            (Err(error.to_string()), Some(error))
-        }
-    };
-    let all: Vec<Result<T, String>> = group.all_gather_object(&sent)?;
-    if let Some(own) = failed {
-        return Err(own);
-    }
-    let of =
-        |(rank, one): (usize, Result<T, String>)| one.map_err(|reason| ShardError::OtherRank { what, rank, reason });
-    all.into_iter().enumerate().map(of).collect()
+    built(group, what, own, T::clone).map(|(_, all)| all)
 }
 
 /// An error on every rank if this text is not the same on all: it names the first rank whose text differs from rank
@@ -73,18 +60,13 @@ where
     T: Serialize + DeserializeOwned,
     E: Into<ShardError>,
 {
-    match own {
-        Ok(own) => {
-            let all = all_have(group, what, Ok::<_, ShardError>(tell(&own)))?;
-            Ok((own, all))
-        }
-        Err(error) => {
-            let error = error.into();
-            let reason = error.to_string();
-            let _others: Vec<Result<T, String>> = group.all_gather_object(&Err::<T, String>(reason))?;
-            Err(error)
-        }
-    }
+    let own = own.map_err(Into::into);
+    let told = own.as_ref().map(tell).map_err(ShardError::to_string);
+    let all: Vec<Result<T, String>> = group.all_gather_object(&told)?;
+    let own = own?;
+    let of =
+        |(rank, one): (usize, Result<T, String>)| one.map_err(|reason| ShardError::OtherRank { what, rank, reason });
+    Ok((own, all.into_iter().enumerate().map(of).collect::<Result<_, _>>()?))
 }
 
 /// An error on every rank if what they have is not the same: `whole` is what the lines describe, and each line is a

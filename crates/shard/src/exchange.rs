@@ -6,6 +6,7 @@ use overdrive_core::Parameter;
 use overdrive_ddp::{DdpError, ProcessGroup, Work};
 use tch::Tensor;
 
+use crate::packing::{bytes_of, packed};
 use crate::plan::Plan;
 
 /// How many broadcasts are under way at a time: enough to fill the network, few enough that their buffers stay small.
@@ -16,7 +17,6 @@ const AT_ONCE: usize = 4;
 pub(crate) struct Bucket {
     root: usize,
     params: Vec<Tensor>,
-    numel: usize,
 }
 
 /// All parameters by owner, in buckets of at most `bytes`, unless a single parameter is larger. The owners take turns,
@@ -40,50 +40,39 @@ pub(crate) fn from_first(plan: &Plan, bytes: usize) -> Vec<Bucket> {
 }
 
 fn of_root<'a>(params: impl Iterator<Item = &'a Parameter>, root: usize, bytes: usize) -> VecDeque<Bucket> {
-    let mut buckets: VecDeque<Bucket> = VecDeque::new();
-    for param in params.map(Parameter::tensor).filter(|tensor| tensor.numel() > 0) {
-        let size = param.kind().elt_size_in_bytes();
-        let fits = |bucket: &&mut Bucket| {
-            let first = &bucket.params[0];
-            (first.kind(), first.device()) == (param.kind(), param.device())
-                && (bucket.numel + param.numel()) * size <= bytes
-        };
-        match buckets.iter_mut().find(fits) {
-            Some(bucket) => {
-                bucket.numel += param.numel();
-                bucket.params.push(param.shallow_clone());
-            }
-            None => {
-                buckets.push_back(Bucket { root, params: vec![param.shallow_clone()], numel: param.numel() });
-            }
-        }
-    }
-    buckets
+    let params = params.map(Parameter::tensor).filter(|tensor| tensor.numel() > 0);
+    let keyed = params.map(|it| ((it.kind(), it.device()), bytes_of(it), it.shallow_clone()));
+    packed(keyed, bytes).into_iter().map(|(_, params)| Bucket { root, params }).collect()
 }
 
-/// Broadcasts each bucket from its owner. All ranks hold the owners' parameters afterwards.
-pub(crate) fn send(group: &ProcessGroup, buckets: &[Bucket]) -> Result<(), DdpError> {
+/// Broadcasts each bucket from its owner. All ranks hold the owners' parameters afterwards. Where this `looks`, returns
+/// whether any value of this rank's has changed.
+pub(crate) fn send(group: &ProcessGroup, buckets: &[Bucket], looks: bool) -> Result<bool, DdpError> {
+    let mut has_changed = false;
     if group.size() == 1 {
-        return Ok(());
+        return Ok(has_changed);
     }
+    let mut finish = |(bucket, flat, work): (&Bucket, Tensor, Work)| -> Result<(), DdpError> {
+        work.wait()?;
+        if bucket.root != group.rank() {
+            has_changed |= bucket.unpack(&flat, looks)?;
+        }
+        Ok(())
+    };
     let _no_grad = tch::no_grad_guard();
     let mut under_way: VecDeque<(&Bucket, Tensor, Work)> = VecDeque::with_capacity(AT_ONCE);
     for bucket in buckets {
         if under_way.len() == AT_ONCE
             && let Some(first) = under_way.pop_front()
         {
-            finish(group, first)?;
+            finish(first)?;
         }
         let mut flat = bucket.flat(bucket.root == group.rank())?;
         let work = group.broadcast_async(&mut flat, bucket.root)?;
         under_way.push_back((bucket, flat, work));
     }
-    under_way.into_iter().try_for_each(|first| finish(group, first))
-}
-
-fn finish(group: &ProcessGroup, (bucket, flat, work): (&Bucket, Tensor, Work)) -> Result<(), DdpError> {
-    work.wait()?;
-    if bucket.root == group.rank() { Ok(()) } else { bucket.unpack(&flat) }
+    under_way.into_iter().try_for_each(&mut finish)?;
+    Ok(has_changed)
 }
 
 impl Bucket {
@@ -91,7 +80,8 @@ impl Bucket {
     fn flat(&self, is_filled: bool) -> Result<Tensor, DdpError> {
         if !is_filled {
             let first = &self.params[0];
-            return Ok(first.f_new_empty([self.numel as i64], (first.kind(), first.device()))?);
+            let numel: usize = self.params.iter().map(Tensor::numel).sum();
+            return Ok(first.f_new_empty([numel as i64], (first.kind(), first.device()))?);
         }
         let parts = self.params.iter().map(|param| param.f_detach()?.f_reshape([-1])?.f_contiguous());
         let parts = parts.collect::<Result<Vec<_>, tch::TchError>>()?;
@@ -101,11 +91,14 @@ impl Bucket {
         }
     }
 
-    fn unpack(&self, flat: &Tensor) -> Result<(), DdpError> {
+    fn unpack(&self, flat: &Tensor, looks: bool) -> Result<bool, DdpError> {
+        let mut has_changed = false;
         let sizes: Vec<i64> = self.params.iter().map(|param| param.numel() as i64).collect();
         for (param, part) in self.params.iter().zip(flat.f_split_with_sizes(&sizes, 0)?) {
-            param.shallow_clone().f_copy_(&part.f_view(&param.size()[..])?)?;
+            let part = part.f_view(&param.size()[..])?;
+            has_changed |= looks && !param.f_equal(&part)?;
+            param.shallow_clone().f_copy_(&part)?;
         }
-        Ok(())
+        Ok(has_changed)
     }
 }

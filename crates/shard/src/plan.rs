@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use overdrive_core::{Optimizer, OptimizerError, Parameter};
+use overdrive_core::{Entry, Optimizer, OptimizerError, Parameter, Stateful};
 use overdrive_ddp::{Backend, ProcessGroup};
 use overdrive_ffi::TensorId;
 use tch::{Device, Kind, Tensor};
 
 use crate::partition::owners;
 
-const PART: &str = "ZeroRedundancyOptimizer";
+pub(crate) const PART: &str = "ZeroRedundancyOptimizer";
 
 /// The parameters and groups of the optimizer over all ranks: the same on each.
 #[derive(Debug)]
@@ -21,6 +21,10 @@ pub(crate) struct Plan {
     /// The rank that has the state of each parameter.
     pub(crate) owner: Vec<usize>,
     pub(crate) groups: Vec<Group>,
+    /// The optimizer keeps copies of the parameters, such as float32 masters.
+    pub(crate) keeps_copies: bool,
+    /// The options of the groups, where the optimizer tells them: names as in its state, and values.
+    options: Vec<(String, String)>,
     /// Indices of parameters, in the order in which they were given.
     pub(crate) given: Vec<usize>,
 }
@@ -72,11 +76,12 @@ impl Plan {
         }
         let owner = owners(&sizes, ranks).concat();
         let groups = (0..lens.len()).map(|it| Group { lr: whole.lr(it), momentum: whole.momentum(it) }).collect();
+        let keeps_copies = whole.behavior().keeps_copies;
         let mut in_order = vec![0; order.len()];
         for (index, &place) in order.iter().enumerate() {
             in_order[place] = index;
         }
-        Ok(Self { params, group_of, owner, groups, given: in_order })
+        Ok(Self { params, group_of, owner, groups, keeps_copies, options: options_of(&whole), given: in_order })
     }
 
     /// Refuses parameters that the group cannot send.
@@ -139,7 +144,7 @@ impl Plan {
         Ok(Some(Own { inner, params, groups }))
     }
 
-    /// What has to be the same on all ranks, a line for each parameter and group.
+    /// What has to be the same on all ranks, a line for each parameter, group and option.
     pub(crate) fn describe(&self) -> Vec<(String, String)> {
         let of_param = |(index, param): (usize, &Parameter)| {
             let tensor = param.tensor();
@@ -153,13 +158,28 @@ impl Plan {
             (format!("group {number}"), rate)
         };
         let params = self.params.iter().enumerate().map(of_param);
-        params.chain(self.groups.iter().enumerate().map(of_group)).collect()
+        let groups = self.groups.iter().enumerate().map(of_group);
+        params.chain(groups).chain(self.options.iter().cloned()).collect()
     }
 
     /// The parameters' names, if they have any.
     pub(crate) fn names(&self) -> Option<Vec<&str>> {
         self.params.iter().map(Parameter::name).collect()
     }
+}
+
+fn options_of(whole: &dyn Optimizer) -> Vec<(String, String)> {
+    let Ok(state) = whole.state_dict() else { return Vec::new() };
+    let value = |(key, entry): (&str, &Entry)| {
+        let value = match entry {
+            Entry::Tensor(_) | Entry::Text(_) => return None,
+            Entry::Bool(value) => value.to_string(),
+            Entry::Int(value) => value.to_string(),
+            Entry::Float(value) => value.to_string(),
+        };
+        key.contains("param_groups.").then(|| (key.to_owned(), value))
+    };
+    state.iter().filter_map(value).collect()
 }
 
 const OTHER_GROUPS: &str = "the closure puts parameters into other groups when it gets a part of them: it should decide by \

@@ -1,6 +1,8 @@
 //! Batches in parts that fit.
 
-use overdrive_core::{AVERAGED, AveragedBy, GradientSync, Optimizer, OptimizerError, RankGroup, SingleProcess};
+use overdrive_core::{
+    AVERAGED, AveragedBy, GradientSync, IGNORED, NOT_AVERAGED, Optimizer, OptimizerError, RankGroup, SingleProcess,
+};
 use overdrive_ffi::autograd::BoxError;
 use tch::Tensor;
 
@@ -91,8 +93,8 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
     /// count them twice.
     ///
     /// # Errors
-    /// When the optimizer steps in the backward pass, or its gradients are averaged over ranks that this does not know of; and
-    /// when one sample alone does not fit, the tensors of the batch differ in their first dimension, and any error of
+    /// When the optimizer steps in the backward pass, or its gradients are averaged over ranks that this does not know of,
+    /// or have to be and are not; and when one sample alone does not fit, the tensors of the batch differ in their first dimension, and any error of
     /// `loss`. The gradients are zero then.
     ///
     /// # Syncs
@@ -185,7 +187,8 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
     /// Refuses what would step or average at the wrong time. All ranks do, as they run the same program.
     fn check(&self, opt: &impl Optimizer) -> Result<(), MemoryError> {
         let refuse = |reason| Err(OptimizerError::DoesNotFit { part: "AutoMicroBatch", reason }.into());
-        if opt.behavior().steps_in_backward {
+        let behavior = opt.behavior();
+        if behavior.steps_in_backward {
             return refuse(
                 "it steps or frees gradients at each part, and a batch that begins again would find other weights: use \
                  one that steps in `step` alone",
@@ -197,13 +200,31 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
                  the group of the `DistributedDataParallel`",
             );
         }
-        if self.sync.averaged_by() == AveragedBy::Nobody && AVERAGED.position(&opt.params()).is_some() {
-            return refuse(
+        let is_left_out =
+            |param: &Tensor| param.requires_grad() && !self.sync.averages(param) && !IGNORED.contains(param);
+        match self.sync.averaged_by() {
+            AveragedBy::Backward => match opt.params().iter().position(is_left_out) {
+                Some(index) => Err(OptimizerError::parameter(&opt.parameters()[index], index, NOT_AVERAGED).into()),
+                None => Ok(()),
+            },
+            AveragedBy::Nobody if AVERAGED.position(&opt.params()).is_some() => refuse(
                 "a `DistributedDataParallel` averages its gradients, and ranks that halve their parts alone would wait for \
                  each other: call `with_ranks(&ddp, &group)`",
-            );
+            ),
+            AveragedBy::Nobody | AveragedBy::Optimizer if behavior.takes_averages => refuse(
+                "its steps take gradients that are averaged over the ranks, and nothing here averages them: call \
+                 `with_ranks(&ddp, &group)`, with a `DistributedDataParallel` or a `ShardedDataParallel`",
+            ),
+            AveragedBy::Nobody if behavior.communicates => refuse(
+                "it averages over ranks in its steps, and batches of ranks would count alike whatever their sizes: call \
+                 `with_ranks(&group, &group)`",
+            ),
+            AveragedBy::Optimizer if !behavior.communicates => refuse(
+                "it does not average over ranks, so each rank would train on its own: wrap the model in a \
+                 `DistributedDataParallel`, and call `with_ranks(&ddp, &group)`",
+            ),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The gradients of all parts, added up, and the mean loss of this rank's batch.

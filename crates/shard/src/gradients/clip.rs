@@ -3,15 +3,19 @@
 use overdrive_core::OptimizerError;
 use overdrive_ddp::ReduceOp;
 use overdrive_ffi::{Arg, LazyOp};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use super::ShardedDataParallel;
+use super::{PART, ShardedDataParallel};
 use crate::error::ShardError;
 
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 static CLAMP_MAX: LazyOp = LazyOp::new("aten::clamp_max", "");
+
+/// libtorch's numbers of float32 and float64.
+const FLOAT: i64 = 6;
+const DOUBLE: i64 = 7;
 
 /// PyTorch's guard against a division by zero.
 const EPS: f64 = 1e-6;
@@ -47,16 +51,19 @@ impl ShardedDataParallel {
             let (option, found) = ("max_norm", max_norm);
             return Err(OptimizerError::InvalidOption { option, found, expected: "at least 0" }.into());
         }
+        self.link.check(PART)?;
         let _no_grad = tch::no_grad_guard();
         let grads = self.shared.lock().own()?;
         let (kind, device) = self.norm;
+        let dtype = Arg::Int(if kind == Kind::Double { DOUBLE } else { FLOAT });
         let mut squares = Tensor::f_zeros([1], (kind, device))?;
         for grad in &grads {
-            let norm = NORM.tensor(&[Arg::Tensor(grad), Arg::Double(2.0)])?;
-            let _sum = squares.f_add_(&norm.f_to_device(device)?.f_to_kind(kind)?.f_square()?)?;
+            // 16 bits cannot hold every norm of 16-bit gradients.
+            let norm = NORM.tensor(&[Arg::Tensor(grad), Arg::Double(2.0), Arg::None, Arg::Bool(false), dtype])?;
+            let _sum = squares.f_add_(&norm.f_to_device(device)?.f_square()?)?;
         }
         if self.group.size() > 1 {
-            self.group.all_reduce(&mut squares, ReduceOp::Sum)?;
+            self.link.watch(self.group.all_reduce(&mut squares, ReduceOp::Sum).map_err(ShardError::from))?;
         }
         let norm = squares.f_reshape(&[0i64; 0][..])?.f_sqrt()?;
         let inverse = ADD.tensor(&[Arg::Tensor(&norm), Arg::Double(EPS)])?.f_reciprocal()?;

@@ -16,14 +16,16 @@ use tch::{Kind, Tensor};
 use crate::agree;
 use crate::error::ShardError;
 use crate::exchange;
+use crate::link::Link;
 use crate::zero::{BUCKET_BYTES, ZeroRedundancyOptimizer};
-use reduction::Reduction;
+use reduction::{Passed, Reduction};
 
 pub use clip::GradNorm;
 pub use sync::NoSync;
 
 const BUILDING: &str = "building a ShardedDataParallel";
 const BACKWARD: &str = "the backward pass";
+const PART: &str = "ShardedDataParallel";
 
 /// Averages gradients over ranks in the backward pass, each on the one rank that keeps the state of its parameter; on
 /// the others it is freed while the pass goes on. Used instead of a `DistributedDataParallel`.
@@ -74,6 +76,7 @@ pub struct ShardedDataParallel {
     /// Other parts look these marks up: `clip_grad_norm_` of `overdrive-optim` refuses the parameters.
     _marked: [Marked; 2],
     group: ProcessGroup,
+    link: Link,
     /// Of the norm of gradients.
     norm: (Kind, tch::Device),
     held: Cell<bool>,
@@ -97,7 +100,7 @@ impl std::fmt::Debug for Shared {
 
 impl ShardedDataParallel {
     /// Averages the gradients of the optimizer's parameters that require one, over its group, in buckets of 25 MiB.
-    /// Overwrites all of its parameters by rank 0's.
+    /// Overwrites all of its parameters by rank 0's. Gradients that are there already count as this rank's own.
     ///
     /// # Errors
     /// On every rank, [`ShardError::OtherRank`] on those that would go on: when no parameter requires a gradient, one
@@ -123,15 +126,21 @@ impl ShardedDataParallel {
         bytes: usize,
     ) -> Result<Self, ShardError> {
         let group = opt.process_group().clone();
-        let shared = Shared(Arc::new(Mutex::new(Reduction::new(&group, opt.plan(), bytes))));
-        let hooks = hooks(&shared);
+        let shared = Shared(Arc::new(Mutex::new(Reduction::new(&group, opt.plan(), opt.link(), bytes))));
+        let hooks = opt.link().check(PART).and_then(|()| hooks(&shared));
         let layout = shared.lock().describe();
         let (hooks, all) = agree::built(&group, BUILDING, hooks, |_| (bytes.to_string(), layout))?;
         let (all_bytes, layouts): (Vec<String>, Vec<_>) = all.into_iter().unzip();
         agree::on_text("the size of buckets in bytes", &all_bytes)?;
         agree::on_lines("the buckets of gradients", &layouts)?;
-        exchange::send(&group, &exchange::from_first(opt.plan(), bytes))?;
-        opt.params_changed()?;
+        let link = opt.link().clone();
+        let sent = exchange::send(&group, &exchange::from_first(opt.plan(), bytes), true);
+        let has_changed = link.watch(sent.map_err(ShardError::from))?;
+        // Not otherwise: slow weights would begin anew, also those that were loaded.
+        if link.watch(agree::on_any(&group, has_changed))? {
+            let renewed = opt.params_changed();
+            link.watch(agree::all_have(&group, BUILDING, renewed))?;
+        }
         let params: Vec<Tensor> =
             shared.lock().places().iter().map(|(param, ..)| param.tensor().shallow_clone()).collect();
         let averaged = params.iter().map(TensorId::of).collect();
@@ -143,7 +152,7 @@ impl ShardedDataParallel {
         let norm = (if is_double { Kind::Double } else { Kind::Float }, device);
         let shallow = params.iter().map(Tensor::shallow_clone).collect();
         let marked = [AVERAGED.mark(params), SHARDED_GRADIENTS.mark(shallow)];
-        Ok(Self { hooks, shared, averaged, _marked: marked, group, norm, held: Cell::new(false) })
+        Ok(Self { hooks, shared, averaged, _marked: marked, group, link, norm, held: Cell::new(false) })
     }
 
     /// Runs backward from a loss. Then the owner of each parameter has the mean over ranks in its gradient, added to
@@ -178,10 +187,7 @@ impl ShardedDataParallel {
     fn pass(&self, loss: Option<&Tensor>) -> Result<(), ShardError> {
         self.outside_pass("backward")?;
         let run = || loss.map_or(Ok(()), |loss| Ok(loss.f_backward()?));
-        if self.shared.lock().is_broken() {
-            let reason = "communication has failed in an earlier pass, which the other ranks may not know: start anew";
-            return Err(OptimizerError::DoesNotFit { part: "ShardedDataParallel", reason }.into());
-        }
+        self.link.check(PART)?;
         if self.held.get() {
             self.shared.lock().begin_local()?;
             let ran = run();
@@ -193,22 +199,28 @@ impl ShardedDataParallel {
         let ran: Result<(), ShardError> = run();
         let finished = self.shared.lock().finish();
         self.hooks.iter().for_each(GradHook::resume_panic);
-        let ended = finished.and_then(|own| self.end_pass(ran.and(own)));
+        let ended = self.link.watch(finished.and_then(|own| self.end_pass(ran.and(own))));
         if ended.is_err() {
             self.shared.lock().clear()?;
         }
         ended
     }
 
-    /// Agrees with all ranks that the pass was good. `own`: the parameters that had no gradient on this rank.
-    fn end_pass(&self, own: Result<Vec<usize>, ShardError>) -> Result<(), ShardError> {
-        let is_plain = own.as_ref().is_ok_and(Vec::is_empty);
+    /// Agrees with all ranks that the pass was good.
+    fn end_pass(&self, own: Result<Passed, ShardError>) -> Result<(), ShardError> {
+        let is_plain = own.as_ref().is_ok_and(|own| own.missing.is_empty() && !own.is_anew);
         if !agree::on_any(&self.group, !is_plain)? {
             return Ok(());
         }
         let all = agree::all_have(&self.group, BACKWARD, own)?;
+        if all.iter().any(|of_rank| of_rank.is_anew) {
+            // A rank that has begun its window anew alone has other passes in it than the others.
+            let freed: Vec<String> = all.iter().map(|of_rank| of_rank.freed.to_string()).collect();
+            agree::on_text("how often gradients were zeroed in a window that was begun anew", &freed)?;
+        }
         let (first, others) = all.split_at(1);
-        let unused = first[0].iter().copied().filter(|index| others.iter().all(|other| other.contains(index)));
+        let is_unused = |index: &usize| others.iter().all(|other| other.missing.contains(index));
+        let unused = first[0].missing.iter().copied().filter(is_unused);
         Ok(self.shared.lock().without(&unused.collect::<Vec<_>>())?)
     }
 }

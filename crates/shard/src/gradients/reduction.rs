@@ -5,9 +5,12 @@ use std::collections::{HashSet, VecDeque};
 use overdrive_core::{OptimizerError, Parameter, TorchError};
 use overdrive_ddp::{ProcessGroup, ReduceOp, Work};
 use overdrive_ffi::{Arg, LazyOp, set_grad};
-use tch::{Device, Kind, Tensor};
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
 
 use crate::error::ShardError;
+use crate::link::Link;
+use crate::packing::{bytes_of, packed};
 use crate::plan::Plan;
 
 static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
@@ -19,7 +22,6 @@ const AT_ONCE: usize = 4;
 struct Bucket {
     owner: usize,
     members: Vec<Member>,
-    numel: usize,
 }
 
 struct Member {
@@ -52,58 +54,53 @@ struct Pass {
     /// The first bucket that is not under way. Ranks send buckets in the same order.
     next: usize,
     under_way: VecDeque<(usize, Tensor, Work)>,
-    /// Indices of parameters without a gradient on this rank.
-    missing: Vec<usize>,
+    told: Passed,
     /// What is wrong with a gradient of this rank: the pass goes on with zeros in its place, as the others wait.
     refused: Option<ShardError>,
     /// Communication has failed: nothing more is sent.
     broken: Option<ShardError>,
 }
 
+/// What a rank tells of a good pass.
+#[derive(Clone, Default, Deserialize, Serialize)]
+pub(super) struct Passed {
+    /// Indices of parameters without a gradient on this rank.
+    pub(super) missing: Vec<usize>,
+    /// How often gradients were freed since the last exchange.
+    pub(super) freed: u64,
+    /// A pass that left gradients local had failed, and they were freed since.
+    pub(super) is_anew: bool,
+}
+
 /// The buckets, and the pass under way.
 pub(super) struct Reduction {
     group: ProcessGroup,
+    link: Link,
     buckets: Vec<Bucket>,
     pass: Option<Pass>,
     /// A pass that leaves gradients local is under way.
     is_local: bool,
-    /// Such a pass has failed since gradients were last averaged.
-    has_failed: bool,
-    /// Sending has failed: other ranks may wait for what this one does not send.
-    is_broken: bool,
+    /// Such a pass has failed since gradients were last averaged, when they had been freed so often.
+    failed: Option<u64>,
+    /// How often they had been freed when they were last averaged.
+    freed: u64,
 }
 
 impl Reduction {
     /// Buckets of at most `bytes` of the trained parameters, the last that was given first: backward passes come to
     /// them in about this order, however the optimizer groups them.
-    pub(super) fn new(group: &ProcessGroup, plan: &Plan, bytes: usize) -> Self {
-        let mut buckets: Vec<Bucket> = Vec::new();
-        // The newest bucket of each owner, dtype and device.
-        let mut open: Vec<((usize, Kind, Device), usize)> = Vec::new();
+    pub(super) fn new(group: &ProcessGroup, plan: &Plan, link: &Link, bytes: usize) -> Self {
         let trained = plan.given.iter().rev().map(|&index| (index, &plan.params[index]));
-        for (index, parameter) in trained.filter(|(_, param)| param.tensor().requires_grad()) {
-            let param = parameter.tensor();
-            let key = (plan.owner[index], param.kind(), param.device());
-            let size = param.kind().elt_size_in_bytes();
-            let newest = open.iter().position(|(known, _)| *known == key);
-            let fits = newest
-                .map(|place| open[place].1)
-                .filter(|&at| buckets[at].numel.saturating_add(param.numel()).saturating_mul(size) <= bytes);
-            let at = fits.unwrap_or(buckets.len());
-            if at == buckets.len() {
-                buckets.push(Bucket { owner: key.0, members: Vec::new(), numel: 0 });
-                match newest {
-                    Some(place) => open[place].1 = at,
-                    None => open.push((key, at)),
-                }
-            }
-            buckets[at].numel += param.numel();
-            let parameter = parameter.share();
+        let keyed = trained.filter(|(_, param)| param.tensor().requires_grad()).map(|(index, param)| {
+            let (tensor, parameter) = (param.tensor(), param.share());
             let member =
                 Member { index, parameter, is_averaged: false, kept: None, has_earlier: false, is_stray: false };
-            buckets[at].members.push(member);
-        }
-        Self { group: group.clone(), buckets, pass: None, is_local: false, has_failed: false, is_broken: false }
+            ((plan.owner[index], tensor.kind(), tensor.device()), bytes_of(tensor), member)
+        });
+        let packed = packed(keyed, bytes).into_iter();
+        let buckets = packed.map(|((owner, ..), members)| Bucket { owner, members }).collect();
+        let (group, link, freed) = (group.clone(), link.clone(), link.freed());
+        Self { group, link, buckets, pass: None, is_local: false, failed: None, freed }
     }
 
     /// What has to be the same on all ranks, a line for each bucket.
@@ -128,16 +125,14 @@ impl Reduction {
         self.pass.is_some()
     }
 
-    /// Whether sending has failed in an earlier pass.
-    pub(super) fn is_broken(&self) -> bool {
-        self.is_broken
-    }
-
     /// Begins a pass that averages. What is in an owner's gradient from earlier ones is set aside.
     pub(super) fn begin(&mut self) -> Result<(), TorchError> {
-        let mut refused = std::mem::take(&mut self.has_failed).then(|| {
-            let reason = "a backward pass that left gradients local has failed since the last exchange: zero the gradients \
-                          and begin the window anew";
+        let freed = self.link.freed();
+        let failed = self.failed.take();
+        let is_anew = failed.is_some_and(|at| freed > at);
+        let mut refused = (failed.is_some() && !is_anew).then(|| {
+            let reason = "a backward pass that left gradients local has failed since the last exchange: call the \
+                          optimizer's `zero_grad` on all ranks, and begin the window anew on all";
             OptimizerError::DoesNotFit { part: "ShardedDataParallel", reason }
         });
         for member in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.members) {
@@ -154,7 +149,10 @@ impl Reduction {
             }
         }
         let pending = self.buckets.iter().map(|bucket| bucket.members.len()).collect();
-        self.pass = Some(Pass { pending, refused: refused.map(ShardError::from), ..Pass::default() });
+        let told = Passed { missing: Vec::new(), freed: freed - self.freed, is_anew };
+        self.freed = freed;
+        self.link.set_local(false);
+        self.pass = Some(Pass { pending, told, refused: refused.map(ShardError::from), ..Pass::default() });
         Ok(())
     }
 
@@ -171,13 +169,16 @@ impl Reduction {
             member.is_stray &= grad.defined();
         }
         self.is_local = true;
+        self.link.set_local(true);
         Ok(())
     }
 
     /// Ends such a pass.
     pub(super) fn end_local(&mut self, is_good: bool) {
         self.is_local = false;
-        self.has_failed |= !is_good;
+        if !is_good {
+            self.failed = Some(self.link.freed());
+        }
     }
 
     /// The gradient of this parameter of this bucket is complete.
@@ -185,6 +186,7 @@ impl Reduction {
         let Some(member) = self.buckets[bucket].members.iter_mut().find(|it| it.index == index) else { return };
         let Some(pass) = &mut self.pass else {
             member.is_stray |= !self.is_local;
+            self.link.set_local(true);
             return;
         };
         if !pass.ready.insert(index) {
@@ -200,22 +202,21 @@ impl Reduction {
         }
     }
 
-    /// Sends all that is left, and waits. Returns the parameters that had no gradient on this rank, or what was wrong
-    /// with one.
+    /// Sends all that is left, and waits. Returns what to tell the other ranks, or what was wrong with a gradient.
     ///
     /// The outer error is one of communication.
-    pub(super) fn finish(&mut self) -> Result<Result<Vec<usize>, ShardError>, ShardError> {
+    pub(super) fn finish(&mut self) -> Result<Result<Passed, ShardError>, ShardError> {
         while self.pass.as_ref().is_some_and(|pass| pass.next < self.buckets.len()) {
             self.send_next();
         }
         while self.pass.as_ref().is_some_and(|pass| !pass.under_way.is_empty()) {
             self.wait_for_first();
         }
-        let Some(pass) = self.pass.take() else { return Ok(Ok(Vec::new())) };
+        let Some(pass) = self.pass.take() else { return Ok(Ok(Passed::default())) };
         if let Some(broken) = pass.broken {
             return Err(broken);
         }
-        Ok(pass.refused.map_or(Ok(pass.missing), Err))
+        Ok(pass.refused.map_or(Ok(pass.told), Err))
     }
 
     /// Takes away the gradients of parameters that had none on any rank, unless earlier passes gave them one.
@@ -232,6 +233,7 @@ impl Reduction {
     /// Frees all gradients, after a pass that has failed.
     pub(super) fn clear(&mut self) -> Result<(), TorchError> {
         self.pass = None;
+        self.link.free();
         for member in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.members) {
             (member.is_averaged, member.is_stray, member.kept) = (false, false, None);
             set_grad(member.param(), None)?;
@@ -260,7 +262,7 @@ impl Reduction {
     }
 
     fn broken(&mut self, error: ShardError) {
-        self.is_broken = true;
+        self.link.breaks();
         if let Some(pass) = &mut self.pass {
             pass.under_way.clear();
             pass.broken.get_or_insert(error);
@@ -278,7 +280,7 @@ impl Reduction {
         for member in &bucket.members {
             let grad = member.param().f_grad()?;
             if !grad.defined() {
-                pass.missing.push(member.index);
+                pass.told.missing.push(member.index);
             } else if grad.is_sparse() || grad.is_mkldnn() {
                 let reason = "its gradient is sparse, but should be dense: make an embedding with `sparse: false`";
                 let error = OptimizerError::parameter(&member.parameter, member.index, reason);

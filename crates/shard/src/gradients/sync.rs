@@ -25,7 +25,8 @@ impl ShardedDataParallel {
     /// Leaves the gradients of the backward passes from here on local, until the guard is dropped. They add up, and the
     /// next pass averages the sum. Meanwhile each rank holds all gradients: without it, each pass averages and frees
     /// them, and the means add up, which sends more and needs less memory. If such a pass fails, it is this rank's
-    /// error alone; the next pass that averages fails on all ranks then.
+    /// error alone; the next pass that averages fails on all ranks then, unless all have called the optimizer's
+    /// `zero_grad` before.
     ///
     /// # Source
     /// `DistributedDataParallel.no_sync`
@@ -66,10 +67,12 @@ impl GradientSync for ShardedDataParallel {
     }
 
     fn sum(&self, value: f64) -> Result<f64, SyncError> {
-        self.group.sum(value)
+        self.start_sum(value)?()
     }
 
     fn start_sum(&self, value: f64) -> Result<PendingSum, SyncError> {
-        self.group.start_sum(value)
+        let link = self.link.clone();
+        let wait = self.group.start_sum(value).inspect_err(|_| link.breaks())?;
+        Ok(Box::new(move || wait().inspect_err(|_| link.breaks())))
     }
 }

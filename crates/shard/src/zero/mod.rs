@@ -6,7 +6,7 @@ mod state;
 
 use overdrive_core::{
     IGNORED, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, SHARDED_GRADIENTS, StateDict,
-    SyncError, check_averaged, check_not_stepped_in_backward,
+    check_averaged, check_not_stepped_in_backward,
 };
 use overdrive_ddp::ProcessGroup;
 use overdrive_ffi::TensorList;
@@ -14,7 +14,8 @@ use overdrive_ffi::TensorList;
 use crate::agree;
 use crate::error::ShardError;
 use crate::exchange::{self, Bucket};
-use crate::plan::{self, Own, Plan};
+use crate::link::Link;
+use crate::plan::{self, Own, PART, Plan};
 
 const BUILDING: &str = "building a ZeroRedundancyOptimizer";
 
@@ -25,9 +26,9 @@ pub(crate) const BUCKET_BYTES: usize = 25 << 20;
 /// these, and sends their new values to all.
 ///
 /// Give the gradients averaged over the ranks, by a `DistributedDataParallel`: then each step is that of the optimizer
-/// inside over all parameters, to the bit. With N ranks, a rank keeps about 1/N of the state (AdamW: two numbers a
-/// parameter); parameters stay whole on each rank. A parameter is not split: the largest goes to the rank that has the
-/// least so far, and so on.
+/// inside over all parameters, to the bit where they are of one dtype and rounding is not stochastic. With N ranks, a
+/// rank keeps about 1/N of the state (AdamW: two numbers a parameter); parameters stay whole on each rank. A parameter is
+/// not split: the largest goes to the rank that has the least so far, and so on.
 ///
 /// The closure is called twice, to learn the groups and to build this rank's part, so it should put parameters into
 /// groups by their name, shape or dtype, and be able to build from any part. It may return a `Box<dyn Optimizer>`.
@@ -75,10 +76,7 @@ pub struct ZeroRedundancyOptimizer<O> {
     own: Option<Own<O>>,
     buckets: Vec<Bucket>,
     params: TensorList,
-    /// How often gradients were freed.
-    freed: u64,
-    /// Sending has failed: other ranks may wait for what this one does not send.
-    is_broken: bool,
+    link: Link,
 }
 
 impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
@@ -108,16 +106,8 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         let ((plan, own, params), all) = agree::built(group, BUILDING, built, |(plan, ..)| plan.describe())?;
         agree::on_lines("the parameters and groups", &all)?;
         let buckets = exchange::buckets(&plan, group.size(), BUCKET_BYTES);
-        Ok(Self {
-            id: OptimizerId::new(),
-            group: group.clone(),
-            plan,
-            own,
-            buckets,
-            params,
-            freed: 0,
-            is_broken: false,
-        })
+        let (id, group) = (OptimizerId::new(), group.clone());
+        Ok(Self { id, group, plan, own, buckets, params, link: Link::default() })
     }
 
     /// Sets how many bytes of parameters are sent in one broadcast at most; 25 MiB by default. A larger parameter is
@@ -178,13 +168,13 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         &self.plan
     }
 
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
     /// Agrees with all ranks that the step can be made, before anything changes.
     fn begin_step(&mut self) -> Result<(), OptimizerError> {
-        if self.is_broken {
-            let reason = "sending parameters has failed before, so that ranks have different ones: start anew from a \
-                          checkpoint";
-            return Err(OptimizerError::DoesNotFit { part: "ZeroRedundancyOptimizer", reason });
-        }
+        self.link.check(PART)?;
         let own = self.check_own().and_then(|()| match &mut self.own {
             Some(own) => own.inner.make_state(),
             None => Ok(()),
@@ -210,13 +200,24 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
                           rank steps it for all: give it to an optimizer of its own";
             return Err(OptimizerError::parameter(&self.plan.params[index], index, reason));
         }
+        if self.group.size() > 1 && self.link.is_local() {
+            let reason = "backward passes have left gradients local since the last exchange: end `no_sync` before a \
+                          window's last pass, or zero the gradients";
+            return Err(OptimizerError::DoesNotFit { part: "ShardedDataParallel", reason });
+        }
         let Some(own) = &self.own else { return Ok(()) };
         // Options may have been changed, or loaded.
         plan::check_behavior(&own.inner)?;
         if own.inner.params().len() != own.params.len() || own.inner.num_groups() != own.groups.len() {
             let reason = "parameters were added to the optimizer inside after they were partitioned, which the other ranks \
                           would not get: build it anew over all parameters";
-            return Err(OptimizerError::DoesNotFit { part: "ZeroRedundancyOptimizer", reason });
+            return Err(OptimizerError::DoesNotFit { part: PART, reason });
+        }
+        let is_other = |(number, &group): (usize, &usize)| own.inner.lr(number) != self.plan.groups[group].lr;
+        if own.groups.iter().enumerate().any(is_other) {
+            let reason = "a learning rate was set on the optimizer inside, on this rank alone perhaps: call `set_lr` of the \
+                          sharded optimizer, on all ranks";
+            return Err(OptimizerError::DoesNotFit { part: PART, reason });
         }
         own.inner.check_step()
     }
@@ -224,18 +225,15 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     /// Sends the new parameters, and agrees on whether all ranks have stepped.
     fn end_step(&mut self, stepped: Result<(), OptimizerError>) -> Result<(), OptimizerError> {
         // Also after a failure: the other ranks wait, and all should have the same parameters.
-        if let Err(error) = exchange::send(&self.group, &self.buckets) {
-            self.is_broken = true;
-            return Err(OptimizerError::Sync(SyncError::from(error)));
-        }
+        self.link.watch(exchange::send(&self.group, &self.buckets, false).map_err(ShardError::from))?;
         self.agree(stepped)
     }
 
     /// What has failed on any rank fails on all.
     fn agree(&self, own: Result<(), OptimizerError>) -> Result<(), OptimizerError> {
-        if self.group.size() == 1 || !agree::on_any(&self.group, own.is_err())? {
+        if self.group.size() == 1 || !self.link.watch(agree::on_any(&self.group, own.is_err()))? {
             return own;
         }
-        Ok(agree::all_have(&self.group, "the optimizer's step", own).map(drop)?)
+        Ok(self.link.watch(agree::all_have(&self.group, "the optimizer's step", own)).map(drop)?)
     }
 }

@@ -4,10 +4,11 @@ use overdrive_core::{
     Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, SkipAgreement, Stateful, SyncError, activity,
 };
 use overdrive_ddp::{DdpError, ReduceOp};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::ZeroRedundancyOptimizer;
-use crate::plan::{Group, Own};
+use crate::error::ShardError;
+use crate::plan::{Group, Own, PART};
 
 impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     /// The optimizer inside and its number of this group, if this rank has a part of the group.
@@ -37,11 +38,30 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
         self.plan.params.iter().map(Parameter::share).collect()
     }
 
+    /// # Errors
+    /// With several ranks, where float32 masters of 16-bit parameters are on other ranks.
+    fn trained(&self) -> Result<Vec<Tensor>, OptimizerError> {
+        let mut trained = self.params();
+        let is_16_bit = |param: &Tensor| matches!(param.kind(), Kind::Half | Kind::BFloat16);
+        if self.group.size() > 1 && self.plan.keeps_copies && trained.iter().any(is_16_bit) {
+            let reason = "each of its float32 masters is on one rank alone, and what is around it would see the rounded \
+                          parameters: wrap the optimizer within the closure, as \
+                          `|params| Lookahead::new(AdamW::builder(params)..)`";
+            return Err(OptimizerError::DoesNotFit { part: PART, reason });
+        }
+        if let Some(own) = &self.own {
+            for (&index, tensor) in own.params.iter().zip(own.inner.trained()?) {
+                trained[index] = tensor;
+            }
+        }
+        Ok(trained)
+    }
+
     fn behavior(&self) -> Behavior {
         let mut behavior = Behavior::default();
         behavior.communicates = self.group.size() > 1;
         behavior.takes_averages = behavior.communicates;
-        // What is kept of a part is no other optimizer's concern: all ranks answer the same.
+        behavior.keeps_copies = self.plan.keeps_copies;
         behavior
     }
 
@@ -127,12 +147,12 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
     }
 
     fn gradients_used(&self) -> u64 {
-        self.freed
+        self.link.freed()
     }
 
     /// Frees the gradients of all parameters.
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
-        self.freed += 1;
+        self.link.free();
         if let Some(own) = &mut self.own {
             own.inner.zero_grad()?;
         }
@@ -168,6 +188,6 @@ impl<O: Optimizer> SkipAgreement for ZeroRedundancyOptimizer<O> {
             found_inf.shallow_clone().f_copy_(&flag.f_reshape(&[0i64; 0][..])?)?;
             Ok(())
         };
-        Ok(largest()?)
+        Ok(self.link.watch(largest().map_err(ShardError::from))?)
     }
 }

@@ -43,24 +43,63 @@ fn agree(group: &ProcessGroup, params: &[Parameter]) -> Result<()> {
     Ok(())
 }
 
+/// Slow weights of float32 masters, which are on one rank each: around the sharded optimizer they would be those of the
+/// rounded parameters.
+fn slow_weights(group: &ProcessGroup) -> Result<()> {
+    let weights = |kind: Kind| {
+        tch::manual_seed(1);
+        let values = |_| Tensor::randn([6, 5], (Kind::Float, Device::Cpu)).to_kind(kind).set_requires_grad(true);
+        let named = |number: i32| Parameter::named(format!("weight{number}"), values(number));
+        (0..3).map(named).collect::<Vec<_>>()
+    };
+    let masters =
+        |params: Vec<Parameter>| AdamW::builder(params).lr(0.01).low_precision(LowPrecision::MasterCopy).build();
+    let around = |kind: Kind, group: &ProcessGroup| -> Result<Lookahead<ZeroRedundancyOptimizer<AdamW>>> {
+        Ok(Lookahead::new(ZeroRedundancyOptimizer::new(weights(kind), group, masters)?, 2, 0.5)?)
+    };
+    let told = around(Kind::BFloat16, group).map(drop).expect_err("slow weights of rounded parameters");
+    let told = told.downcast::<OptimizerError>()?;
+    ensure!(matches!(told, OptimizerError::DoesNotFit { .. }) && told.to_string().contains("closure"), "{told:?}");
+
+    let (sharded, whole) = (weights(Kind::BFloat16), weights(Kind::BFloat16));
+    let inside = |params: Vec<Parameter>| Lookahead::new(masters(params)?, 2, 0.5);
+    let zero = ZeroRedundancyOptimizer::new(&sharded, group, inside)?;
+    steps_alike(group, (zero, &sharded), (inside(whole.iter().map(Parameter::share).collect())?, &whole))?;
+    // Around a group of one rank, which has all masters, and around float32 parameters.
+    for own in 0..group.size() {
+        let Some(one) = group.new_group(&[own])? else { continue };
+        let (sharded, whole) = (weights(Kind::BFloat16), weights(Kind::BFloat16));
+        let zero = Lookahead::new(ZeroRedundancyOptimizer::new(&sharded, &one, masters)?, 2, 0.5)?;
+        steps_alike(&one, (zero, &sharded), (inside(whole.iter().map(Parameter::share).collect())?, &whole))?;
+    }
+    let (sharded, whole) = (weights(Kind::Float), weights(Kind::Float));
+    let zero = Lookahead::new(ZeroRedundancyOptimizer::new(&sharded, group, masters)?, 2, 0.5)?;
+    steps_alike(group, (zero, &sharded), (inside(whole.iter().map(Parameter::share).collect())?, &whole))
+}
+
+/// Five steps of both are the same, to the bit, on all ranks.
+fn steps_alike<A: Optimizer, B: Optimizer>(
+    group: &ProcessGroup,
+    (mut zero, sharded): (A, &[Parameter]),
+    (mut plain, whole): (B, &[Parameter]),
+) -> Result<()> {
+    for step in 0..5 {
+        for (opt, params) in [(&mut zero as &mut dyn Optimizer, sharded), (&mut plain, whole)] {
+            params.iter().for_each(|param| param.tensor().square().sum(Kind::Float).backward());
+            opt.step()?;
+            opt.zero_grad()?;
+        }
+        agree(group, sharded)?;
+        for (one, other) in sharded.iter().zip(whole) {
+            ensure!(one.tensor().equal(other.tensor()), "step {step}: {:?} differs", one.name());
+        }
+    }
+    Ok(())
+}
+
 pub fn optimizers(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
-    // Slow weights around float32 masters.
-    let weights = |number: i64| {
-        tch::manual_seed(number);
-        let values = Tensor::randn([6, 5], (Kind::Float, Device::Cpu)).to_kind(Kind::BFloat16);
-        Parameter::named(format!("weight{number}"), values.set_requires_grad(true))
-    };
-    let params: Vec<Parameter> = (0..3).map(weights).collect();
-    let build =
-        |params: Vec<Parameter>| AdamW::builder(params).lr(0.01).low_precision(LowPrecision::MasterCopy).build();
-    let mut opt = Lookahead::new(ZeroRedundancyOptimizer::new(&params, &group, build)?, 2, 0.5)?;
-    for _ in 0..5 {
-        params.iter().for_each(|param| param.tensor().square().sum(Kind::Float).backward());
-        opt.step()?;
-        opt.zero_grad()?;
-        agree(&group, &params)?;
-    }
+    slow_weights(&group)?;
     // An option that makes parameters depend on one another, loaded later.
     let params: Vec<Parameter> = (0..2)
         .map(|it| Parameter::named(format!("p{it}"), Tensor::ones([3], DOUBLE).set_requires_grad(true)))

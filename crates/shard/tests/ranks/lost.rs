@@ -1,26 +1,47 @@
 //! A rank that is gone is an error on the others.
 
 use anyhow::{Result, ensure};
-use overdrive_core::{Optimizer, OptimizerError};
+use overdrive_core::{GradientSync, Optimizer, OptimizerError};
 use overdrive_ddp::DdpError;
+use overdrive_ffi::{ErrorKind, host_memory};
+use overdrive_optim::Sgd;
 use overdrive_shard::{DeviceMesh, ShardError, ShardedDataParallel, ZeroRedundancyOptimizer};
 
+use tch::{Kind, Tensor};
+
 use crate::harness::Meeting;
-use crate::model::{Model, data};
+use crate::model::{DOUBLE, Model, data};
 use crate::zero::sgd;
+
+/// Nothing is sent, and no gradient is made, after communication has failed.
+fn is_over(opt: &mut dyn Optimizer, sharded: &ShardedDataParallel, model: &Model) -> Result<()> {
+    let is_refused = |told: Result<(), ShardError>| {
+        let told = told.expect_err("it goes on after communication has failed");
+        ensure!(matches!(told, ShardError::Optimizer(OptimizerError::DoesNotFit { .. })), "{told:?}");
+        ensure!(told.to_string().contains("start anew"), "{told}");
+        Ok(())
+    };
+    is_refused(opt.step().map_err(ShardError::from))?;
+    is_refused(sharded.backward(&model.loss(&data(1, 0, 0))))?;
+    is_refused(sharded.clip_grad_norm_(1.0).map(drop))?;
+    let _held = sharded.no_sync();
+    is_refused(sharded.backward(&model.loss(&data(1, 0, 0))))
+}
 
 pub fn in_a_step(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let model = Model::new(1);
     let mut opt = ZeroRedundancyOptimizer::new(&model.vs, &group, sgd)?;
+    let sharded = ShardedDataParallel::new(&mut opt)?;
+    sharded.backward(&model.loss(&data(0, 0, 0)))?;
     if group.rank() == 1 {
         return Ok(());
     }
-    model.loss(&data(0, 0, 0)).backward();
     let before = model.values();
     let told = opt.step();
     ensure!(matches!(told, Err(OptimizerError::Sync(_))), "{told:?}");
-    crate::model::same(&model.values(), &before)
+    crate::model::same(&model.values(), &before)?;
+    is_over(&mut opt, &sharded, &model)
 }
 
 pub fn in_backward(meeting: &Meeting) -> Result<()> {
@@ -34,7 +55,47 @@ pub fn in_backward(meeting: &Meeting) -> Result<()> {
     let told = sharded.backward(&model.loss(&data(0, 0, 0)));
     ensure!(matches!(told, Err(ShardError::Ddp(DdpError::Lost { .. }))), "{told:?}");
     ensure!(opt.params().iter().all(|param| !param.grad().defined()), "gradients are freed");
-    Ok(())
+    is_over(&mut opt, &sharded, &model)
+}
+
+/// The counts of an accumulator.
+pub fn in_a_sum(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let model = Model::new(1);
+    let mut opt = ZeroRedundancyOptimizer::new(&model.vs, &group, sgd)?;
+    let sharded = ShardedDataParallel::new(&mut opt)?;
+    if group.rank() == 1 {
+        return Ok(());
+    }
+    let told = sharded.start_sum(1.0).and_then(|wait| wait());
+    ensure!(told.is_err(), "{told:?}");
+    is_over(&mut opt, &sharded, &model)
+}
+
+/// Rank 1 has no memory for a gradient that it sends, and ends.
+pub fn memory(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let param = Tensor::ones([1 << 16], DOUBLE).set_requires_grad(true);
+    let model = Model::new(1);
+    let build = |params| Sgd::builder(params).lr(0.1).build();
+    let mut opt = ZeroRedundancyOptimizer::new([&param], &group, build)?;
+    let sharded = ShardedDataParallel::new(&mut opt)?;
+    let loss = param.sum(Kind::Double);
+    host_memory::count(usize::MAX)?;
+    if group.rank() == 1 {
+        // For the gradient, of 512 KiB, and not for the copy that is reduced.
+        host_memory::count(host_memory::stats()?.allocated as usize + (800 << 10))?;
+    }
+    let told = sharded.backward(&loss);
+    host_memory::count(usize::MAX)?;
+    match group.rank() {
+        1 => ensure!(
+            matches!(&told, Err(ShardError::Torch(error)) if error.kind() == ErrorKind::OutOfMemory),
+            "{told:?}"
+        ),
+        _ => ensure!(matches!(told, Err(ShardError::Ddp(DdpError::Lost { .. }))), "{told:?}"),
+    }
+    is_over(&mut opt, &sharded, &model)
 }
 
 pub fn in_a_mesh(meeting: &Meeting) -> Result<()> {

@@ -2,15 +2,19 @@
 //! scenario. Each run has a time limit, after which its processes are killed and the test fails; nothing else is timed.
 
 mod beside_python;
+mod edges;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
 mod joined;
 mod lost;
 mod mesh;
+mod micro;
 mod model;
 mod optimizers;
+mod rates;
 mod refusals;
+mod saved;
 mod sharded;
 mod sharded_failures;
 mod zero;
@@ -49,7 +53,15 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("sharded_passes", sharded::passes),
     ("sharded_unused", sharded::unused),
     ("sharded_failures", sharded_failures::failures),
+    ("sharded_windows", sharded_failures::windows),
     ("sharded_scaler", sharded_failures::scaler),
+    ("micro_out_of_memory", micro::out_of_memory),
+    ("micro_uneven", micro::uneven),
+    ("rates", rates::scenario),
+    ("edges", edges::scenario),
+    ("saved", saved::scenario),
+    ("lost_memory", lost::memory),
+    ("lost_in_a_sum", lost::in_a_sum),
 ];
 
 fn main() -> Result<ExitCode> {
@@ -85,7 +97,12 @@ fn main() -> Result<ExitCode> {
         ("passes_of_3_with_and_without_exchange_add_up", "sharded_passes", 3),
         ("parameters_that_no_rank_uses_have_no_gradient", "sharded_unused", 3),
         ("a_backward_pass_that_fails_on_a_rank_fails_on_all", "sharded_failures", 3),
+        ("a_window_that_failed_begins_anew_on_all_ranks_or_on_none", "sharded_windows", 3),
         ("sharded_gradients_skip_steps_of_a_scaler_on_all_ranks", "sharded_scaler", 3),
+        ("a_part_that_runs_out_of_memory_on_a_rank_begins_again_on_all", "micro_out_of_memory", 3),
+        ("uneven_parts_equal_the_large_batch_or_are_refused", "micro_uneven", 3),
+        ("rates_and_momenta_are_those_of_the_whole_optimizer", "rates", 3),
+        ("unusual_parameters_norms_and_states_of_4_equal_one_process", "edges", 4),
         ("every_optimizer_over_2_ranks_steps_and_saves_as_the_whole", "optimizers", 2),
         ("every_optimizer_over_3_ranks_steps_and_saves_as_the_whole", "optimizers", 3),
         ("accumulators_and_estimates_that_would_not_average_are_refused", "joined_accumulators", 2),
@@ -93,6 +110,8 @@ fn main() -> Result<ExitCode> {
         ("what_fails_in_a_step_or_a_scaler_on_a_rank_fails_on_all", "joined_failures", 3),
         ("a_rank_that_is_gone_is_reported_in_a_step", "lost_in_a_step", 3),
         ("a_rank_that_is_gone_is_reported_in_backward", "lost_in_backward", 3),
+        ("a_rank_that_is_gone_is_reported_in_a_sum_of_counts", "lost_in_a_sum", 3),
+        ("memory_that_runs_out_while_a_rank_sends_ends_all", "lost_memory", 2),
         ("a_rank_that_is_gone_is_reported_in_making_a_mesh", "lost_in_a_mesh", 2),
     ];
     let mut arguments = Arguments::from_args();
@@ -102,6 +121,8 @@ fn main() -> Result<ExitCode> {
         Trial::test(name, move || run(scenario, ranks).map(drop).map_err(|error| Failed::from(format!("{error:#}"))))
     };
     let mut trials: Vec<Trial> = tests.into_iter().map(trial).collect();
+    let saved = || saved::run().map_err(|error| Failed::from(format!("{error:#}")));
+    trials.push(Trial::test("a_checkpoint_of_each_rank_resumes_to_the_bit", saved));
     // Ignored where there is no such Python.
     let no_python = beside_python::python().is_none();
     let beside = "zero_of_2_trains_as_python_s";

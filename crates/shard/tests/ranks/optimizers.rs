@@ -22,9 +22,11 @@ macro_rules! built {
     };
 }
 
-fn parameters(kind: Kind) -> Vec<Parameter> {
+const SHAPES: [&[i64]; 7] = [&[12, 10], &[12], &[16, 12], &[16], &[4, 2, 3, 3], &[1], &[300, 20]];
+const MATRICES: [&[i64]; 5] = [&[12, 10], &[12, 20], &[16, 12], &[16, 16], &[30, 20]];
+
+fn parameters(kind: Kind, shapes: &[&[i64]]) -> Vec<Parameter> {
     tch::manual_seed(7);
-    let shapes: [&[i64]; 7] = [&[12, 10], &[12], &[16, 12], &[16], &[4, 2, 3, 3], &[1], &[300, 20]];
     let param = |(number, shape): (usize, &&[i64])| {
         let values = Tensor::randn(*shape, (Kind::Float, Device::Cpu)).to_kind(kind);
         Parameter::named(format!("block.{number}.weight"), values.set_requires_grad(true))
@@ -77,15 +79,19 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         "AdamW, masters": |it| AdamW::builder(it).lr(0.01).low_precision(LowPrecision::MasterCopy);
         "SGD of bfloat16": |it| Sgd::builder(it).lr(0.1).momentum(0.9);
     };
-    let all = float.into_iter().map(|it| (Kind::Float, it)).chain(half.into_iter().map(|it| (Kind::BFloat16, it)));
-    for (kind, (name, build)) in all {
-        equal(&group, kind, build).context(name)?;
+    let matrices = built! {
+        "Muon": |it| Muon::builder(it).lr(0.02);
+    };
+    let all = float.into_iter().map(|it| (Kind::Float, &SHAPES[..], it));
+    let all = all.chain(half.into_iter().map(|it| (Kind::BFloat16, &SHAPES[..], it)));
+    for (kind, shapes, (name, build)) in all.chain(matrices.into_iter().map(|it| (Kind::Float, &MATRICES[..], it))) {
+        equal(&group, || parameters(kind, shapes), build).context(name)?;
     }
     wrapped(&group)
 }
 
-fn equal(group: &overdrive_ddp::ProcessGroup, kind: Kind, build: Build) -> Result<()> {
-    let (sharded, whole) = (parameters(kind), parameters(kind));
+fn equal(group: &overdrive_ddp::ProcessGroup, parameters: impl Fn() -> Vec<Parameter>, build: Build) -> Result<()> {
+    let (sharded, whole) = (parameters(), parameters());
     let mut zero = ZeroRedundancyOptimizer::new(&sharded, group, build)?.bucket_bytes(1 << 12)?;
     let mut plain = build(whole.iter().map(Parameter::share).collect())?;
     ensure!(zero.num_groups() == plain.num_groups() && zero.group_lens() == plain.group_lens());
@@ -109,7 +115,7 @@ fn equal(group: &overdrive_ddp::ProcessGroup, kind: Kind, build: Build) -> Resul
         _ => anyhow::bail!("the state is on another rank"),
     }
     // Another run takes its parts of the whole, and makes the same step.
-    let other = parameters(kind);
+    let other = parameters();
     tch::no_grad(|| other.iter().zip(&whole).for_each(|(to, from)| to.tensor().shallow_clone().copy_(from.tensor())));
     let mut resumed = ZeroRedundancyOptimizer::new(&other, group, build)?;
     resumed.load_state_dict(&state.copied()?)?;
@@ -127,7 +133,7 @@ fn equal(group: &overdrive_ddp::ProcessGroup, kind: Kind, build: Build) -> Resul
 /// A wrapper's state has entries that no whole is made of; its parts are saved alone.
 fn wrapped(group: &overdrive_ddp::ProcessGroup) -> Result<()> {
     let build = |params: Vec<Parameter>| Lookahead::new(AdamW::builder(params).lr(0.01).build()?, 2, 0.5);
-    let params = parameters(Kind::Float);
+    let params = parameters(Kind::Float, &SHAPES);
     let mut zero = ZeroRedundancyOptimizer::new(&params, group, build)?;
     make_gradients(&params, 0)?;
     zero.step()?;

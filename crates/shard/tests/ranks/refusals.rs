@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use overdrive_amp::GradScaler;
 use overdrive_core::{Entry, Optimizer, OptimizerError, Parameter, StateDict, StateError, Stateful};
 use overdrive_ddp::ProcessGroup;
-use overdrive_optim::{AdamW, Lamb, Lbfgs, Prodigy, Sam, Sgd};
+use overdrive_optim::{AdamW, Lamb, Lbfgs, Prodigy, Sam, Sgd, SgdBuilder};
 use overdrive_shard::{ShardError, ShardedDataParallel, ZeroRedundancyOptimizer};
 use tch::{Device, Kind, Tensor};
 
@@ -129,6 +129,14 @@ fn disagreements(group: &ProcessGroup) -> Result<()> {
     differs(of(&[2], "x", last, 0.1), "parameter `x`", "frozen", "Double of shape [2] in group 0")?;
     let lr = if last { 0.2 } else { 0.1 };
     differs(of(&[2], "x", false, lr), "group 0", "learning rate 0.2", "learning rate 0.1")?;
+    let with = |builder: fn(SgdBuilder) -> SgdBuilder| {
+        let params = vec![Parameter::named("x", zeros(&[2], Kind::Double))];
+        let build = |params| if last { builder(Sgd::builder(params)) } else { Sgd::builder(params) }.lr(0.1).build();
+        ZeroRedundancyOptimizer::new(params, group, build).map(drop)
+    };
+    differs(with(|it| it.weight_decay(0.5)), "param_groups.0.weight_decay", "0.5", "0")?;
+    differs(with(|it| it.momentum(0.5)), "param_groups.0.momentum", "0.5", "0")?;
+    differs(with(|it| it.maximize(true)), "param_groups.0.maximize", "true", "false")?;
     let name = if last { "y" } else { "x" };
     differs(of(&[2], name, false, 0.1), "number 1 of the parameters and groups", "parameter `y`", "parameter `x`")?;
     let params: Vec<_> = (0..if last { 3 } else { 2 }).map(|_| zeros(&[2], Kind::Float)).collect();

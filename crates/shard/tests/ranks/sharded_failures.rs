@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use overdrive_accum::{Accumulator, Samples};
 use overdrive_amp::GradScaler;
-use overdrive_core::{GradientSync, Optimizer, OptimizerError, Parameter};
+use overdrive_core::{GradientSync, IntoParameters, Optimizer, OptimizerError, Parameter};
 use overdrive_ddp::{DistributedDataParallel, ProcessGroup};
 use overdrive_ffi::GradHook;
 use overdrive_optim::{Sgd, clip_grad_norm_};
@@ -11,7 +11,7 @@ use overdrive_shard::{ShardError, ShardedDataParallel, ZeroRedundancyOptimizer};
 use tch::{Device, Kind, Tensor};
 
 use crate::harness::Meeting;
-use crate::model::{DOUBLE, Model, SAMPLES, data, same};
+use crate::model::{DOUBLE, Model, SAMPLES, close, data, large_batch, same, step_alone};
 use crate::sharded::only_own_gradients;
 use crate::zero::sgd;
 
@@ -105,6 +105,53 @@ pub fn failures(meeting: &Meeting) -> Result<()> {
     let told = clip_grad_norm_(opt.parameters(), 1.0).map(drop);
     ensure!(told.is_ok(), "{told:?}");
     sparse(&group)
+}
+
+/// Windows of which a pass has failed on rank 2.
+pub fn windows(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let (rank, ranks) = (group.rank(), group.size());
+    let (model, alone) = (Model::new(1), Model::new(1));
+    let mut opt = ZeroRedundancyOptimizer::new(&model.vs, &group, sgd)?;
+    let sharded = ShardedDataParallel::new(&mut opt)?;
+    let mut single = sgd((&alone.vs).into_parameters())?;
+    let fails = |on: &[usize]| {
+        let _held = sharded.no_sync();
+        let loss = if on.contains(&rank) { Tensor::from(1.0) } else { model.loss(&data(0, 0, rank)) };
+        ensure!(sharded.backward(&loss).is_err() == on.contains(&rank));
+        Ok(())
+    };
+    // Begun anew on all ranks.
+    fails(&[2])?;
+    opt.zero_grad()?;
+    {
+        let _held = sharded.no_sync();
+        sharded.backward(&(model.loss(&data(1, 0, rank)) / 2.0))?;
+    }
+    sharded.backward(&(model.loss(&data(1, 1, rank)) / 2.0))?;
+    opt.step()?;
+    opt.zero_grad()?;
+    step_alone(&alone, &mut *single, &large_batch(1, 2, ranks), None)?;
+    close(&model.values(), &alone.values())?;
+    // On rank 2 alone: the others have the first pass in their gradients.
+    fails(&[2])?;
+    if rank == 2 {
+        opt.zero_grad()?;
+    }
+    let told = sharded.backward(&model.loss(&data(2, 0, rank)));
+    ensure!(matches!(&told, Err(ShardError::RanksDisagree { rank: 2, .. })), "{told:?}");
+    ensure!(opt.params().iter().all(|param| !param.grad().defined()), "gradients are freed");
+    // A mean that waits for more passes is no mean to step with.
+    sharded.backward(&model.loss(&data(3, 0, rank)))?;
+    fails(&[0, 1, 2])?;
+    let told = opt.step().expect_err("half a window was taken");
+    ensure!(told.to_string().contains("have left gradients local"), "{told}");
+    close(&model.values(), &alone.values())?;
+    opt.zero_grad()?;
+    sharded.backward(&model.loss(&data(3, 0, rank)))?;
+    opt.step()?;
+    step_alone(&alone, &mut *single, &large_batch(3, 1, ranks), None)?;
+    close(&model.values(), &alone.values())
 }
 
 /// A sparse gradient on the last rank.
