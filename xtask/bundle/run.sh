@@ -13,7 +13,8 @@ usage: run.sh [--out DIR] [--minutes N] [--only STAGES] [--quick]
                 compile, versus, bench, parity
   --quick       fewer steps in the bench, no whole training
 
-Needs bash, gzip, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python.
+Needs bash, gzip, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python. The stage
+compile needs a C++ compiler too: g++, or the one that CXX names.
 Exits with 0 when every stage passed, or was skipped because every test of it needs a GPU.
 END
 }
@@ -40,6 +41,8 @@ while [ $# -gt 0 ]; do
   esac
 done
 case $minutes in '' | *[!0-9]* | 0) fail "--minutes takes a whole number from 1, not '$minutes'" ;; esac
+only=${only// /}
+[ -n "${only//,/}" ] || fail "--only needs names of stages, separated by commas: $stages"
 for name in ${only//,/ }; do
   case ,$stages, in *,"$name",*) ;; *) fail "there is no stage $name; there are $stages" ;; esac
 done
@@ -140,7 +143,7 @@ stage device 120 bash -c device || finish
 stage gpu-tests 300 "$bin/overdrive-gpu-tests" --skip calibration:: --skip compiled::steps_compiled
 # In a process of its own, because it asks the device for what is refused. A failure says where the stand-in is wrong.
 stage calibration 120 "$bin/overdrive-gpu-tests" calibration::
-stage compile 300 "$bin/overdrive-gpu-tests" compiled::steps_compiled
+stage compile 600 "$bin/overdrive-gpu-tests" compiled::steps_compiled
 # Without a GPU, the times on a processor.
 [ "$python_cuda" = True ] && times=gpu-times || times=step
 stage versus 300 "$bin/overdrive-versus" "$times" --json "$work/versus.json"

@@ -118,14 +118,16 @@ fn only_the_stages_that_were_asked_for_run() {
     }
     let bundle = bundle();
     let out = bundle.path().join("results");
-    let output = run_sh(bundle.path(), &out).args(["--only", "parity,versus"]).output().unwrap();
+    let output = run_sh(bundle.path(), &out).args(["--only", "parity, versus"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     let results = results(&out);
     let names: Vec<_> = results["stages"].as_array().unwrap().iter().map(|stage| stage["name"].to_string()).collect();
     assert_eq!(names, ["\"device\"", "\"versus\"", "\"parity\""]);
-    let output = run_sh(bundle.path(), &out).args(["--only", "speed"]).output().unwrap();
-    let text = text(&output);
-    assert!(output.status.code() == Some(2) && text.contains("no stage speed; there are gpu-tests"), "{text}");
+    for (names, says) in [("speed", "no stage speed; there are gpu-tests"), (", ", "--only needs names of stages")] {
+        let output = run_sh(bundle.path(), &out).args(["--only", names]).output().unwrap();
+        let text = text(&output);
+        assert!(output.status.code() == Some(2) && text.contains(says), "{text}");
+    }
 }
 
 #[test]

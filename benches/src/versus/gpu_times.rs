@@ -1,6 +1,6 @@
 //! `versus gpu-times`: the time of a training step on a GPU, from the host's first call to the end of the device's work,
-//! beside PyTorch with fused AdamW and plain tch. The steps are those that `gpu-counts` counts: their kernels are small, so
-//! that the host's work is what they cost.
+//! beside PyTorch's eager mode with fused AdamW and plain tch, each on one thread of the host. The steps are those that
+//! `gpu-counts` counts: their kernels are small.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -29,6 +29,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     if let Some(why) = cuda::why_unavailable() {
         bail!("gpu-times needs a GPU: {why}; `host-time` measures the host's part without one");
     }
+    overdrive::tch::set_num_threads(1);
     let plain = STEPS.map(|(model, steps)| (Recipe::new(model, "AdamW"), steps));
     let all = STEPS.map(|(model, steps)| (Recipe::new(model, "AdamW").with_all(), steps / LONGER));
     let recipes: Vec<(Recipe, u32)> = plain.into_iter().chain(all).collect();

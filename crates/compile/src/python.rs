@@ -15,8 +15,8 @@ use crate::error::CompileError;
 /// The torch that packages are made with: the one that this libtorch belongs to.
 pub(crate) const TORCH: &str = "2.11.0";
 
-/// It travels within the program that uses this crate. Started by `python -c`, it would take a `json.py` of the current
-/// folder for a module.
+/// It travels within the program that uses this crate. The first line keeps `python -c` from taking a `json.py` of the
+/// current folder for a module.
 pub(crate) const PROGRAM: &str = concat!(
     "import sys; sys.path = [path for path in sys.path if path]\n\n",
     include_str!("python/cuda.py"),

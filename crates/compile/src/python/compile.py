@@ -1,7 +1,8 @@
 """Compiles a recorded step: makes a graph of its operators and hands it to AOTInductor.
 
-Its arguments are record.json, a folder and the cache's. The record is of `overdrive_ffi::record`. The folder gets the package, `step.pt2`, and `explain.json`, what its code
-calls. The cache keeps compiled headers and what is known of this machine. Prints `stage NAME`, and `done` at the end.
+Its arguments: the file of a record, a folder, and the folder of the cache. The record is of `overdrive_ffi::record`. The
+folder gets the package, `step.pt2`, and `explain.json`, what its code calls. The cache keeps compiled headers and what is
+known of this machine. Prints `stage NAME`, and `done` at the end.
 """
 
 import hashlib
@@ -197,6 +198,8 @@ class Step(torch.nn.Module):
                 # Gradients, or weights that averages follow: infinite ones would be NaN times 0.
                 args[1] = [torch.where(unfit, 0.0, tensor) for tensor in args[1]]
             return formula(*args, unfit=unfit)
+        if node["op"] == "aten::_foreach_copy_":
+            return write(*args[:2])
         named = {declared.name: arg for arg, declared in zip(args, op._schema.arguments) if declared.kwarg_only}
         results = op(*[arg for arg, declared in zip(args, op._schema.arguments) if not declared.kwarg_only], **named)
         bind(node["out"], [results] if len(op._schema.returns) == 1 else results, tensors)
@@ -295,7 +298,8 @@ def explained(path):
 def main():
     record, folder, cache = sys.argv[1:]
     path, package = os.path.join(folder, "step.pt2"), io.BytesIO()
-    request = json.load(open(record))["request"]
+    with open(record) as file:
+        request = json.load(file)["request"]
     torch.set_num_threads(request["threads"])
     vectors = VectorSets(cache)
     # The generator of eager runs draws the same numbers. Dropout's masks come from a call that returns them: Inductor 2.11

@@ -8,7 +8,7 @@ def unless(unfit, dtype, *numbers):
     if unfit is None:
         return [number for number, _ in numbers]
     pairs = [(torch.as_tensor(number, dtype=torch.float64), instead) for number, instead in numbers]
-    # In memory of their own: Inductor would choose again for each few elements.
+    # Stacked: Inductor would put the choice into each loop that uses a number.
     return torch.stack([torch.where(unfit, instead, number) for number, instead in pairs]).to(dtype).unbind()
 
 
@@ -16,9 +16,15 @@ def widened(tensors, dtype):
     return [tensor.to(dtype) for tensor in tensors]
 
 
-# Of lists: on a GPU, Inductor makes a kernel for all tensors of a list, and not for each.
-foreach_add, foreach_sub, foreach_mul = torch._foreach_add, torch._foreach_sub, torch._foreach_mul
-foreach_neg, foreach_copy_ = torch._foreach_neg, torch._foreach_copy_
+# Of lists: on a GPU, Inductor makes a kernel for about 20 weights, and not for each.
+foreach_add, foreach_sub, foreach_mul, foreach_neg = (
+    torch._foreach_add, torch._foreach_sub, torch._foreach_mul, torch._foreach_neg)
+
+
+def write(tensors, values):
+    """Not by `_foreach_copy_`: for a GPU, Inductor 2.11 then computes what else needs the values from written tensors."""
+    for tensor, value in zip(tensors, values):
+        tensor.copy_(value)
 
 
 def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1, beta2, weight_decay, eps,
@@ -33,7 +39,8 @@ def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1
     pairs = [(1 - lr * weight_decay, 1.0), (1 - beta1, 0.0), (beta2, 1.0), (1 - beta2, 0.0)]
     shrunk, first, kept, second = unless(unfit, compute_dtype, *pairs)
     averages, squares = widened(exp_avgs, compute_dtype), widened(exp_avg_sqs, compute_dtype)
-    params, grads, own = widened(params, compute_dtype), widened(grads, compute_dtype), params
+    written = params
+    params, grads = widened(params, compute_dtype), widened(grads, compute_dtype)
     grads = foreach_neg(grads) if maximize else grads
     if decoupled:
         params = foreach_mul(params, shrunk)
@@ -41,34 +48,35 @@ def adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr, beta1
         grads = foreach_add(grads, foreach_mul(params, weight_decay))
     averages = foreach_add(averages, foreach_mul(foreach_sub(grads, averages), first))
     squares = foreach_add(foreach_mul(squares, kept), foreach_mul(foreach_mul(grads, grads), second))
-    foreach_copy_(exp_avgs, averages)
-    foreach_copy_(exp_avg_sqs, squares)
+    write(exp_avgs, averages)
+    write(exp_avg_sqs, squares)
     if amsgrad:
         squares = torch._foreach_maximum(widened(max_exp_avg_sqs, compute_dtype), squares)
-        foreach_copy_(max_exp_avg_sqs, squares)
+        write(max_exp_avg_sqs, squares)
     below = foreach_add(foreach_mul(torch._foreach_sqrt(squares), list(scales)), eps)
-    foreach_copy_(own, foreach_sub(params, torch._foreach_div(foreach_mul(averages, list(sizes)), below)))
+    write(written, foreach_sub(params, torch._foreach_div(foreach_mul(averages, list(sizes)), below)))
 
 
 def sgd(params, grads, momenta, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, *, unfit):
     """What `_fused_sgd_` computes; numbers of 16 bits as `adam` does."""
     compute_dtype = torch.promote_types(params[0].dtype, torch.float32)
     lr, kept, share = unless(unfit, compute_dtype, (lr, 0.0), (momentum, 1.0), (1 - dampening, 0.0))
-    params, grads, own = widened(params, compute_dtype), widened(grads, compute_dtype), params
+    written = params
+    params, grads = widened(params, compute_dtype), widened(grads, compute_dtype)
     grads = foreach_add(foreach_neg(grads) if maximize else grads, foreach_mul(params, weight_decay))
     if momenta:
         moved = grads
         if not is_first_step:
             moved = foreach_add(foreach_mul(widened(momenta, compute_dtype), kept), foreach_mul(grads, share))
-        foreach_copy_(momenta, moved)
+        write(momenta, moved)
         grads = foreach_add(grads, foreach_mul(moved, momentum)) if nesterov else moved
-    foreach_copy_(own, foreach_sub(params, foreach_mul(grads, lr)))
+    write(written, foreach_sub(params, foreach_mul(grads, lr)))
 
 
 def lerp(averages, weights, fraction, *, unfit):
     """What `_foreach_lerp_` computes with one fraction."""
     fraction, = unless(unfit, averages[0].dtype, (fraction, 0.0))
-    foreach_copy_(averages, foreach_add(averages, foreach_mul(foreach_sub(weights, averages), fraction)))
+    write(averages, foreach_add(averages, foreach_mul(foreach_sub(weights, averages), fraction)))
 
 
 FORMULAS = {

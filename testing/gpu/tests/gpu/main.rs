@@ -172,6 +172,7 @@ fn main() -> Result<ExitCode> {
         profiling::the_monitor_samples_the_device,
         profiling::the_monitor_samples_a_real_device,
         profiling::phases_on_the_device_are_timed_without_waiting,
+        compiled::updates_compiled_for_the_device_are_the_formulas,
         compiled::a_step_compiled_for_the_device_launches_less_and_never_waits,
         compiled::steps_are_recorded_for_this_device_and_refused_for_another,
     ];
@@ -254,7 +255,11 @@ fn main() -> Result<ExitCode> {
     match Fake::get() {
         // Those first that run beside others.
         Some(_) => tests.sort_by_key(|(name, ..)| !turns::has_processes_of_its_own(name)),
-        None => tests.retain(|(name, ..)| !patience::has_ended(name)),
+        // Those last that may wait for long.
+        None => {
+            tests.retain(|(name, ..)| !patience::has_ended(name));
+            tests.sort_by_key(|(name, ..)| turns::has_processes_of_its_own(name));
+        }
     }
     let trials = tests.into_iter().map(|(name, test, kind)| {
         let missing = requirements::missing(name);

@@ -16,6 +16,7 @@ const REAL_ONLY: &[&str] = &[
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
 const FAKE_ONLY: &[&str] = &[
     "compiled::a_step_compiled_for_the_device_launches_less_and_never_waits",
+    "compiled::updates_compiled_for_the_device_are_the_formulas",
     "offload::steps::a_forgotten_wait_for_a_step_on_the_host_is_found",
     "offload::steps::a_step_on_the_host_waits_once_and_allocates_nothing",
     "offload::steps::a_step_whose_last_copies_fail_is_completed_by_the_next_call",
@@ -78,10 +79,17 @@ const FAKE_ONLY: &[&str] = &[
 /// They run PyTorch's side too.
 const BESIDE_PYTORCH: &[&str] = &[
     "compiled::a_step_compiled_for_the_device_launches_less_and_never_waits",
+    "compiled::updates_compiled_for_the_device_are_the_formulas",
     "compiled::steps_compiled_for_the_device_equal_uncompiled_ones",
     "ranks::exchanges_are_pytorchs",
     "ranks::no_step_waits_to_read_a_timer",
     "ranks::times_are_measured_where_they_are_asked_for",
+];
+
+/// Inductor starts a compiler.
+const COMPILING: &[&str] = &[
+    "compiled::a_step_compiled_for_the_device_launches_less_and_never_waits",
+    "compiled::steps_compiled_for_the_device_equal_uncompiled_ones",
 ];
 
 /// Each rank has a GPU of its own.
@@ -113,7 +121,8 @@ const GPUS: &[(&str, i64)] = &[
 /// wait for a device in vain.
 pub fn check(tests: &[&str]) -> Result<()> {
     let of_ranks = FAKE_ONLY.iter().copied().chain(GPUS.iter().map(|(name, _)| *name));
-    let listed: Vec<&str> = [REAL_ONLY, BESIDE_PYTORCH].concat().into_iter().chain(of_ranks.clone()).collect();
+    let listed: Vec<&str> =
+        [REAL_ONLY, BESIDE_PYTORCH, COMPILING].concat().into_iter().chain(of_ranks.clone()).collect();
     let unknown: Vec<&&str> = listed.iter().filter(|name| !tests.contains(name)).collect();
     ensure!(unknown.is_empty(), "no tests: {unknown:?}");
     let of_ranks: Vec<&str> = of_ranks.collect();
@@ -135,6 +144,8 @@ pub fn missing(name: &str) -> Option<String> {
         "only a fake device can show it".to_owned()
     } else if !is_fake && Cuda::device_count() < gpus {
         format!("it needs {gpus} GPUs")
+    } else if COMPILING.contains(&name) && overdrive_compile::check_compiler().is_err() {
+        "no C++ compiler".to_owned()
     } else if BESIDE_PYTORCH.contains(&name) && ranks::python().is_none() {
         "no Python with torch".to_owned()
     } else {

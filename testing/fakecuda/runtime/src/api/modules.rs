@@ -1,7 +1,9 @@
 //! Modules that a program loads while it runs, as Triton's kernels are: launches are counted under their names, and none
-//! runs.
+//! runs. What they are given is not looked at.
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::code;
 use super::launch::{Dim3, cudaLaunchKernel, register};
@@ -11,6 +13,18 @@ use crate::world::{CURRENT, world};
 /// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK` and `CU_FUNC_ATTRIBUTE_NUM_REGS`.
 const MOST_THREADS: i32 = 0;
 const REGISTERS: i32 = 4;
+
+/// The most shared memory that a block of an H100 can ask for.
+const MOST_SHARED: i32 = 227 << 10;
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
+const SHARED: i32 = 8;
+
+/// Those that are loaded.
+static MODULES: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+
+fn modules() -> MutexGuard<'static, BTreeSet<usize>> {
+    MODULES.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A number that no other handle has.
 fn handle() -> usize {
@@ -25,8 +39,10 @@ unsafe fn load(module: *mut usize) -> i32 {
     if !world().devices.get(CURRENT.get()).is_some_and(|device| device.has_context) {
         return CudaError::DEVICE_UNINITIALIZED.0;
     }
+    let own = handle();
+    modules().insert(own);
     // SAFETY: as the caller says.
-    unsafe { *module = handle() };
+    unsafe { *module = own };
     0
 }
 
@@ -52,14 +68,17 @@ pub unsafe extern "C" fn cuModuleLoad(module: *mut usize, path: *const c_char) -
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuModuleUnload(_module: usize) -> i32 {
-    0
+pub extern "C" fn cuModuleUnload(module: usize) -> i32 {
+    if modules().remove(&module) { 0 } else { CudaError::INVALID_RESOURCE_HANDLE.0 }
 }
 
 /// # Safety
 /// `function` has to be valid for writes, and `name` a text that ends with a zero byte.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleGetFunction(function: *mut usize, _module: usize, name: *const c_char) -> i32 {
+pub unsafe extern "C" fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) -> i32 {
+    if !modules().contains(&module) {
+        return CudaError::INVALID_RESOURCE_HANDLE.0;
+    }
     let own = handle();
     // SAFETY: as the caller says.
     unsafe {
@@ -84,8 +103,8 @@ pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut i32, attribute: i32, _fu
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFuncSetAttribute(_function: usize, _attribute: i32, _value: i32) -> i32 {
-    0
+pub extern "C" fn cuFuncSetAttribute(_function: usize, attribute: i32, value: i32) -> i32 {
+    if attribute == SHARED && value > MOST_SHARED { CudaError::INVALID_VALUE.0 } else { 0 }
 }
 
 #[unsafe(no_mangle)]
@@ -186,5 +205,10 @@ mod tests {
         }
         let launch = |function| cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, 0, std::ptr::null(), std::ptr::null());
         assert_eq!((launch(function), launch(module)), (0, CudaError::INVALID_DEVICE_FUNCTION.0));
+        assert_eq!((cuModuleUnload(module), cuModuleUnload(module)), (0, CudaError::INVALID_RESOURCE_HANDLE.0));
+        // SAFETY: as above.
+        let found = unsafe { cuModuleGetFunction(&raw mut function, module, c"triton_poi_fused_add_0".as_ptr()) };
+        assert_eq!(found, CudaError::INVALID_RESOURCE_HANDLE.0);
+        assert_ne!(cuFuncSetAttribute(function, SHARED, MOST_SHARED + 1), 0);
     }
 }
