@@ -172,6 +172,8 @@ def in_words(options):
     """Chosen options, as the page shows them."""
 
     def words(name, value):
+        if name == "as_bytes":
+            return "copied as bytes" if value else "copied as float32"
         if isinstance(value, bool):
             return name if value else f"not {name}"
         if name == "workers":

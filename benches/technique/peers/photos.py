@@ -26,16 +26,17 @@ class DraftCrop(transforms.RandomResizedCrop):
         return image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box)
 
 
-def images(reader):
-    to_tensor = [transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+def images(reader, as_bytes):
+    normalize = transforms.Normalize(MEAN, STD)
+    to_float = [transforms.PILToTensor()] if as_bytes else [transforms.ToTensor(), normalize]
+    to_tensor = [transforms.RandomHorizontalFlip(), *to_float]
     if reader == "draft":
         return datasets.ImageFolder(JOB["train"], transforms.Compose([DraftCrop(SIDE), *to_tensor]), loader=Image.open)
     if reader == "torchvision.io":
         steps = [
             transforms.RandomResizedCrop(SIDE, antialias=True),
             transforms.RandomHorizontalFlip(),
-            transforms.ConvertImageDtype(torch.float32),
-            transforms.Normalize(MEAN, STD),
+            *([] if as_bytes else [transforms.ConvertImageDtype(torch.float32), normalize]),
         ]
         return datasets.ImageFolder(JOB["train"], transforms.Compose(steps), loader=io.read_image)
     return datasets.ImageFolder(JOB["train"], transforms.Compose([transforms.RandomResizedCrop(SIDE), *to_tensor]))
@@ -45,9 +46,10 @@ def resnet(classes):
     return (models.resnet50 if DEVICE.type == "cuda" else models.resnet18)(num_classes=classes)
 
 
-def build(workers, reader="PIL", threads=None, precision="float32", fused=None, channels_last=False):
+def build(workers, reader="PIL", threads=None, precision="float32", fused=None, channels_last=False, as_bytes=False):
     more = dict(persistent_workers=True, worker_init_fn=nice_worker) if TUNED and workers else {}
-    data = images(reader)
+    data = images(reader, as_bytes)
+    to_float = transforms.Normalize(MEAN, STD)
     pinned = DEVICE.type == "cuda"
     loader = DataLoader(
         data, batch_size=BATCH, shuffle=True, drop_last=True, num_workers=workers, pin_memory=pinned, **more
@@ -66,6 +68,8 @@ def build(workers, reader="PIL", threads=None, precision="float32", fused=None, 
         total, inputs = torch.zeros((), device=DEVICE), 0
         for x, y in batches:
             x, y = x.to(DEVICE, non_blocking=TUNED), y.to(DEVICE, non_blocking=TUNED)
+            if as_bytes:
+                x = to_float(x / 255)
             if channels_last:
                 x = x.to(memory_format=torch.channels_last)
             optimizer.zero_grad()
@@ -105,6 +109,9 @@ if __name__ == "__main__":
             "channels_last": [True, False],
             "fused": FUSED,
         }
+        if DEVICE.type == "cuda":
+            # A quarter of the bytes is copied to the device, as ours does.
+            options["as_bytes"], tries["as_bytes"] = True, [True, False]
         options, text = tuned(options, tries, build)
     else:
         tried = usual_workers()

@@ -324,7 +324,7 @@ fn method() -> Vec<String> {
             .to_owned(),
         format!(
             "All use AdamW with a learning rate of {LEARNING_RATE}. Each technique is plain tch with one \
-             change. At its start, Overdrive tries the techniques one after the other and keeps those that \
+             change; on a GPU, a loader also copies its batches beside the computation. At its start, Overdrive tries the techniques one after the other and keeps those that \
              make steps faster by 2%; PyTorch tuned by hand tries precision, fused, channels_last, decoder, \
              threads and workers. A trial compares by three short turns each, taken in turns. Contenders with \
              a loader then try how many threads libtorch computes fastest with. A first look tries nothing."
