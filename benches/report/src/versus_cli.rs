@@ -18,8 +18,8 @@ pub struct VersusOptions {
     /// Write the results to this JSON file
     #[arg(long, value_name = "PATH")]
     pub json: Option<PathBuf>,
-    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim` and `gpu-times`, 9 for `checkpoint`, `compile`, `host-time` and `load`, 5 to 9
-    /// for `ddp`, at most 7 for `loader`, 5 to 201 for `profile`]
+    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim` and `gpu-times`, 9 for `checkpoint`,
+    /// `compile`, `host-time` and `load`, 5 to 9 for `ddp`, at most 7 for `loader`, 5 to 201 for `profile`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pub pairs: Option<u32>,
     /// A Python with torch 2.11.0; the variable OVERDRIVE_PYTHON names it too

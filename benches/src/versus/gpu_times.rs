@@ -22,8 +22,8 @@ const PYTORCH: &str = "PyTorch, fused AdamW";
 const PLAIN_TCH: &str = "plain tch";
 /// Models, and steps a sample: some tenths of a second.
 const STEPS: [(&str, u32); 3] = [("mlp", 300), ("cnn", 200), ("gpt", 100)];
-/// Steps with all techniques take longer by so much.
-const LONGER: u32 = 4;
+/// A step with all techniques has 4 micro-batches, so a sample has a quarter of the steps.
+const MICRO_BATCHES: u32 = 4;
 
 pub fn measure(options: &Options) -> Result<VersusReport> {
     if let Some(why) = cuda::why_unavailable() {
@@ -31,7 +31,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     }
     overdrive::tch::set_num_threads(1);
     let plain = STEPS.map(|(model, steps)| (Recipe::new(model, "AdamW"), steps));
-    let all = STEPS.map(|(model, steps)| (Recipe::new(model, "AdamW").with_all(), steps / LONGER));
+    let all = STEPS.map(|(model, steps)| (Recipe::new(model, "AdamW").with_all(), steps / MICRO_BATCHES));
     let recipes: Vec<(Recipe, u32)> = plain.into_iter().chain(all).collect();
     let asked: Vec<&Recipe> = recipes.iter().map(|(recipe, _)| recipe).collect();
     let args = [serde_json::to_string(&asked)?];

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, io, models, transforms
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 BATCH = JOB["batch_size"]
 SIDE = 224 if DEVICE.type == "cuda" else 96
 
@@ -27,8 +27,7 @@ class DraftCrop(transforms.RandomResizedCrop):
 
 
 def images(reader, as_bytes):
-    normalize = transforms.Normalize(MEAN, STD)
-    to_float = [transforms.PILToTensor()] if as_bytes else [transforms.ToTensor(), normalize]
+    to_float = [transforms.PILToTensor()] if as_bytes else [transforms.ToTensor(), NORMALIZE]
     to_tensor = [transforms.RandomHorizontalFlip(), *to_float]
     if reader == "draft":
         return datasets.ImageFolder(JOB["train"], transforms.Compose([DraftCrop(SIDE), *to_tensor]), loader=Image.open)
@@ -36,7 +35,7 @@ def images(reader, as_bytes):
         steps = [
             transforms.RandomResizedCrop(SIDE, antialias=True),
             transforms.RandomHorizontalFlip(),
-            *([] if as_bytes else [transforms.ConvertImageDtype(torch.float32), normalize]),
+            *([] if as_bytes else [transforms.ConvertImageDtype(torch.float32), NORMALIZE]),
         ]
         return datasets.ImageFolder(JOB["train"], transforms.Compose(steps), loader=io.read_image)
     return datasets.ImageFolder(JOB["train"], transforms.Compose([transforms.RandomResizedCrop(SIDE), *to_tensor]))
@@ -49,7 +48,6 @@ def resnet(classes):
 def build(workers, reader="PIL", threads=None, precision="float32", fused=None, channels_last=False, as_bytes=False):
     more = dict(persistent_workers=True, worker_init_fn=nice_worker) if TUNED and workers else {}
     data = images(reader, as_bytes)
-    to_float = transforms.Normalize(MEAN, STD)
     pinned = DEVICE.type == "cuda"
     loader = DataLoader(
         data, batch_size=BATCH, shuffle=True, drop_last=True, num_workers=workers, pin_memory=pinned, **more
@@ -69,7 +67,7 @@ def build(workers, reader="PIL", threads=None, precision="float32", fused=None, 
         for x, y in batches:
             x, y = x.to(DEVICE, non_blocking=TUNED), y.to(DEVICE, non_blocking=TUNED)
             if as_bytes:
-                x = to_float(x / 255)
+                x = NORMALIZE(x / 255)
             if channels_last:
                 x = x.to(memory_format=torch.channels_last)
             optimizer.zero_grad()
@@ -85,7 +83,7 @@ def build(workers, reader="PIL", threads=None, precision="float32", fused=None, 
             return None
         model.eval()
         whole = [transforms.Resize(SIDE * 8 // 7), transforms.CenterCrop(SIDE), transforms.ToTensor()]
-        test = datasets.ImageFolder(JOB["test"], transforms.Compose([*whole, transforms.Normalize(MEAN, STD)]))
+        test = datasets.ImageFolder(JOB["test"], transforms.Compose([*whole, NORMALIZE]))
         right = 0
         with torch.no_grad():
             for x, y in DataLoader(test, batch_size=BATCH):

@@ -57,7 +57,7 @@ pub struct Election {
     key: String,
     /// This host's address for the other nodes; None: the one from which it reaches etcd.
     own: Option<String>,
-    /// Of the lease.
+    /// How long a lease lasts without a renewal.
     time: Duration,
 }
 

@@ -44,6 +44,40 @@ fn a_python_with_another_torch_or_without_is_named() {
     }
 }
 
+/// Where a package for a GPU finds CUDA's headers, with modules in place of torch's.
+#[test]
+fn headers_of_cuda_are_found_or_named() {
+    const CUDA: &str = include_str!("../../../../crates/compile/src/python/cuda.py");
+    const ASK: &str = "find_cuda({'inputs': [{'device': 'cuda:0'}]}, '/none')\nprint(cpp_extension.CUDA_HOME)\n";
+    const TORCH: &str = "import os, types\n__version__ = '2.11.0+cpu'\n\
+                         version = types.SimpleNamespace(cuda=os.environ.get('TORCH_CUDA'))\n\
+                         cuda = types.SimpleNamespace(init=lambda: None)\n";
+    let folder = tempfile::tempdir().unwrap();
+    let path = |of: &str| folder.path().join(of);
+    let write = |of: &str, text: &str| {
+        fs::create_dir_all(path(of).parent().unwrap()).unwrap();
+        fs::write(path(of), text).unwrap();
+    };
+    write("site/torch/__init__.py", TORCH);
+    write("site/torch/utils/__init__.py", "");
+    write("site/torch/utils/cpp_extension.py", "import os\nCUDA_HOME = os.environ['CUDA_HOME']\n");
+    let ask = |cuda: Option<&str>| {
+        let mut command = Command::new("python3");
+        command.args(["-c", &[CUDA, ASK].concat()]).env("PYTHONPATH", path("site")).env_remove("TORCH_CUDA");
+        command.envs(cuda.map(|version| ("TORCH_CUDA", version))).env("CUDA_HOME", path("toolkit"));
+        let output = command.output().unwrap();
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).trim().to_owned()).concat()
+    };
+    assert!(ask(None).contains("without CUDA (2.11.0+cpu): set OVERDRIVE_PYTHON"), "{}", ask(None));
+    let nowhere = ask(Some("13.0"));
+    assert!(nowhere.contains("toolkit nor in") && nowhere.contains("nvidia/cu13: set CUDA_HOME"), "{nowhere}");
+    // A folder of a toolkit without headers, as in images for running programs.
+    write("site/nvidia/cu13/include/cuda.h", "");
+    assert_eq!(ask(Some("13.0")), path("site/nvidia/cu13").to_string_lossy());
+    write("toolkit/include/cuda.h", "");
+    assert_eq!(ask(Some("13.0")), path("toolkit").to_string_lossy());
+}
+
 /// A whole step fails once, and then its loss by itself.
 #[test]
 fn a_failed_compilation_is_not_tried_again() {

@@ -122,6 +122,7 @@ impl Captures {
         let id = capture.id;
         let at = self.active.iter().position(|capture| capture.id == id).ok_or(CudaError::ILLEGAL_STATE)?;
         let capture = self.active.remove(at);
+        // Before a capture that is invalid is told: a device was asked about a valid one alone.
         if is_wrong_thread {
             return Err(CudaError::CAPTURE_WRONG_THREAD);
         }

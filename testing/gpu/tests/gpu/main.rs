@@ -7,11 +7,11 @@ mod compiled;
 mod device;
 mod draws;
 mod failures;
+mod limits;
 mod loading;
 mod memory;
 mod offload;
 mod optimizers;
-mod patience;
 mod poison;
 mod profiling;
 mod ranks;
@@ -75,7 +75,7 @@ fn main() -> Result<ExitCode> {
     let mut tests = trials![
         CONTROL_FLOW;
         the_tests_fail_where_their_stand_in_is_not_loaded,
-        patience::a_test_that_hangs_fails_and_the_next_one_runs,
+        limits::a_test_that_hangs_fails_and_the_next_one_runs,
         libtorch_sees_the_device,
         memory_is_counted_and_the_peak_can_be_reset,
         an_exhausted_device_is_out_of_memory,
@@ -257,7 +257,7 @@ fn main() -> Result<ExitCode> {
         Some(_) => tests.sort_by_key(|(name, ..)| !turns::has_processes_of_its_own(name)),
         // Those last that may wait for long.
         None => {
-            tests.retain(|(name, ..)| !patience::has_ended(name));
+            tests.retain(|(name, ..)| !limits::has_run(name));
             tests.sort_by_key(|(name, ..)| turns::has_processes_of_its_own(name));
         }
     }
@@ -268,13 +268,13 @@ fn main() -> Result<ExitCode> {
         }
         let run = move || match Fake::get() {
             Some(_) => turns::run(name, kind, test),
-            None => patience::run(name, || turns::run(name, kind, test)),
+            None => limits::run(name, || turns::run(name, kind, test)),
         };
         let trial = Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
         trial.with_kind(kind).with_ignored_flag(missing.is_some())
     });
-    let conclusion = libtest_mimic::run(&arguments, trials.chain(patience::examples()).collect());
-    Ok(if conclusion.has_failed() || patience::has_ended_tests() { ExitCode::from(101) } else { ExitCode::SUCCESS })
+    let conclusion = libtest_mimic::run(&arguments, trials.chain(limits::examples()).collect());
+    Ok(if conclusion.has_failed() || limits::was_exceeded() { ExitCode::from(101) } else { ExitCode::SUCCESS })
 }
 
 /// The fake device, for a test that is listed in `requirements::FAKE_ONLY`.

@@ -117,8 +117,8 @@ const GPUS: &[(&str, i64)] = &[
     ("ranks::failures::what_is_under_way_can_be_dropped", 3),
 ];
 
-/// Each name in these lists is a test's, and for each test of ranks it is said how many GPUs it needs: with too few it would
-/// wait for a device in vain.
+/// An error if a name in these lists is no test's, or a test of ranks is in no list: with too few GPUs it would wait for
+/// ever.
 pub fn check(tests: &[&str]) -> Result<()> {
     let of_ranks = FAKE_ONLY.iter().copied().chain(GPUS.iter().map(|(name, _)| *name));
     let listed: Vec<&str> =

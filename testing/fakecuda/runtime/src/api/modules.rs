@@ -1,5 +1,5 @@
 //! Modules that a program loads while it runs, as Triton's kernels are: launches are counted under their names, and none
-//! runs. What they are given is not looked at.
+//! runs. Their arguments are not checked.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_void};
