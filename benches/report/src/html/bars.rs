@@ -30,7 +30,7 @@ pub fn speed(report: &WorkloadReport) -> String {
         let more = against.map_or(String::new(), |it| match it.disturbed {
             0 if it.pairs == 2 => format!("{} of {}", it.text(), it.with.title()),
             0 => format!("{} of {}", times(it.ratio.median), it.with.title()),
-            _ => "disturbed".to_owned(),
+            _ => format!("not comparable with {}: disturbed", it.with.title()),
         });
         Some(Bar {
             contender: row.contender,
