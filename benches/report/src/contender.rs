@@ -24,6 +24,8 @@ pub enum Contender {
     Prefetch,
     /// `DataLoader` over `Cached`: each file is decoded once.
     CachePrefetch,
+    /// `DataLoader` whose workers rest between turns, while all threads compute.
+    TakeTurns,
     /// `DataLoader` that decodes JPEG files at a fraction of their size.
     ScaledDecode,
     /// The channels-last memory format.
@@ -50,13 +52,14 @@ pub enum Contender {
 
 impl Contender {
     /// All of them, in the order of a report's rows.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Pytorch,
         Self::PytorchTuned,
         Self::PytorchCompiled,
         Self::Tch,
         Self::Prefetch,
         Self::CachePrefetch,
+        Self::TakeTurns,
         Self::ScaledDecode,
         Self::ChannelsLast,
         Self::Fused,
@@ -105,7 +108,7 @@ impl Contender {
 
     /// Whether it only helps training on a CPU.
     pub const fn needs_cpu(self) -> bool {
-        matches!(self, Self::HostCache)
+        matches!(self, Self::HostCache | Self::TakeTurns)
     }
 
     /// Whether it needs a CUDA device.

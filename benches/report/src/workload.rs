@@ -59,9 +59,17 @@ impl Workload {
             Self::Digits => {
                 &[C::Prefetch, C::CachePrefetch, C::Fused, C::HostCache, C::Bf16, C::Fp16, C::Tf32, C::DeviceData]
             }
-            Self::Photos => {
-                &[C::Prefetch, C::ScaledDecode, C::ChannelsLast, C::Fused, C::HostCache, C::Bf16, C::Fp16, C::Tf32]
-            }
+            Self::Photos => &[
+                C::Prefetch,
+                C::TakeTurns,
+                C::ScaledDecode,
+                C::ChannelsLast,
+                C::Fused,
+                C::HostCache,
+                C::Bf16,
+                C::Fp16,
+                C::Tf32,
+            ],
             Self::Text => &[C::Fused, C::HostCache, C::Bf16, C::Fp16, C::Tf32, C::Accumulate, C::Compiled],
         };
         let always = [C::Pytorch, C::PytorchTuned, C::PytorchCompiled, C::Tch];

@@ -7,11 +7,12 @@ use anyhow::{Context, Result, bail, ensure};
 use overdrive_bench_report::report::FIRST_PHASE;
 use overdrive_bench_report::stats::median;
 use overdrive_bench_report::{Contender, DeviceKind, Mark, Span, Turn, Versions, Whole, Workload};
+use overdrive_dataload::ComputeThreads;
 use overdrive_ffi as ffi;
 use overdrive_profile::{Diagnosis, Phase, RunProfile, RunRecorder, StepTimer, ThreadTuner};
 use tch::{Cuda, Device};
 
-use super::job::{Ask, Job, Said, asked, has_workers, say};
+use super::job::{Ask, Job, Said, asked, has_workers, say, threads_in_turns};
 use super::trainer::{Batch, Batches, Feed, Steps, Trainer, Until};
 use super::watch::wait_until_idle;
 use super::{choice, digits, initial, photos, text};
@@ -196,6 +197,7 @@ fn speed(one: &Job, other: &Job, device: Device) -> Result<f64> {
 fn untuned_threads(job: &Job) -> Result<i32> {
     let most = i32::try_from(job.threads)?;
     let threads = if has_workers(job) && job.device == DeviceKind::Cpu { (most / 2).max(1) } else { most };
+    // Where they take turns with a loader's workers, its next batch sets them.
     tch::set_num_threads(threads);
     Ok(threads)
 }
@@ -205,6 +207,9 @@ fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>, read_ahea
     let threads = untuned_threads(job)?;
     if job.device == DeviceKind::Cuda || !has_workers(job) {
         return Ok(Vec::new());
+    }
+    if let Some(ComputeThreads { beside_workers, alone }) = threads_in_turns(job) {
+        return Ok(vec![format!("{beside_workers} of {alone} threads compute beside workers, all while they rest")]);
     }
     let most = i32::try_from(job.threads)?;
     if !job.tries {

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use overdrive_bench_report::{Contender, DeviceKind, Span, Turn, Versions, Whole, Workload};
+use overdrive_dataload::ComputeThreads;
 use serde::{Deserialize, Serialize};
 
 /// What to train, and how.
@@ -123,7 +124,15 @@ impl Job {
 
 /// Whether a loader's worker threads prepare the batches.
 pub fn has_workers(job: &Job) -> bool {
-    [Contender::Prefetch, Contender::CachePrefetch, Contender::ScaledDecode].into_iter().any(|part| job.has(part))
+    let loaders = [Contender::Prefetch, Contender::CachePrefetch, Contender::TakeTurns, Contender::ScaledDecode];
+    loaders.into_iter().any(|part| job.has(part))
+}
+
+/// With how many threads libtorch computes in turns with the workers; `None` if it always does.
+pub fn threads_in_turns(job: &Job) -> Option<ComputeThreads> {
+    let alone = i32::try_from(job.threads).ok()?;
+    let threads = ComputeThreads { beside_workers: (alone / 2).max(1), alone };
+    job.has(Contender::TakeTurns).then_some(threads)
 }
 
 /// Prints one answer on standard output.

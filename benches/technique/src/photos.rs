@@ -11,7 +11,7 @@ use tch::vision::{image, resnet};
 use tch::{Device, Kind, Tensor};
 
 use super::digits::Loaded;
-use super::job::Job;
+use super::job::{Job, has_workers, threads_in_turns};
 use super::trainer::{Batch, Batches, Feed, Model};
 
 /// ImageNet's mean and standard deviation on the scale from 0 to 1.
@@ -48,7 +48,7 @@ pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
     let folder = ImageFolder::open(&job.train)?;
     let (batch_size, seed, side) = (job.batch_size / job.micro_batches(), u64::from(job.seed), side(device));
     let scaled = job.has(Contender::ScaledDecode);
-    if !scaled && !job.has(Contender::Prefetch) {
+    if !has_workers(job) {
         let files = folder.files().iter().map(|(path, label)| (path.to_path_buf(), *label)).collect();
         return Ok(Box::new(OneByOne { files, batch_size, seed, side: side as i64 }));
     }
@@ -62,6 +62,10 @@ pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
     const PREFETCH_FACTOR: usize = 2;
     let workers = job.threads as usize;
     let loader = loader.num_workers(workers).prefetch_factor(PREFETCH_FACTOR);
+    let loader = match threads_in_turns(job) {
+        Some(threads) => loader.compute_threads(threads),
+        None => loader,
+    };
     let read_ahead = workers * PREFETCH_FACTOR;
     Ok(Box::new(match device.is_cuda() {
         // A quarter of the bytes is copied to the device.

@@ -105,8 +105,8 @@ pub use lmdb::{LmdbDataset, LmdbDatasetBuilder, LmdbSample, LmdbWriter, LmdbWrit
 #[cfg(feature = "progress")]
 pub use loader::Progress;
 pub use loader::{
-    Auto, DataLoader, DataLoaderBuilder, Epoch, Fault, FromDataset, FromStream, LoaderStats, NumWorkers, OnError,
-    SampleSource,
+    Auto, ComputeThreads, DataLoader, DataLoaderBuilder, Epoch, Fault, FromDataset, FromStream, LoaderStats,
+    NumWorkers, OnError, SampleSource,
 };
 #[cfg(feature = "mds")]
 pub use mds::{MdsDataset, MdsSample, MdsValue};

@@ -8,16 +8,15 @@ use tch::Device;
 
 use crate::loader::budget::{Allowance, DEVICE_BYTES, host_bytes, usual_footprint};
 use crate::loader::fault::{FaultLog, OnError};
+use crate::loader::num_workers::{Auto, MAX_WORKERS, NumWorkers};
 use crate::loader::stages::Stages;
 use crate::loader::stats::Counters;
 use crate::loader::transfer::{TensorOps, Transfer};
-use crate::loader::tuner::{Limits, Tuner, local_ranks, share_of_cores};
+use crate::loader::tuner::{Limits, Tuner};
+use crate::loader::turns::ComputeThreads;
 use crate::loader::worker::{WorkerInit, WorkerOptions};
 use crate::tensor_batch::Footprint;
 use crate::{Collate, DataError, Stack, TensorBatch};
-
-/// More threads than this are surely a mistake, and starting them could overload the machine.
-const MAX_WORKERS: usize = 1024;
 
 /// The budget of batches loaded ahead where the loader chooses their number, unless set: 512 MiB.
 const MEMORY_BUDGET: usize = 512 << 20;
@@ -30,33 +29,6 @@ const WORKER_NICE: i32 = 10;
 pub trait SampleSource {
     /// The samples that the collate function gets.
     type Sample;
-}
-
-/// Lets the loader choose, from how long the training loop waits for data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Auto;
-
-/// A number of worker threads, or [`Auto`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NumWorkers {
-    /// This many; 0 loads on the calling thread.
-    Fixed(usize),
-    /// Starts with one and adds workers for as long as that makes the training loop faster, up to this process's share
-    /// of the cores: those that its CPU affinity and cgroup allow, divided by the ranks that the launcher started on
-    /// the host (`LOCAL_WORLD_SIZE`).
-    Auto,
-}
-
-impl From<usize> for NumWorkers {
-    fn from(workers: usize) -> Self {
-        Self::Fixed(workers)
-    }
-}
-
-impl From<Auto> for NumWorkers {
-    fn from(_: Auto) -> Self {
-        Self::Auto
-    }
 }
 
 /// Collects the options of a [`DataLoader`](crate::DataLoader); made by
@@ -83,6 +55,7 @@ pub(crate) struct Options {
     timeout: Option<Duration>,
     worker_init_fn: Option<WorkerInit>,
     worker_nice: i32,
+    compute_threads: Option<ComputeThreads>,
     pin_memory: bool,
     device: Option<Device>,
     keep_on_device: bool,
@@ -112,6 +85,7 @@ impl Default for Options {
             timeout: None,
             worker_init_fn: None,
             worker_nice: WORKER_NICE,
+            compute_threads: None,
             pin_memory: false,
             device: None,
             keep_on_device: false,
@@ -224,6 +198,22 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
         self
     }
 
+    /// Sets with how many threads libtorch computes while workers make batches, and while they rest; unless set, the
+    /// loader leaves it alone.
+    ///
+    /// For training on a CPU whose cores the workers need too: an operator whose threads share a core with a worker waits
+    /// for the slowest of them. With this option, workers make all batches ahead, then rest until one is left, and so on.
+    /// Where they need less than a step for a batch, libtorch has all cores meanwhile. Where they need more, they never
+    /// rest, and the option only sets `beside_workers`. A larger [`prefetch_factor`](Self::prefetch_factor) makes longer
+    /// turns.
+    ///
+    /// `next` calls `torch.set_num_threads` in the training loop's thread, which also is what threads that start later
+    /// compute with. After the epoch it stays at `alone`.
+    pub fn compute_threads(mut self, threads: ComputeThreads) -> Self {
+        self.options.compute_threads = Some(threads);
+        self
+    }
+
     /// The function that turns samples into a batch; [`Stack`] unless set. Call it before
     /// [`pin_memory`](Self::pin_memory), [`to_device`](Self::to_device) and [`prefetch`](Self::prefetch).
     #[doc(alias = "collate_fn")]
@@ -305,10 +295,7 @@ impl Options {
     /// Checks the options that do not depend on the source, and makes the parts that they set up.
     pub(crate) fn assemble<C, B: 'static>(self, collate: C) -> Result<(Stages<C, B>, Machinery<B>), DataError> {
         let budget = Footprint { host: self.host_budget(), device: self.device_budget };
-        let (min, max) = match self.num_workers {
-            NumWorkers::Fixed(workers) => (workers, workers),
-            NumWorkers::Auto => (1, own_cores().min(MAX_WORKERS)),
-        };
+        let (min, max) = self.num_workers.bounds();
         if self.prefetch_factor == 0 {
             return Err(DataError::option("prefetch_factor", "at least 1", 0));
         }
@@ -323,6 +310,15 @@ impl Options {
         }
         if !(0..=19).contains(&self.worker_nice) {
             return Err(DataError::option("worker_nice", "0 to 19", self.worker_nice));
+        }
+        if let Some(ComputeThreads { beside_workers, alone }) = self.compute_threads {
+            if max == 0 {
+                return Err(DataError::option("compute_threads", "at least one worker", "num_workers(0)"));
+            }
+            if !(1..=alone).contains(&beside_workers) {
+                let expected = "at least 1 thread beside workers, and as many or more alone";
+                return Err(DataError::option("compute_threads", expected, format!("{beside_workers} and {alone}")));
+            }
         }
         let ops = match self.tensor_ops.map(|ops| ops.downcast::<TensorOps<B>>()) {
             None => None,
@@ -364,6 +360,7 @@ impl Options {
             timeout: self.timeout,
             init: self.worker_init_fn,
             nice: self.worker_nice,
+            compute_threads: self.compute_threads,
             counters: counters.clone(),
         };
         let keep = ops.zip(self.device).filter(|_| self.keep_on_device);
@@ -371,13 +368,6 @@ impl Options {
         let allowance = measure.or_else(usual_footprint).map(|footprint| Allowance { footprint, limits: budget });
         Ok((stages, Machinery { keep, worker_options, tuner, measure, allowance, counters, faults }))
     }
-}
-
-/// This process's share of the host's cores.
-fn own_cores() -> usize {
-    // Respects CPU affinity and cgroups.
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    share_of_cores(cores, local_ranks(|name| std::env::var(name).ok()))
 }
 
 fn pinning_is_possible() -> bool {

@@ -12,6 +12,7 @@ use crate::loader::position::{Given, Mark, Progress};
 use crate::loader::stats::Counters;
 use crate::loader::transfer::Used;
 use crate::loader::tuner::{Size, Tuner};
+use crate::loader::turns::Turns;
 use crate::loader::work::{Content, EpochWork, Made};
 use crate::loader::worker::{MOST_IN_FLIGHT, WorkerOptions, Workers, make_guarded};
 use crate::tensor_batch::Footprint;
@@ -36,6 +37,7 @@ pub struct Epoch<B> {
     counters: Arc<Counters>,
     tuning: Tuning<B>,
     last_taken: Option<Instant>,
+    turns: Option<Turns>,
 }
 
 /// Written by the epoch, and read by the loader to save its state.
@@ -86,6 +88,7 @@ impl<B: Send + 'static> Epoch<B> {
         let (workers, in_flight) = (workers.min(left), in_flight.min(left).max(1));
         tracing::debug!(epoch, batches, first, workers, in_flight, "epoch starts");
         counters.set_size(workers, in_flight);
+        let turns = worker_options.compute_threads.map(Turns::new);
         let crew = match work {
             Err(error) => Crew::Failed(error),
             Ok(work) if workers == 0 => Crew::CallingThread(work, Cancellation::new()),
@@ -96,7 +99,7 @@ impl<B: Send + 'static> Epoch<B> {
             }
         };
         let progress = Arc::new(Mutex::new(progress));
-        Self { crew, used: None, progress, batches, counters, tuning, last_taken: None }
+        Self { crew, used: None, progress, batches, counters, tuning, last_taken: None, turns }
     }
 
     pub(crate) fn progress_of(&self) -> &SharedProgress {
@@ -163,6 +166,14 @@ impl<B: Send + 'static> Epoch<B> {
         self.crew.cancel();
         self.crew = Crew::Ended;
         self.used = None;
+        self.turns = None;
+    }
+
+    /// Sets the number of threads for the step that begins.
+    fn take_turns(&mut self) {
+        if let (Some(turns), Crew::Workers(workers)) = (&mut self.turns, &self.crew) {
+            turns.compute(workers.are_resting());
+        }
     }
 
     fn tune(&mut self, batch: &B, asked: Instant) {
@@ -194,6 +205,7 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
                 self.counters.delivered(*samples);
                 waiting.set_samples(*samples as u64);
                 self.tune(batch, asked);
+                self.take_turns();
             }
             Ok(None) if !matches!(self.crew, Crew::Ended) => {
                 lock(&self.progress).ended();

@@ -11,6 +11,7 @@ mod guard;
 mod indexed;
 mod lane;
 mod merge;
+mod num_workers;
 mod numbering;
 mod order;
 mod position;
@@ -26,6 +27,7 @@ mod streamed;
 mod torch_order;
 mod transfer;
 mod tuner;
+mod turns;
 mod work;
 mod worker;
 
@@ -36,18 +38,20 @@ use std::time::Instant;
 
 use overdrive_core::{StateDict, StateError, Stateful};
 
-pub use builder::{Auto, DataLoaderBuilder, NumWorkers, SampleSource};
+pub use builder::{DataLoaderBuilder, SampleSource};
 pub use epoch::Epoch;
 pub use fault::{Fault, OnError};
 pub use from_dataset::FromDataset;
 pub(crate) use from_dataset::MAX_ORDER;
 pub use from_stream::FromStream;
 pub(crate) use from_stream::{fingerprint, names};
+pub use num_workers::{Auto, NumWorkers};
 pub(crate) use order::draw;
 #[cfg(feature = "progress")]
 pub use progress::Progress;
 pub use stats::LoaderStats;
 pub(crate) use transfer::TensorOps;
+pub use turns::ComputeThreads;
 
 use crate::tensor_batch::Footprint;
 use crate::{Dataset, IterableDataset};

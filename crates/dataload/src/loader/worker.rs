@@ -19,6 +19,7 @@ use crate::loader::budget::Budget;
 use crate::loader::guard::message_of;
 use crate::loader::reorder::Reorder;
 use crate::loader::stats::Counters;
+use crate::loader::turns::{AtWork, ComputeThreads};
 use crate::loader::work::{EpochWork, Made};
 use crate::{Cancellation, DataError};
 
@@ -60,6 +61,8 @@ pub(crate) struct WorkerOptions {
     pub(crate) init: Option<WorkerInit>,
     /// The workers' nice value, see `setpriority(2)`.
     pub(crate) nice: i32,
+    /// Set if workers rest between making all batches ahead.
+    pub(crate) compute_threads: Option<ComputeThreads>,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -80,6 +83,7 @@ pub(crate) struct Workers<B> {
     granted_to: usize,
     /// How many finished batches are in the channel.
     unreceived: Arc<AtomicUsize>,
+    at_work: Arc<AtWork>,
     /// How many batches may be permitted and not yet taken.
     in_flight: usize,
     /// How many are permitted and not yet taken.
@@ -118,6 +122,7 @@ impl<B: Send + 'static> Workers<B> {
             first_undelivered: first,
             granted_to: first,
             unreceived: Arc::default(),
+            at_work: Arc::default(),
             in_flight: 0,
             outstanding: 0,
             alive: 0,
@@ -161,7 +166,7 @@ impl<B: Send + 'static> Workers<B> {
     fn start_thread(&self, worker: usize) -> io::Result<JoinHandle<()>> {
         let (work, granted, reports) = (self.work.clone(), self.granted.clone(), self.reports.clone());
         let (cancelled, options, unreceived) = (self.cancelled.clone(), self.options.clone(), self.unreceived.clone());
-        let budget = self.budget.clone();
+        let (budget, at_work) = (self.budget.clone(), self.at_work.clone());
         Builder::new().name(format!("dataload-{worker}")).spawn(move || {
             let mut end_report = EndReport { reports, done: false, error: None };
             lower_priority(options.nice);
@@ -171,7 +176,7 @@ impl<B: Send + 'static> Workers<B> {
                 end_report.reports.send(Message::Made(batch)).is_ok()
             };
             let served = begin(worker, options.init.as_ref());
-            match served.and_then(|()| serve(&*work, &granted, send, budget.as_deref(), &cancelled)) {
+            match served.and_then(|()| serve(&*work, &granted, send, budget.as_deref(), &at_work, &cancelled)) {
                 Ok(done) => end_report.done = done,
                 Err(error) => end_report.error = Some(error),
             }
@@ -244,7 +249,16 @@ impl<B: Send + 'static> Workers<B> {
         made
     }
 
+    /// Whether no worker makes a batch, nor will before more are granted.
+    pub(crate) fn are_resting(&self) -> bool {
+        self.outstanding == self.ready() || self.at_work.have_ended()
+    }
+
     fn grant(&mut self) {
+        // Once all batches ahead are made, workers rest until one is left: it is trained on while they make the next.
+        if self.options.compute_threads.is_some() && self.are_resting() && self.outstanding > 1 {
+            return;
+        }
         // With `in_order(false)`, batches may overtake a slow one. The limit keeps the list of delivered numbers short,
         // which is part of the saved state.
         let end = self.first_undelivered + MOST_AHEAD.max(self.in_flight);
@@ -290,6 +304,7 @@ fn serve<B>(
     granted: &Receiver<Permit>,
     send: impl Fn(Made<B>) -> bool,
     budget: Option<&Budget<B>>,
+    at_work: &AtWork,
     cancelled: &Cancellation,
 ) -> Result<bool, DataError> {
     for permit in granted {
@@ -303,7 +318,11 @@ fn serve<B>(
                 if let Some(None) = making {
                     return Ok(false);
                 }
-                let Some(made) = make_guarded(work, cancelled)? else { return Ok(true) };
+                let _making = at_work.begin();
+                let Some(made) = make_guarded(work, cancelled)? else {
+                    at_work.no_batch_is_left();
+                    return Ok(true);
+                };
                 if let Some(making) = making.flatten() {
                     making.done(&made);
                 }

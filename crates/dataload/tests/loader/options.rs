@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-use overdrive_dataload::{Auto, DataError, DataLoader, FnDataset, Image, SequentialSampler, Stack};
+use overdrive_dataload::{Auto, ComputeThreads, DataError, DataLoader, FnDataset, Image, SequentialSampler, Stack};
 use tch::Device;
 
 use crate::{WORKERS, alone, listed, uneven, wait_until};
@@ -275,4 +275,56 @@ fn auto_leaves_the_cores_of_the_other_ranks_of_the_host_alone() -> Result<(), Da
         assert_eq!(loader.stats().workers, 1);
     }
     Ok(())
+}
+
+#[test]
+fn libtorch_computes_with_all_threads_only_while_workers_rest() -> Result<(), DataError> {
+    let _alone = alone();
+    let allowed = Arc::new(AtomicUsize::new(usize::MAX));
+    let gate = allowed.clone();
+    let dataset = FnDataset::new(40, move |index| {
+        wait_until(|| index < gate.load(SeqCst));
+        Ok(index)
+    });
+    let threads = ComputeThreads { beside_workers: 1, alone: 3 };
+    let builder = DataLoader::builder(dataset).batch_size(2).num_workers(2).prefetch_factor(2);
+    let loader = builder.compute_threads(threads).collate(listed).build()?;
+    let ready = |epoch: &overdrive_dataload::Epoch<Vec<usize>>, batches| wait_until(|| epoch.ready() == batches);
+    let mut epoch = loader.iter();
+    let next =
+        |epoch: &mut overdrive_dataload::Epoch<Vec<usize>>| (epoch.next().unwrap().unwrap(), tch::get_num_threads());
+    // Four batches are made ahead. Workers rest until one of them is left, then make three more.
+    ready(&epoch, 4);
+    allowed.store(0, SeqCst);
+    assert_eq!(next(&mut epoch), (vec![0, 1], 3));
+    assert_eq!((epoch.ready(), next(&mut epoch)), (3, (vec![2, 3], 3)));
+    assert_eq!((epoch.ready(), next(&mut epoch)), (2, (vec![4, 5], 1)));
+    assert_eq!((epoch.ready(), next(&mut epoch)), (1, (vec![6, 7], 1)));
+    // A batch that is made at last is not all of them.
+    allowed.store(10, SeqCst);
+    assert_eq!(next(&mut epoch), (vec![8, 9], 1));
+    allowed.store(usize::MAX, SeqCst);
+    for _ in 0..4 {
+        ready(&epoch, 4);
+        assert_eq!([(); 3].map(|()| next(&mut epoch).1), [3, 3, 1]);
+    }
+    // One of three permits finds no batch left: that worker ends, and the last steps have all threads.
+    wait_until(|| epoch.ready() == 3 && crate::loader_threads() == 1);
+    assert_eq!(next(&mut epoch), (vec![34, 35], 3));
+    // After an epoch that is broken off too.
+    drop(epoch);
+    assert_eq!(tch::get_num_threads(), 3);
+    Ok(())
+}
+
+#[test]
+fn numbers_of_threads_that_make_no_sense_are_refused() {
+    let refused = |workers, beside_workers, alone| {
+        let builder = DataLoader::builder(FnDataset::new(4, Ok)).num_workers(workers).collate(listed);
+        builder.compute_threads(ComputeThreads { beside_workers, alone }).build().unwrap_err().to_string()
+    };
+    assert!(refused(0, 1, 2).contains("compute_threads") && refused(0, 1, 2).contains("at least one worker"));
+    for (beside_workers, alone) in [(0, 2), (3, 2), (-1, -1)] {
+        assert!(refused(1, beside_workers, alone).contains(&format!("{beside_workers} and {alone}")));
+    }
 }

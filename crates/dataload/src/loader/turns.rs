@@ -1,0 +1,77 @@
+//! libtorch's threads and the workers take turns at the cores.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::thread::{ThreadId, current};
+
+/// With how many threads libtorch computes, see
+/// [`compute_threads`](crate::DataLoaderBuilder::compute_threads).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ComputeThreads {
+    /// While workers make batches, at least 1.
+    pub beside_workers: i32,
+    /// While all workers rest, at least `beside_workers`.
+    pub alone: i32,
+}
+
+/// What workers are doing.
+#[derive(Debug, Default)]
+pub(crate) struct AtWork {
+    /// How many batches are being made.
+    making: AtomicUsize,
+    /// Whether no batch is left to begin.
+    exhausted: AtomicBool,
+}
+
+impl AtWork {
+    /// Counts a batch as being made until the result is dropped.
+    pub(crate) fn begin(&self) -> impl Drop + '_ {
+        struct Making<'a>(&'a AtomicUsize);
+        impl Drop for Making<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, SeqCst);
+            }
+        }
+        self.making.fetch_add(1, SeqCst);
+        Making(&self.making)
+    }
+
+    pub(crate) fn no_batch_is_left(&self) {
+        self.exhausted.store(true, SeqCst);
+    }
+
+    /// Whether the workers have made the last batch.
+    pub(crate) fn have_ended(&self) -> bool {
+        self.exhausted.load(SeqCst) && self.making.load(SeqCst) == 0
+    }
+}
+
+/// Sets the number of threads of the training loop's thread while an epoch runs. When it is dropped, libtorch computes
+/// alone.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    threads: ComputeThreads,
+    /// What was set last, and on which thread: the number is a property of the thread.
+    set: Option<(ThreadId, i32)>,
+}
+
+impl Turns {
+    pub(crate) fn new(threads: ComputeThreads) -> Self {
+        Self { threads, set: None }
+    }
+
+    pub(crate) fn compute(&mut self, workers_rest: bool) {
+        let count = if workers_rest { self.threads.alone } else { self.threads.beside_workers };
+        let wanted = (current().id(), count);
+        if self.set.replace(wanted) != Some(wanted) {
+            tch::set_num_threads(count);
+        }
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        if self.set.is_some_and(|(thread, _)| thread == current().id()) {
+            self.compute(true);
+        }
+    }
+}
