@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_bench_report::report::FIRST_PHASE;
-use overdrive_bench_report::stats::median;
 use overdrive_bench_report::{Contender, DeviceKind, Mark, Span, Turn, Versions, Whole, Workload};
 use overdrive_dataload::ComputeThreads;
 use overdrive_ffi as ffi;
@@ -23,7 +22,7 @@ const MARKS: u64 = 20;
 const RECORDED: u64 = 10;
 /// Warm-up steps: the first calls into libtorch are slow.
 const FIRST: u64 = 3;
-/// Pairs of short turns that compare two jobs.
+/// The most pairs of short turns that compare two jobs.
 const TRIALS: usize = 3;
 
 /// Answers requests as the job says, until standard input ends.
@@ -36,7 +35,7 @@ pub fn serve(job: &Job) -> Result<()> {
         DeviceKind::Cuda => Device::Cuda(0),
     };
     let choice::Choice { job, left_out, failures } = match job.tries && job.contender == Contender::Combined {
-        true => choice::choose(job, |one, other| speed(one, other, device)),
+        true => choice::choose(job, |one, other| gains(one, other, device)),
         false => choice::Choice { job: job.clone(), left_out: Vec::new(), failures: Vec::new() },
     };
     let job = &job;
@@ -165,8 +164,8 @@ fn set_switches(job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// The speed of a job relative to another one: the median of a few pairs of short turns.
-fn speed(one: &Job, other: &Job, device: Device) -> Result<f64> {
+/// Whether a job is faster than another one, in most of a few pairs of short turns.
+fn gains(one: &Job, other: &Job, device: Device) -> Result<bool> {
     let feeds = [feed(one, device)?, feed(other, device)?];
     let mut runs = Vec::new();
     for (job, feed) in [one, other].into_iter().zip(&feeds) {
@@ -176,21 +175,26 @@ fn speed(one: &Job, other: &Job, device: Device) -> Result<f64> {
         trainer.train(&mut batches, Until::Steps(FIRST), None)?;
         runs.push((job, trainer, feed, batches));
     }
-    let mut ratios = Vec::new();
-    for _ in 0..TRIALS {
+    let (mut faster, mut slower) = (0, 0);
+    while faster.max(slower) <= TRIALS / 2 {
         let mut rates = Vec::new();
         for (job, trainer, feed, batches) in &mut runs {
             // The other one's loader still reads ahead.
             wait_until_idle();
             set_switches(job)?;
             untuned_threads(job)?;
-            let seconds = (job.settle_seconds / TRIALS as f64, job.turn_seconds / TRIALS as f64);
+            // Long enough for workers to work and to rest.
+            let share = if has_workers(job) { 2.0 / 3.0 } else { 1.0 / 3.0 };
+            let seconds = (job.settle_seconds / 3.0, job.turn_seconds * share);
             let (steps, seconds) = turn(trainer, &***feed, batches, seconds)?;
             rates.push(steps.inputs as f64 / seconds);
         }
-        ratios.push(rates[0] / rates[1]);
+        match rates[0] / rates[1] > 1.0 + choice::MIN_GAIN {
+            true => faster += 1,
+            false => slower += 1,
+        }
     }
-    median(&ratios).context("no trial")
+    Ok(faster > slower)
 }
 
 /// Sets the number of compute threads without trying: all, or half of them beside a loader's workers.

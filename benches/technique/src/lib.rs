@@ -231,7 +231,8 @@ impl<'a> Bench<'a> {
 
     fn start(&self, job: &Job, contender: Contender) -> Result<Starting> {
         let parts = match contender {
-            Contender::Combined => choice::all(job),
+            Contender::Combined if job.tries => choice::all(job),
+            Contender::Combined => choice::usual(job),
             technique if technique.is_technique() => vec![technique],
             _ => Vec::new(),
         };
