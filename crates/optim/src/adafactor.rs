@@ -151,12 +151,11 @@ impl Algorithm for AdafactorOptions {
         lists.extend(updates.to_vec()?);
         let [zero] = ZERO.on(lists[0].device(), || Ok::<_, TchError>([Tensor::from(0.0)]))?;
         let norms = Tensor::f_stack(&foreach::norm(&TensorList::new(&lists)?, 2.0)?.to_vec()?, 0)?;
-        // The maximum with a float64 zero makes the norms float64, and a norm of NaN 0: below, it becomes the lower
-        // bound, as in Python's `max(bound, norm)`.
-        let norms = as_list(&norms.f_fmax(&zero.f_view([1])?)?)?;
+        // The maximum with float64 bounds makes the norms float64, and a norm of NaN the bound, as in Python's
+        // `max(bound, norm)`.
         let lows = [self.eps.1, self.d].into_iter().flat_map(|least| roots.iter().map(move |root| root * least));
-        foreach::clamp_min_each_(&norms, &lows.collect::<Vec<_>>())?;
-        let norms = norms.to_vec()?;
+        let lows = step.constants.on(lists[0].device(), &lows.collect::<Vec<_>>())?;
+        let norms = as_list(&norms.f_fmax(&lows)?)?.to_vec()?;
         let (sizes, excess) = norms.split_at(count);
         let rates = step.by_count(|count| -self.d * step.lr.min(1.0 / count.sqrt()))?;
         let zeros = TensorList::new(&vec![&zero; count])?;

@@ -4,6 +4,7 @@ use overdrive_core::{GradScale, OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Kind, Tensor};
 
+use crate::constants::Constants;
 use crate::foreach::{self, Lent};
 use crate::optimizer::Values;
 use crate::options::{BETA, NOT_NEGATIVE, OptionSet};
@@ -162,6 +163,8 @@ pub struct Step<'a> {
     pub same_counts: bool,
     /// For each parameter, whether this is its first step.
     pub first: &'a [bool],
+    /// Numbers that are the same in each step.
+    pub constants: &'a Constants,
     /// On the parameters' device; only for fused kernels.
     pub scale: Option<GradScale<'a>>,
 }

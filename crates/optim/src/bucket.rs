@@ -8,6 +8,7 @@ use overdrive_ffi::TensorList;
 use tch::{Device, Kind, Tensor};
 
 use crate::algorithm::{Algorithm, Slot, Step};
+use crate::constants::Constants;
 use crate::low_precision::{LowPrecision, follow_written};
 use crate::pieces;
 use crate::step_count::StepCounts;
@@ -38,6 +39,7 @@ pub(crate) struct State {
     pub(crate) counts: StepCounts,
     /// Which parameters have been stepped.
     pub(crate) started: Vec<bool>,
+    constants: Constants,
     /// `params.writes()` after the last step: if it has changed since, other code has written to the parameters. `None`
     /// before the first step and after loading.
     written: Option<u64>,
@@ -47,7 +49,8 @@ impl State {
     /// A second handle to the same tensors.
     pub(crate) fn share(&self) -> Result<Self, TorchError> {
         let slots = self.slots.iter().map(TensorList::share).collect::<Result<_, _>>()?;
-        Ok(Self { slots, counts: self.counts.share()?, started: self.started.clone(), written: None })
+        let (counts, started) = (self.counts.share()?, self.started.clone());
+        Ok(Self { slots, counts, started, constants: Constants::default(), written: None })
     }
 }
 
@@ -167,6 +170,7 @@ impl Bucket {
                 false => StepCounts::none()?,
             },
             started: vec![false; params.len()],
+            constants: Constants::default(),
             written: None,
         })
     }
@@ -284,6 +288,7 @@ impl Bucket {
                 counts: &counts,
                 same_counts: state.counts.shared(),
                 first: &first,
+                constants: &state.constants,
                 scale,
             };
             pieces::step(algorithm, &step)

@@ -58,7 +58,6 @@ in_place! {
         (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factor: Double f64);
     clamp_max_ = "clamp_max_", "Scalar" (xs: TensorList &TensorList, high: Double f64);
     clamp_min_ = "clamp_min_", "Scalar" (xs: TensorList &TensorList, low: Double f64);
-    clamp_min_each_ = "clamp_min_", "ScalarList" (xs: TensorList &TensorList, lows: ScalarList &[f64]);
     copy_ = "copy_", "" (xs: TensorList &TensorList, ys: TensorList &TensorList);
     div_ = "div_", "List" (xs: TensorList &TensorList, ys: TensorList &TensorList);
     div_each_ = "div_", "ScalarList" (xs: TensorList &TensorList, ys: ScalarList &[f64]);

@@ -32,6 +32,7 @@ mod averaged;
 mod bucket;
 mod builder;
 mod clip;
+mod constants;
 mod foreach;
 mod group_mut;
 mod in_backward;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use overdrive::dataload::{DataLoader, ImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop};
+use overdrive::dataload::{ComputeThreads, DataLoader, ImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop};
 use overdrive_bench_report::Ratio;
 use tch::{Device, Kind, Tensor};
 
@@ -22,22 +22,30 @@ const BATCHES: usize = 30;
 /// The size of the square matrices, and the number of their products per batch.
 const SIDE: i64 = 768;
 const PRODUCTS: usize = 4;
+/// How many threads compute while workers rest.
+const ALONE: i32 = 2;
 
 #[derive(Clone, Copy, PartialEq)]
 struct Setting {
     torch_threads: i32,
     workers: usize,
     nice: i32,
+    /// Whether workers rest in turns, with two of libtorch's threads meanwhile.
+    in_turns: bool,
 }
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "set_num_threads({}), {} workers, nice {}", self.torch_threads, self.workers, self.nice)
+        match self.in_turns {
+            true => write!(f, "compute_threads({}, {ALONE})", self.torch_threads)?,
+            false => write!(f, "set_num_threads({})", self.torch_threads)?,
+        }
+        write!(f, ", {} workers, nice {}", self.workers, self.nice)
     }
 }
 
 /// The setting that the others are compared with.
-const BASELINE: Setting = Setting { torch_threads: 2, workers: WORKERS, nice: 0 };
+const BASELINE: Setting = Setting { torch_threads: 2, workers: WORKERS, nice: 0, in_turns: false };
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let Some(photos) = bench.photos(TEXT) else { return Ok(()) };
@@ -46,8 +54,9 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     for (torch_threads, workers, nice) in
         [(2, 0, 0), (2, 1, 0), (2, 1, 10), (2, 2, 10), (2, 2, 19), (1, 1, 0), (1, 2, 0)]
     {
-        settings.push(Setting { torch_threads, workers, nice });
+        settings.push(Setting { torch_threads, workers, nice, in_turns: false });
     }
+    settings.push(Setting { torch_threads: 1, workers: WORKERS, nice: 10, in_turns: true });
     let names: Vec<String> = settings.iter().map(ToString::to_string).collect();
     let mut turns = Turns::default();
     for (name, &setting) in names.iter().zip(&settings) {
@@ -67,7 +76,10 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
 fn loader(photos: &Path, setting: Setting) -> Result<DataLoader<(Tensor, Tensor)>> {
     let crops = ImagePipeline::new(0).then(RandomResizedCrop::new(224)).then(RandomHorizontalFlip::default());
     let builder = DataLoader::builder(ImageFolder::open(photos)?).batch_size(BATCH_SIZE).shuffle(true);
-    Ok(builder.num_workers(setting.workers).worker_nice(setting.nice).collate(crops).build()?)
+    let builder = builder.num_workers(setting.workers).worker_nice(setting.nice);
+    let threads = ComputeThreads { beside_workers: setting.torch_threads, alone: ALONE };
+    let builder = if setting.in_turns { builder.compute_threads(threads) } else { builder };
+    Ok(builder.collate(crops).build()?)
 }
 
 /// Batches per second, each followed by matrix products in place of training. The first batch is not timed.
