@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use overdrive::dataload::{ComputeThreads, DataLoader, ImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop};
+use overdrive::dataload::{
+    ComputeThreads, DataLoader, ImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop,
+};
 use overdrive_bench_report::Ratio;
 use tch::{Device, Kind, Tensor};
 
