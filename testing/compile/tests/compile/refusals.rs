@@ -157,6 +157,8 @@ fn two_views_of_one_memory_that_is_written() {
         Ok(model.forward(&batch[0])?.mean(Kind::Float) + all.sum(Kind::Float))
     });
     assert!(error.to_string().contains("share memory"), "{error}");
+    // No operator is to blame, so no line is named.
+    assert!(matches!(error, CompileError::NotRecordable { caller: None, .. }), "{error}");
 }
 
 #[test]
