@@ -42,7 +42,7 @@ using torch::jit::Stack;
 using TensorRef = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
 using StorageRef = c10::weak_intrusive_ptr<at::StorageImpl>;
 
-// A tensor's part of its memory. Autograd makes new objects for saved tensors, without an operator; it tells which.
+// A tensor's part of its memory. By it a tensor is found for which autograd has made a new object, to save it.
 struct View {
   explicit View(const at::Tensor& tensor, int64_t number)
       : number(number), offset(tensor.storage_offset()), sizes(tensor.sizes()), strides(tensor.strides()),
