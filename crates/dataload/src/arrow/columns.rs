@@ -7,7 +7,7 @@ use arrow_schema::{Fields, Schema};
 
 use super::layout::{Leaf, leaves};
 use super::node::Node;
-use super::read::{Bad, Reader};
+use super::read::{ReadError, Reader};
 use crate::DataError;
 use crate::columns::{Array, Element, Field, FieldKind, Words, encode};
 use crate::loader::fingerprint;
@@ -247,7 +247,7 @@ impl Selected {
         rows: Range<usize>,
         dictionary: Option<&Array>,
         limit: u64,
-    ) -> Result<Vec<(Arc<str>, Array)>, Bad> {
+    ) -> Result<Vec<(Arc<str>, Array)>, ReadError> {
         let (array, mask) = Reader { leaf, nulls: &self.nulls, dictionary, limit }.read(nodes, rows)?;
         let mut named = vec![(self.name.clone(), array)];
         if let Some(mask) = mask {
@@ -263,36 +263,36 @@ impl Selected {
     }
 
     /// What is wrong with this column of a record batch in memory.
-    pub(super) fn refused(&self, bad: Bad) -> DataError {
+    pub(super) fn refused(&self, bad: ReadError) -> DataError {
         self.describe(bad)
             .map_or_else(|error| error, |described| DataError::option("column", described.expected, described.found))
     }
 
     /// What is wrong with this column: what was expected, and what was found in which row of the batch.
-    pub(super) fn describe(&self, bad: Bad) -> Result<Described, DataError> {
+    pub(super) fn describe(&self, bad: ReadError) -> Result<Described, DataError> {
         let name = &self.name;
         Ok(match bad {
-            Bad::Null { row } => Described {
+            ReadError::Null { row } => Described {
                 expected: format!("a value in every row of column {name:?}, or a `fill_null` or `mask_null` for it"),
                 found: format!("a null in row {row}"),
                 is_damage: false,
             },
-            Bad::Malformed { row, expected } => Described {
+            ReadError::Malformed { row, expected } => Described {
                 expected: format!("{expected} in column {name:?}"),
                 found: format!("other content from row {row} on"),
                 is_damage: true,
             },
-            Bad::TooLarge { bytes } => Described {
+            ReadError::TooLarge { bytes } => Described {
                 expected: format!("a smaller part of column {name:?}, or a higher `max_column_bytes`"),
                 found: format!("{bytes} bytes"),
                 is_damage: false,
             },
-            Bad::Unsupported(found) => Described {
+            ReadError::Unsupported(found) => Described {
                 expected: format!("a supported type in column {name:?}, or a `select` without that column"),
                 found,
                 is_damage: false,
             },
-            Bad::Other(error) => return Err(error),
+            ReadError::Other(error) => return Err(error),
         })
     }
 }

@@ -14,7 +14,7 @@ use super::columns::OnNull;
 use super::layout::{Leaf, StepKind, leaves};
 use super::message::{Arrays, Block, Messages, first_line};
 use super::node::{Bytes, Node, Piece};
-use super::read::{Bad, Reader};
+use super::read::{ReadError, Reader};
 use super::unpack::Unpacked;
 use crate::DataError;
 use crate::columns::Array;
@@ -236,11 +236,11 @@ impl ArrowFile {
             let read = reader.read(&nodes, 0..arrays.rows);
             read.map_err(|bad| {
                 let found = match bad {
-                    Bad::Null { row } => format!("a null at {row}"),
-                    Bad::Malformed { row, expected } => {
+                    ReadError::Null { row } => format!("a null at {row}"),
+                    ReadError::Malformed { row, expected } => {
                         format!("other content from value {row} on, instead of {expected}")
                     }
-                    Bad::TooLarge { bytes } => format!("{bytes} bytes, above the limit of {limit}"),
+                    ReadError::TooLarge { bytes } => format!("{bytes} bytes, above the limit of {limit}"),
                     other => format!("{other:?}"),
                 };
                 messages.corrupt(block.body.start, format!("values in dictionary {id}, none of them null"), found)

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::columns::OnNull;
 use super::layout::Stored;
 use super::node::{Node, Piece};
-use super::read::{Bad, Walk};
+use super::read::{ReadError, Walk};
 use crate::columns::{Array, Element, Words};
 
 /// Where a value's bytes are.
@@ -17,7 +17,7 @@ enum Segment {
 
 impl Walk<'_> {
     /// The values, and the offsets of strings.
-    pub(super) fn values(&self, stored: &Stored, node: &Node<'_>) -> Result<(Words, Option<Vec<i64>>), Bad> {
+    pub(super) fn values(&self, stored: &Stored, node: &Node<'_>) -> Result<(Words, Option<Vec<i64>>), ReadError> {
         match stored {
             Stored::Plain(element) => Ok((self.plain(*element, node)?, None)),
             Stored::Texts { wide } => self.texts(node, *wide),
@@ -29,11 +29,11 @@ impl Walk<'_> {
         }
     }
 
-    fn limited(&self, bytes: u64) -> Result<usize, Bad> {
-        if bytes > self.reader.limit { Err(Bad::TooLarge { bytes }) } else { Ok(bytes as usize) }
+    fn limited(&self, bytes: u64) -> Result<usize, ReadError> {
+        if bytes > self.reader.limit { Err(ReadError::TooLarge { bytes }) } else { Ok(bytes as usize) }
     }
 
-    fn plain(&self, element: Element, node: &Node<'_>) -> Result<Words, Bad> {
+    fn plain(&self, element: Element, node: &Node<'_>) -> Result<Words, ReadError> {
         let short = |position| self.malformed(position, "a value for each row");
         if self.count() == 0 {
             return Ok(Words::default());
@@ -79,7 +79,7 @@ impl Walk<'_> {
         }
     }
 
-    fn texts(&self, node: &Node<'_>, wide: bool) -> Result<(Words, Option<Vec<i64>>), Bad> {
+    fn texts(&self, node: &Node<'_>, wide: bool) -> Result<(Words, Option<Vec<i64>>), ReadError> {
         let mut segments = Vec::new();
         let mut lengths = Vec::with_capacity(self.missing.len());
         for range in self.ranges.iter().filter(|range| !range.is_empty()) {
@@ -91,7 +91,7 @@ impl Walk<'_> {
         self.join(node, &segments, &lengths)
     }
 
-    fn views(&self, node: &Node<'_>) -> Result<(Words, Option<Vec<i64>>), Bad> {
+    fn views(&self, node: &Node<'_>) -> Result<(Words, Option<Vec<i64>>), ReadError> {
         const VIEW_BYTES: usize = 16;
         const INLINE_BYTES: usize = 12;
         let (mut segments, mut lengths) = (Vec::new(), Vec::new());
@@ -118,7 +118,7 @@ impl Walk<'_> {
         (buffer, range): (usize, Range<usize>),
         missing: bool,
         position: usize,
-    ) -> Result<usize, Bad> {
+    ) -> Result<usize, ReadError> {
         if missing {
             segments.push(Segment::Fill);
             return Ok(self.fill(0).len());
@@ -138,7 +138,7 @@ impl Walk<'_> {
     }
 
     /// The bytes of all strings, and their offsets.
-    fn join(&self, node: &Node<'_>, segments: &[Segment], lengths: &[usize]) -> Result<(Words, Option<Vec<i64>>), Bad> {
+    fn join(&self, node: &Node<'_>, segments: &[Segment], lengths: &[usize]) -> Result<(Words, Option<Vec<i64>>), ReadError> {
         let fill = self.fill(0);
         let mut values = Words::new(self.limited(lengths.iter().map(|&length| length as u64).sum())?)?;
         let mut rest = values.bytes_mut();
@@ -167,7 +167,7 @@ impl Walk<'_> {
     }
 
     /// The numbers of values in a dictionary; that after the last one for a null.
-    fn codes(&self, node: &Node<'_>, width: usize, signed: bool) -> Result<Vec<u32>, Bad> {
+    fn codes(&self, node: &Node<'_>, width: usize, signed: bool) -> Result<Vec<u32>, ReadError> {
         let known = self.reader.dictionary.map_or(0, |dictionary| dictionary.rows);
         let mut codes = Vec::new();
         for range in self.ranges.iter().filter(|range| !range.is_empty()) {
@@ -187,7 +187,7 @@ impl Walk<'_> {
         Ok(codes)
     }
 
-    fn decode(&self, codes: &[u32], element: Element) -> Result<Array, Bad> {
+    fn decode(&self, codes: &[u32], element: Element) -> Result<Array, ReadError> {
         let is_text = element == Element::Bytes;
         if codes.is_empty() {
             return Ok(Array::empty(element, usize::from(is_text)));

@@ -41,7 +41,7 @@ impl ProcessGroup {
     pub fn all_gather_coalesced_async(&self, tensors: &[Tensor]) -> Result<Work<Vec<Vec<Tensor>>>, DdpError> {
         const OP: &str = "all_gather_coalesced";
         let first = check::first(OP, "the list", tensors)?;
-        check::list(self, OP, "tensors", tensors, ("the first", first), false)?;
+        check::list(self, OP, "tensors", tensors, ("the first", first), check::Shapes::Any)?;
         let wholes = tensors.iter().map(|tensor| whole_of(tensor, self.size())).collect::<Result<Vec<_>, _>>()?;
         let (outputs, inputs) = ((&wholes[..], self.size()), (tensors, 1));
         let work = self.start_several(OP, CollectiveKind::AllGatherInto, outputs, inputs, Mean::default())?;

@@ -69,7 +69,7 @@ impl ProcessGroup {
     pub fn all_reduce_coalesced_async(&self, tensors: &mut [Tensor], op: ReduceOp) -> Result<Work, DdpError> {
         const OP: &str = "all_reduce_coalesced";
         let first = check::first(OP, "the list", tensors)?;
-        check::list(self, OP, "tensors", tensors, ("the first", first), false)?;
+        check::list(self, OP, "tensors", tensors, ("the first", first), check::Shapes::Any)?;
         self.reduce_all(OP, tensors, op, CollectiveKind::AllReduceCoalesced)
     }
 

@@ -37,8 +37,8 @@ impl ProcessGroup {
     /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn reduce_scatter_async(&self, inputs: &[Tensor], op: ReduceOp) -> Result<Work<Tensor>, DdpError> {
         const OP: &str = "reduce_scatter";
-        check::one_a_rank(self, OP, "inputs", inputs)?;
-        check::list(self, OP, "inputs", inputs, ("the first", &inputs[0]), true)?;
+        check::one_per_rank(self, OP, "inputs", inputs)?;
+        check::list(self, OP, "inputs", inputs, ("the first", &inputs[0]), check::Shapes::Same)?;
         let (carried, mut mean) = self.carried(OP, op, &inputs[0])?;
         let mut outputs = super::gather::empties_like(&inputs[0], 1)?;
         let output = outputs[0].shallow_clone();
@@ -121,7 +121,7 @@ impl ProcessGroup {
         check::tensor(self, OP, "output", output)?;
         self.check_rank("the root", root)?;
         if self.rank() == root {
-            check::one_a_rank(self, OP, "inputs", inputs)?;
+            check::one_per_rank(self, OP, "inputs", inputs)?;
         } else if !inputs.is_empty() {
             return Err(DdpError::InvalidTensor {
                 op: OP,
@@ -130,7 +130,7 @@ impl ProcessGroup {
                 expected: format!("empty on every rank but the root, {root}"),
             });
         }
-        check::list(self, OP, "inputs", inputs, ("output", output), true)?;
+        check::list(self, OP, "inputs", inputs, ("output", output), check::Shapes::Same)?;
         let parts = Parts { inputs, outputs: std::slice::from_ref(output), ..Parts::default() };
         self.start(OP, CollectiveKind::Scatter(root), &parts, |_| Ok(()))
     }

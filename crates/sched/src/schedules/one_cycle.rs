@@ -199,7 +199,7 @@ impl Schedule for OneCycleLr {
         let check = Check(self.name());
         check.per_group("max_lr", &self.max_lr, groups, Check::factor)?;
         check.at_least_1("total_steps", self.total_steps)?;
-        check.share("pct_start", self.pct_start)?;
+        check.fraction("pct_start", self.pct_start)?;
         check.per_group("base_momentum", &self.base_momentum, groups, Check::momentum)?;
         check.per_group("max_momentum", &self.max_momentum, groups, Check::momentum)?;
         check.positive("div_factor", self.div_factor)?;

@@ -47,7 +47,7 @@ fn adamw_rounds_float16_once() {
 }
 
 /// Trains two models with the same initial values, one of them compiled, and compares their losses at each step.
-fn compares_losses(loss: fn(&nn::Sequential, &[Tensor]) -> LossResult, tolerance: f64) {
+fn compare_losses(loss: fn(&nn::Sequential, &[Tensor]) -> LossResult, tolerance: f64) {
     let Some(_alone) = crate::compiling() else { return };
     let (plain, compiled) = (mlp(), mlp());
     let [mut plain_opt, mut opt] = [&plain, &compiled].map(|model| AdamW::builder(model).build().unwrap());
@@ -73,7 +73,7 @@ fn cross_entropy(model: &nn::Sequential, x: &Tensor, y: &Tensor) -> LossResult {
 /// the tolerance.
 #[test]
 fn autocast_in_a_whole_step() {
-    compares_losses(
+    compare_losses(
         |model, batch| {
             let _autocast = AutocastGuard::new(Device::Cpu, Kind::BFloat16)?;
             cross_entropy(model, &batch[0], &batch[1])
@@ -85,7 +85,7 @@ fn autocast_in_a_whole_step() {
 /// One update for two micro-batches. In a compiled step, the closure runs both and returns their mean loss.
 #[test]
 fn accumulation_in_a_whole_step() {
-    compares_losses(
+    compare_losses(
         |model, batch| {
             let micro_batch = |number: i64| {
                 let [x, y] = [0, 1].map(|index| batch[index].narrow(0, 8 * number, 8));
