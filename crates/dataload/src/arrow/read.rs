@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::columns::OnNull;
-use super::layout::{Leaf, StepKind};
+use super::layout::{Leaf, LevelKind};
 use super::node::Node;
 use crate::DataError;
 use crate::columns::{Array, FieldKind};
@@ -84,13 +84,13 @@ impl<'a> Reader<'a> {
         if let FieldKind::Unsupported(found) = self.leaf.field.kind() {
             return Err(ReadError::Unsupported(found.clone()));
         }
-        for (level, (step, node)) in self.leaf.steps.iter().zip(nodes).enumerate() {
+        for (depth, (level, node)) in self.leaf.levels.iter().zip(nodes).enumerate() {
             walk.mark_nulls(node)?;
-            match &step.kind {
-                StepKind::Struct => walk.shift(node.offset),
-                StepKind::List { wide } => walk.lists(node, *wide)?,
-                StepKind::FixedList(length) => walk.fixed_lists(level, node, *length)?,
-                StepKind::Values(stored) => {
+            match &level.kind {
+                LevelKind::Struct => walk.shift(node.offset),
+                LevelKind::List { wide } => walk.lists(node, *wide)?,
+                LevelKind::FixedList(length) => walk.fixed_lists(depth, node, *length)?,
+                LevelKind::Values(stored) => {
                     let (values, text) = walk.values(stored, node)?;
                     walk.set_mask();
                     walk.offsets.extend(text);
@@ -98,7 +98,7 @@ impl<'a> Reader<'a> {
                     let array = Array { element, rows: rows.len(), per_row, offsets: walk.offsets, values };
                     return Ok((array, walk.mask));
                 }
-                StepKind::Unsupported(_) => break,
+                LevelKind::Unsupported(_) => break,
             }
         }
         Err(ReadError::Malformed { row: rows.start, expected: "values of a supported type" })
@@ -228,8 +228,8 @@ impl Walk<'_> {
         }
     }
 
-    fn fixed_lists(&mut self, level: usize, node: &Node<'_>, length: usize) -> Result<(), ReadError> {
-        self.check_room(level)?;
+    fn fixed_lists(&mut self, depth: usize, node: &Node<'_>, length: usize) -> Result<(), ReadError> {
+        self.check_room(depth)?;
         self.set_mask();
         let inner = |range: &Range<usize>| (node.offset + range.start) * length..(node.offset + range.end) * length;
         if self.reader.leaf.is_flat {
@@ -254,15 +254,15 @@ impl Walk<'_> {
 
     /// Checks that the arrays within fixed-size lists have enough elements, before memory is allocated for them. Such
     /// lists have no buffer of their own whose length could be checked.
-    fn check_room(&self, level: usize) -> Result<(), ReadError> {
+    fn check_room(&self, depth: usize) -> Result<(), ReadError> {
         let mut elements = Some(self.end());
-        for (step, node) in self.reader.leaf.steps.iter().zip(self.nodes).skip(level) {
-            match &step.kind {
-                StepKind::FixedList(length) => {
+        for (level, node) in self.reader.leaf.levels.iter().zip(self.nodes).skip(depth) {
+            match &level.kind {
+                LevelKind::FixedList(length) => {
                     let plus = |elements: usize| elements.checked_add(node.offset)?.checked_mul(*length);
                     elements = elements.and_then(plus);
                 }
-                StepKind::Struct => elements = elements.and_then(|elements| elements.checked_add(node.offset)),
+                LevelKind::Struct => elements = elements.and_then(|elements| elements.checked_add(node.offset)),
                 _ => {
                     // Every element takes at least a bit of a buffer.
                     let bits = node.buffers.first().map_or(0, |buffer| buffer.len().saturating_mul(8));

@@ -1,4 +1,4 @@
-//! Reads the values at the end of a column's arrays: numbers, strings and codes of a dictionary.
+//! Reads the values at the end of a column's arrays: numbers, strings and indices of a dictionary.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use super::node::{Node, Piece};
 use super::read::{ReadError, Walk};
 use crate::columns::{Array, Element, Words};
 
-/// Where a value's bytes are.
+/// The place of a value's bytes.
 enum Segment {
     Buffer(usize, Range<usize>),
     Fill,
@@ -71,7 +71,7 @@ impl Walk<'_> {
         Ok(values)
     }
 
-    /// What takes the place of a null of `size` bytes, or of any size where it is 0.
+    /// The value that replaces a null; it has `size` bytes, or any size if that is 0.
     fn fill(&self, size: usize) -> Vec<u8> {
         match self.reader.nulls {
             OnNull::Fill(fill) => fill.to_vec(),
@@ -137,7 +137,7 @@ impl Walk<'_> {
         Ok(length)
     }
 
-    /// The bytes of all strings, and their offsets.
+    /// Reads the bytes of all strings, and their offsets.
     fn join(&self, node: &Node<'_>, segments: &[Segment], lengths: &[usize]) -> Result<(Words, Option<Vec<i64>>), ReadError> {
         let fill = self.fill(0);
         let mut values = Words::new(self.limited(lengths.iter().map(|&length| length as u64).sum())?)?;
@@ -166,20 +166,20 @@ impl Walk<'_> {
         Ok((values, Some(offsets)))
     }
 
-    /// The numbers of values in a dictionary; that after the last one for a null.
+    /// Reads indices of a dictionary. A null has the index after the last one.
     fn codes(&self, node: &Node<'_>, width: usize, signed: bool) -> Result<Vec<u32>, ReadError> {
         let known = self.reader.dictionary.map_or(0, |dictionary| dictionary.rows);
         let mut codes = Vec::new();
         for range in self.ranges.iter().filter(|range| !range.is_empty()) {
             let at = (node.offset + range.start).saturating_mul(width);
             let bytes = node.buffers.first().and_then(|codes| codes.take(at, range.len().saturating_mul(width)));
-            let bytes = bytes.ok_or_else(|| self.malformed(codes.len(), "a code for each row"))?;
+            let bytes = bytes.ok_or_else(|| self.malformed(codes.len(), "an index for each row"))?;
             for code in bytes.chunks_exact(width) {
                 let negative = signed && code[width - 1] >> 7 == 1;
                 let code = code.iter().rev().fold(0u64, |code, &byte| code << 8 | u64::from(byte));
                 let missing = self.is_missing(codes.len());
                 if !missing && (negative || code >= known as u64) {
-                    return Err(self.malformed(codes.len(), "codes of the dictionary's values"));
+                    return Err(self.malformed(codes.len(), "indices within the dictionary"));
                 }
                 codes.push(if missing { known } else { code as usize } as u32);
             }
@@ -192,7 +192,7 @@ impl Walk<'_> {
         if codes.is_empty() {
             return Ok(Array::empty(element, usize::from(is_text)));
         }
-        let known = self.reader.dictionary.ok_or_else(|| self.malformed(0, "a dictionary before the codes"))?;
+        let known = self.reader.dictionary.ok_or_else(|| self.malformed(0, "a dictionary before the rows"))?;
         if u32::try_from(known.rows).is_err() {
             return Err(self.malformed(0, "a dictionary of less than 2^32 values"));
         }
@@ -214,7 +214,7 @@ impl Walk<'_> {
     }
 }
 
-/// Values from `first` on, each of `stored` bytes; false where there are fewer.
+/// Reads the values from `first` on, each of `stored` bytes; false if there are fewer.
 fn read_plain(buffer: &Piece<'_>, element: Element, first: usize, stored: usize, out: &mut [u8]) -> bool {
     match element {
         Element::Bool => {

@@ -87,7 +87,7 @@ impl OneCycleLr {
         self
     }
 
-    /// Whether the momentum is cycled; default true.
+    /// Sets whether the momentum is cycled; default true.
     pub fn cycle_momentum(mut self, cycle_momentum: bool) -> Self {
         self.cycle_momentum = cycle_momentum;
         self
@@ -117,7 +117,7 @@ impl OneCycleLr {
         self
     }
 
-    /// Whether the rate falls to the first one in as many steps as it rose, and then from there to the last one;
+    /// Sets whether the rate first falls to the initial one, in as many steps as it rose, and then to the last one;
     /// default false.
     pub fn three_phase(mut self, three_phase: bool) -> Self {
         self.three_phase = three_phase;

@@ -1,4 +1,4 @@
-//! What PyTorch lacks: schedules with a warm-up (cosine, warmup-stable-decay, inverse square root, Noam), and
+//! Schedules that PyTorch lacks: those with a warm-up (cosine, warmup-stable-decay, inverse square root, Noam), and
 //! layer-wise learning rates.
 
 use std::f64::consts::PI;
@@ -11,7 +11,7 @@ fn warm_up(step: u64, warmup: u64, start_factor: f64) -> f64 {
     start_factor + (1.0 - start_factor) * (step as f64 / warmup as f64)
 }
 
-/// A linear warm-up, then half a cosine down. After the last step the rate stays at its final value.
+/// A linear warm-up, then cosine annealing. After the last step the rate stays at its final value.
 ///
 /// # Source
 /// Goyal et al., "Accurate, Large Minibatch SGD" (2017) for the warm-up, Loshchilov and Hutter, "SGDR" (2017) for the
