@@ -104,7 +104,7 @@ fn layer(name: &str) -> Result<Layer> {
     })
 }
 
-/// Compares the text of a new module and the names of its state with Python's, and returns its initial values.
+/// Compares the text of a new module and the names of its state with Python's, and adds its initial values to `found`.
 pub(super) fn form<M: Module>(found: &mut Found, name: &str, module: &M, theirs: &Theirs) -> Result<()> {
     ensure!(repr(module) == theirs.text, "{name} is printed as\n{}\nand not\n{}", repr(module), theirs.text);
     let names: Vec<String> = module_entries(module).into_iter().map(|(name, _)| name).collect();

@@ -44,7 +44,7 @@ fn kind_of(dtype: &str) -> Result<Kind> {
     })
 }
 
-/// Compares a state with Python's, and returns the tensors' bytes.
+/// Compares a state with Python's, and adds the tensors' bytes to `found`.
 fn compare(found: &mut Found, name: &str, state: &StateDict, theirs: &Theirs) -> Result<()> {
     let (own, expected): (Vec<&str>, Vec<&String>) =
         (state.iter().map(|it| it.0).collect(), theirs.entries.keys().collect());

@@ -30,7 +30,7 @@ impl ProcessGroup {
         self.all_reduce_async(tensor, op)?.wait()
     }
 
-    /// As [`all_reduce`](Self::all_reduce).
+    /// Starts [`all_reduce`](Self::all_reduce); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// When the tensor is not dense and contiguous, or the backend has no such reduction of its dtype.
@@ -59,7 +59,7 @@ impl ProcessGroup {
         self.all_reduce_coalesced_async(tensors, op)?.wait()
     }
 
-    /// As [`all_reduce_coalesced`](Self::all_reduce_coalesced).
+    /// Starts [`all_reduce_coalesced`](Self::all_reduce_coalesced); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and when the dtypes or devices differ.
@@ -91,7 +91,7 @@ impl ProcessGroup {
         self.reduce_async(tensor, root, op)?.wait()
     }
 
-    /// As [`reduce`](Self::reduce).
+    /// Starts [`reduce`](Self::reduce); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and when there is no such root.
