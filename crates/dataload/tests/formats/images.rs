@@ -25,7 +25,7 @@ fn refused(bytes: &[u8]) -> String {
 fn run(bytes: impl Into<Arc<[u8]>>, pipeline: &ImagePipeline, [height, width]: [usize; 2]) -> Result<Image, DataError> {
     let sample = EncodedImage::new(bytes, "some.jpg");
     let mut pixels = vec![0; 3 * height * width];
-    pipeline.clone().channels_last(true).decode_into(&sample, EPOCH, DRAW, &mut pixels)?;
+    pipeline.clone().channels_last(true).decode_into(&sample, DRAW, EPOCH, &mut pixels)?;
     Image::new(pixels, height, width, 3)
 }
 
@@ -58,7 +58,7 @@ fn uncommon_jpegs_have_pillows_pixels() -> Result<(), DataError> {
             let region = RandomResizedCrop::new(8).region(whole.height(), whole.width(), &mut draws);
             let crop = ImagePipeline::new(SEED).then(Crop(region));
             let ours = run(read(&file), &crop, [region.height, region.width])?;
-            assert!(ours.data() == crop.image(&whole, EPOCH, DRAW)?.data(), "{name} {region:?}");
+            assert!(ours.data() == crop.image(&whole, DRAW, EPOCH)?.data(), "{name} {region:?}");
         }
     }
     Ok(())
@@ -113,7 +113,7 @@ fn a_scaled_crop_keeps_its_position() -> Result<(), DataError> {
     for (top, left, side) in [(0, 0, 64), (3, 5, 33), (17, 21, 40), (31, 31, 32), (6, 29, 35)] {
         let crop = || Crop(Region { top, left, height: side, width: side });
         let resize = || Resize::new([8, 8]);
-        let exact = ImagePipeline::new(SEED).then(crop()).then(resize()).image(&ramp, EPOCH, DRAW)?;
+        let exact = ImagePipeline::new(SEED).then(crop()).then(resize()).image(&ramp, DRAW, EPOCH)?;
         let scaled = run(&*file, &ImagePipeline::new(SEED).dct_scaling(true).then(crop()).then(resize()), [8, 8])?;
         let largest_difference = exact.data().iter().zip(scaled.data()).map(|(a, b)| a.abs_diff(*b)).max();
         // The ramp rises by 4 levels per pixel, so an offset of half a pixel makes 2. Allow 2 more for the border and
