@@ -1,8 +1,8 @@
 //! tch's optimizer as an `Optimizer`, and the errors of states that do not fit.
 
 use overdrive_core::{
-    Entry, IntoParameters, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, TchOptimizer,
-    Module, Visitor, base_seed, prefixed, seed_everything,
+    Entry, IntoParameters, Module, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful,
+    TchOptimizer, Visitor, base_seed, prefixed, seed_everything,
 };
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};

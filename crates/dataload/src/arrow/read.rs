@@ -141,7 +141,8 @@ impl Walk<'_> {
         for range in self.ranges.iter().filter(|range| !range.is_empty()) {
             let (start, end) = (first + range.start, first + range.end);
             let bytes = bits.take(start / 8, end.div_ceil(8) - start / 8);
-            let bytes = bytes.ok_or_else(|| self.malformed(position, "a validity bitmap with a bit for each element"))?;
+            let bytes =
+                bytes.ok_or_else(|| self.malformed(position, "a validity bitmap with a bit for each element"))?;
             for bit in start % 8..start % 8 + range.len() {
                 // An element within a null one is null already, whatever its own bit says.
                 if bytes[bit / 8] >> (bit % 8) & 1 == 0 && missing.get(position) != Some(&true) {

@@ -138,7 +138,12 @@ impl Walk<'_> {
     }
 
     /// Reads the bytes of all strings, and their offsets.
-    fn join(&self, node: &Node<'_>, segments: &[Segment], lengths: &[usize]) -> Result<(Words, Option<Vec<i64>>), ReadError> {
+    fn join(
+        &self,
+        node: &Node<'_>,
+        segments: &[Segment],
+        lengths: &[usize],
+    ) -> Result<(Words, Option<Vec<i64>>), ReadError> {
         let fill = self.fill(0);
         let mut values = Words::new(self.limited(lengths.iter().map(|&length| length as u64).sum())?)?;
         let mut rest = values.bytes_mut();

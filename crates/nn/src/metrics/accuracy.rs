@@ -30,12 +30,7 @@ pub fn accuracy(output: &Tensor, target: &Tensor, top_k: &[i64]) -> Result<Vec<T
 }
 
 /// For each k, how many targets are among the k largest outputs: int64 scalars. `function` is for errors.
-fn hits(
-    function: &'static str,
-    output: &Tensor,
-    target: &Tensor,
-    top_k: &[i64],
-) -> Result<Vec<Tensor>, NnError> {
+fn hits(function: &'static str, output: &Tensor, target: &Tensor, top_k: &[i64]) -> Result<Vec<Tensor>, NnError> {
     let _no_grad = tch::no_grad_guard();
     let (output_size, target_size) = (output.size(), target.size());
     if output_size.len() != 2 {
