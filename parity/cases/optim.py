@@ -105,8 +105,8 @@ def averaged_model(t):
         averages = {
             "ema": AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)),
             "swa": AveragedModel(model),
-            "ema_all": AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True),
-            "swa_all": AveragedModel(model, use_buffers=True),
+            "ema_with_buffers": AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True),
+            "swa_with_buffers": AveragedModel(model, use_buffers=True),
         }
         names = ["weight", "bias", "running_mean", "running_var"]
         for step in range(20):

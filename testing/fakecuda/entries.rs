@@ -1,9 +1,9 @@
-//! What stands before each C function: somebody may want to know of the call, or to have it fail.
+//! Entries that stand before the C functions of the runtime, so that calls can be watched or made to fail.
 //!
-//! Written for the linker, and not in each function, so that no function can lack it. The static library's functions
-//! get other names, and each real name is a few instructions that look at one number: at 0 they jump to the function,
-//! or else to `fakecuda_enter` first, which returns 0, or the error that the call is to return: the smallest number
-//! stands for success without the call.
+//! The entries are added for the linker, not written into each function, so that no function can lack one. The
+//! functions of the static library are renamed, and each real name becomes a few instructions that test one number. If
+//! it is 0, they jump to the function. Otherwise they call `fakecuda_enter` first. It returns 0, or the error that the
+//! call is to return; the smallest number stands for success without the call.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -38,8 +38,8 @@ fc_watched:
 2:  ret
 ";
 
-/// Whether a function returns a status, which an entry can return in its place. The registration of kernels does not,
-/// and CUPTI is told of calls by the entries themselves.
+/// Whether a function returns a status, so that its entry can return one instead. The functions that register kernels
+/// do not, and the entries themselves report calls to CUPTI.
 fn returns_status(name: &str) -> bool {
     let words = ["ErrorString", "ErrorName", "StatusString", "StatusName", "LastError", "__cuda", "fakecuda_", "cupti"];
     let other = words.iter().any(|word| name.contains(word))
@@ -47,8 +47,8 @@ fn returns_status(name: &str) -> bool {
     matches!(name, "__cudaLaunchKernel" | "cudaGetLastError" | "cudaPeekAtLastError") || !other
 }
 
-/// Gives the functions of a static library entries. Returns the changed library, and the object that holds the
-/// entries: none for a processor that they are not written for.
+/// Adds entries for the functions of a static library. Returns the changed library and the object with the entries; no
+/// object for a processor that they are not written for.
 pub fn put_before(runtime: &Path, names: &BTreeSet<String>, out: &Path) -> (PathBuf, Option<PathBuf>) {
     if env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
         return (runtime.to_owned(), None);

@@ -59,7 +59,7 @@ pub fn memory_leak(form: Form, plan: &Plan) -> Result<RunProfile> {
 /// stays open, writes are buffered, and nothing is synced.
 pub fn slow_logging(form: Form, plan: &Plan) -> Result<RunProfile> {
     const BATCH: i64 = 256;
-    // Beside the program, which is usually on a disk; /tmp may be in memory.
+    // In the program's folder, which is usually on a disk; /tmp may be in memory.
     let program = std::env::current_exe()?;
     let folder = tempfile::tempdir_in(program.parent().context("the path of this program has no folder")?)?;
     let path = folder.path().join("losses.log");

@@ -1,4 +1,5 @@
-//! Runs a loop in its own processes, so that memory, threads and the profiler belong to that run alone.
+//! Runs a training loop, one with a planted bottleneck or a healthy one, in its own processes, so that memory, threads
+//! and the profiler belong to that run alone.
 
 use std::path::{Path, PathBuf};
 
@@ -21,17 +22,19 @@ struct Job {
     folder: PathBuf,
 }
 
-/// Runs a loop if [`Plant::record`] started this process, and otherwise returns `None`.
+/// If [`Plant::record`] started this process, runs the loop that it asks for; otherwise returns `None`.
 ///
-/// Call it first in the `main` of every program that uses [`Plant::record`], which starts the same program again.
+/// [`Plant::record`] starts the program that calls it once more. So the `main` of every such program has to call this
+/// first.
 pub fn main_if_told() -> Option<Result<()>> {
+    // Launchers start this program as their helper too; this does not return then.
     overdrive_launch::helper();
     let job = std::env::var(JOB).ok()?;
     Some(run(&job))
 }
 
 fn run(job: &str) -> Result<()> {
-    let job: Job = serde_json::from_str(job).with_context(|| format!("{JOB} cannot be read"))?;
+    let job: Job = serde_json::from_str(job).with_context(|| format!("{JOB} does not describe a loop to run"))?;
     let mut plants = PLANTS.iter().chain(&HEALTHY);
     let plant =
         plants.find(|plant| plant.name == job.name).with_context(|| format!("there is no loop {}", job.name))?;
@@ -47,7 +50,7 @@ fn record_path(folder: &Path, rank: u64) -> PathBuf {
 }
 
 impl Plant {
-    /// Runs it in its own processes, and returns the merged record of all ranks.
+    /// Runs the loop in its own processes, and returns the merged record of all ranks.
     ///
     /// # Errors
     /// When a process cannot be started or fails, or its record cannot be read.
@@ -56,7 +59,7 @@ impl Plant {
         let job = Job { name: self.name.to_owned(), form, plan: self.plan(), folder: folder.path().to_owned() };
         let ranks = self.needs.processes();
         let launch = Launch::current_program().nproc(ranks).env(JOB, serde_json::to_string(&job)?);
-        launch.run().with_context(|| format!("{}, {form:?}", self.name))?;
+        launch.run().with_context(|| format!("cannot record the loop {} ({form:?})", self.name))?;
         let runs = (0..ranks as u64).map(|rank| RunProfile::read_json(record_path(folder.path(), rank)));
         Ok(RunProfile::merge_ranks(runs.collect::<Result<_, _>>()?)?)
     }

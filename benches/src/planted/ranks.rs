@@ -60,7 +60,7 @@ struct Rank {
     model: Model,
     ddp: DistributedDataParallel,
     opt: AdamW,
-    /// If there is one, it averages parameters every few steps, in place of gradients in every step.
+    /// Averages parameters every few steps, if there is one; otherwise gradients are averaged in every step.
     averager: Option<ModelAverager>,
 }
 

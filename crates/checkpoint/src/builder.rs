@@ -64,7 +64,8 @@ impl CheckpointBuilder {
         self
     }
 
-    /// Whether `save` copies the state and a thread writes it (the default), or `save` writes it before it returns.
+    /// Sets whether `save` copies the state and a thread writes it (the default), or `save` itself writes it before it
+    /// returns.
     ///
     /// In the background, the copy takes as much host memory as the state; the next save reuses it.
     pub fn background(mut self, background: bool) -> Self {
@@ -98,7 +99,7 @@ impl CheckpointBuilder {
         self
     }
 
-    /// Whether the first SIGTERM or Ctrl-C makes the next step [`due`](Checkpoint::due) and
+    /// Sets whether the first SIGTERM or Ctrl-C makes the next step [`due`](Checkpoint::due) and
     /// [`stop_requested`](Checkpoint::stop_requested) true; default false. A second one ends the process at once.
     #[cfg(feature = "signal")]
     pub fn on_signal(mut self, on_signal: bool) -> Self {

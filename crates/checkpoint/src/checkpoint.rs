@@ -93,7 +93,8 @@ impl Checkpoint {
     }
 
     /// Whether to save after this step: every [`every`](CheckpointBuilder::every) steps, and when a signal or the time
-    /// limit asks the run to stop. Not at the step that the run has just resumed from: it is saved.
+    /// limit asks the run to stop. False at the step that the run has just resumed from, because that step is saved
+    /// already.
     ///
     /// # Errors
     /// [`CheckpointError::Background`] when the last write has failed; with several ranks, `save` returns that instead.

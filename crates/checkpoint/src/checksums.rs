@@ -6,7 +6,7 @@ use crc32fast::Hasher;
 
 use crate::manifest::{File, Pieces, checksum};
 
-/// Takes a file's bytes in order, from the first to the last.
+/// Computes checksums of a file's bytes, which are given in order.
 pub(crate) struct Checksums<'a> {
     header: usize,
     pieces: &'a [(String, usize)],
@@ -18,7 +18,7 @@ pub(crate) struct Checksums<'a> {
 }
 
 impl<'a> Checksums<'a> {
-    /// For a file with a header and these pieces, each with its name and length.
+    /// For a file that has a header and these pieces, each with its name and length.
     pub fn new(header: usize, pieces: &'a [(String, usize)]) -> Self {
         Self { header, pieces, done: Vec::new(), piece: Hasher::new(), seen: 0 }
     }
@@ -46,7 +46,7 @@ impl<'a> Checksums<'a> {
 
     /// The file's entry for the manifest.
     pub fn finish(mut self, bytes: u64) -> File {
-        // Empty pieces at the end.
+        // Pieces of length 0 at the end.
         while self.done.len() <= self.pieces.len() {
             self.end_piece();
         }

@@ -113,7 +113,7 @@ fn check_parts(
     Err(CheckpointError::Parts { path: folder.to_path_buf(), expected: names(asked), found: names(there) })
 }
 
-/// The states that parts had before loading.
+/// The states of the parts before loading.
 pub(crate) struct Before(Vec<StateDict>);
 
 impl Before {
@@ -123,8 +123,8 @@ impl Before {
     }
 }
 
-/// Loads all parts of a checkpoint. Every part checks its whole state before it changes. When one refuses, the earlier
-/// ones are restored. With `copies`, returns the previous states of all parts.
+/// Loads all parts of a checkpoint. Every part checks its whole state before it changes; if one refuses, the parts
+/// before it are restored. With `copies`, returns the previous states of all parts.
 pub(crate) fn load_all(
     saved: &Saved,
     parts: &mut [(&str, &mut dyn Stateful)],

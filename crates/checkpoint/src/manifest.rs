@@ -19,7 +19,7 @@ use crate::names::check_name;
 pub const FORMAT: u32 = 1;
 
 pub(crate) const FILE: &str = "manifest.json";
-/// Far more than plain values need, but small enough to read into memory.
+/// The largest manifest that is read: far more than plain values need, but small enough for memory.
 const MAX_BYTES: u64 = 1 << 28;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ pub(crate) struct Metric {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Part {
-    /// None for a part without tensors.
+    /// None if the part has no tensors.
     pub file: Option<File>,
     pub values: BTreeMap<String, Plain>,
 }
@@ -70,7 +70,7 @@ pub(crate) struct Part {
 pub(crate) struct File {
     pub bytes: u64,
     pub crc32: String,
-    /// None if another program wrote it: then it is always read as a whole.
+    /// None if another program wrote the file, which is then always read as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pieces: Option<Pieces>,
 }
@@ -78,7 +78,7 @@ pub(crate) struct File {
 /// Checksums of single tensors, so that some can be read without the others.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pieces {
-    /// The checksum of the file's beginning up to the tensors.
+    /// The checksum of the bytes before the tensors.
     pub header: String,
     /// The checksum of each tensor, by name.
     pub tensors: BTreeMap<String, String>,
@@ -154,7 +154,7 @@ impl Real {
     }
 }
 
-/// The checksum of files and of the manifest: zlib's CRC-32, which Python has too.
+/// The checksum of files and of the manifest: CRC-32, which Python's zlib has too.
 pub(crate) fn crc32(bytes: &[u8]) -> String {
     checksum(crc32fast::hash(bytes))
 }
@@ -166,7 +166,7 @@ pub(crate) fn checksum(crc: u32) -> String {
 impl Manifest {
     pub fn to_text(&self) -> Result<String, serde_json::Error> {
         let json = serde_json::to_string_pretty(self)?;
-        // Without its opening brace, which the first line has.
+        // Leaves out the opening brace, which is in the first line.
         let rest = &json[1..].trim_start_matches('\n');
         let text = format!("{{\"crc32\": \"{}\",\n{rest}\n", crc32(format!("{rest}\n").as_bytes()));
         match text.len() as u64 {
@@ -208,7 +208,7 @@ impl Manifest {
         let parsed: Result<Self, _> = serde_json::from_slice(&text);
         let manifest =
             parsed.map_err(|error| damaged_by("the manifest", "the fields of format 1", error.to_string()))?;
-        // Files are named after parts: a name with a path in it would lead out of the folder.
+        // Files are named after parts, so a name with a path in it could lead out of the folder.
         for name in manifest.parts.keys() {
             check_name(name).map_err(|expected| damaged_by("a part's name", expected, format!("{name:?}")))?;
         }
@@ -231,7 +231,7 @@ mod real {
     }
 }
 
-/// Checked before anything else, because a later format may have its checksum elsewhere.
+/// The format is checked before anything else, because a later one may have its checksum elsewhere.
 fn check_format(text: &[u8], path: &Path) -> Result<(), CheckpointError> {
     #[derive(Deserialize)]
     struct Format {

@@ -216,24 +216,24 @@ fn read_some_at<'a>(file: &File, memory: &'a mut [MaybeUninit<u8>], at: u64) -> 
 
 fn view(bytes: &Tensor, start: usize, length: usize, kind: Kind, shape: &[i64]) -> Result<Tensor, TchError> {
     let tensor = bytes.f_narrow(0, start as i64, length as i64)?;
-    // Copied if the tensor is not aligned, which happens in files of other programs.
+    // Copies a tensor that is not aligned, as can be in files of other programs.
     let tensor = match start.is_multiple_of(kind.elt_size_in_bytes()) {
         true => tensor,
         false => tensor.f_to_dtype(Kind::Uint8, false, true)?,
     };
     match kind {
-        // Converted, because any byte but 0 is true, and a bool tensor must not hold a 2.
+        // Converts the bytes: any byte but 0 is true, whereas a bool tensor must not contain a 2.
         Kind::Bool => tensor.f_to_kind(Kind::Bool)?.f_view(shape),
         _ => tensor.f_view_dtype(kind)?.f_view(shape),
     }
 }
 
-/// The tensors of a file that have a wanted name, each with its wanted names: tied tensors have several.
+/// The tensors of a file that are wanted, each with its wanted names; a tied tensor has several.
 fn names_of(header: &Metadata, wanted: Wanted<'_>) -> BTreeMap<String, BTreeSet<String>> {
     let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let own = header.offset_keys().into_iter().map(|key| (key.clone(), key));
     let aliases = header.metadata().iter().flatten().filter(|(name, kept)| {
-        // Everything else in the metadata is another program's remark.
+        // Other metadata are remarks of the program that wrote the file.
         *name != FORMAT_KEY && header.info(name).is_none() && header.info(kept).is_some()
     });
     for (name, kept) in own.chain(aliases.map(|(name, kept)| (name.clone(), kept.clone()))) {

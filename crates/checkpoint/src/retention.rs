@@ -1,4 +1,4 @@
-//! Which checkpoints are kept.
+//! Chooses the checkpoints to keep: the newest, and the best by a metric.
 
 use std::cmp::Ordering;
 
@@ -21,22 +21,22 @@ pub(crate) struct Retention {
     pub best: Option<Best>,
 }
 
-/// How many of the best to keep, by which metric.
+/// How many of the best checkpoints to keep, and by which metric.
 #[derive(Clone, Debug)]
 pub(crate) struct Best {
     pub count: usize,
-    /// The name of the field that holds the metric.
+    /// The name of the metric: of a field of the checkpoint, whose value the manifest has.
     pub metric: String,
     pub goal: Goal,
 }
 
 impl Retention {
-    /// The steps whose checkpoints are to be removed. `steps` is in rising order; `written`, the newly saved step, is
-    /// always kept.
+    /// The steps whose checkpoints are to be removed. `steps` is in rising order. `written`, the step that was just
+    /// saved, is always kept.
     pub fn surplus(&self, folder: &Folder, steps: &[u64], written: u64) -> Vec<u64> {
         let surplus = steps.len().saturating_sub(self.newest);
         let old = || steps.iter().copied().filter(|&step| step != written).take(surplus);
-        // Manifests are read only if something is to be removed.
+        // Reading manifests takes time, so they are read only if a checkpoint may be removed.
         let best = match &self.best {
             Some(best) if surplus > 0 => best.of(folder, steps),
             _ => Vec::new(),
@@ -46,7 +46,8 @@ impl Retention {
 }
 
 impl Best {
-    /// The best of these steps, best first. Steps whose manifest cannot be read or lacks the metric are left out.
+    /// The best of these steps, best first. Leaves out steps whose manifest cannot be read or has no metric of this
+    /// name, and those whose metric is NaN.
     pub fn of(&self, folder: &Folder, steps: &[u64]) -> Vec<u64> {
         let metric = |&step: &u64| {
             let Metric { name, value } = Manifest::read(&folder.step(step)).ok()?.metric?;
@@ -54,11 +55,11 @@ impl Best {
         };
         let mut known: Vec<(f64, u64)> = steps.iter().filter_map(metric).collect();
         let order = |one: &(f64, u64), other: &(f64, u64)| {
-            let better = one.0.partial_cmp(&other.0).unwrap_or(Ordering::Equal);
-            let better = if self.goal == Goal::Max { better.reverse() } else { better };
-            // A field that was not set again keeps its value in later checkpoints. So of equal metrics the earlier one
-            // wins.
-            better.then(one.1.cmp(&other.1))
+            let by_metric = one.0.partial_cmp(&other.0).unwrap_or(Ordering::Equal);
+            let by_metric = if self.goal == Goal::Max { by_metric.reverse() } else { by_metric };
+            // Of equal metrics the earlier one is better: it was measured there, whereas later checkpoints repeat the
+            // value until it is set again.
+            by_metric.then(one.1.cmp(&other.1))
         };
         known.sort_by(order);
         known.into_iter().take(self.count).map(|(_, step)| step).collect()

@@ -47,7 +47,7 @@ pub(crate) struct PendingPart {
 pub(crate) enum Body {
     /// A contiguous copy of all tensors in reusable memory: this many bytes of the buffer.
     Copied(HostBuffer, usize),
-    /// The tensors themselves, which do not change while they are written, and their bytes.
+    /// The tensors themselves and their bytes; they do not change while they are written.
     Live(Vec<Tensor>, usize),
 }
 
@@ -112,12 +112,12 @@ impl Body {
 /// Writes a checkpoint. If it fails, earlier checkpoints are unchanged.
 pub(crate) fn write(folder: &Folder, pending: &Pending) -> Result<(), CheckpointError> {
     let written = fill(&folder.writing(pending.step), pending)
-        // Before the new one counts, so that after a crash in between, the checkpoint that the run came from is the
-        // newest.
+        // Before the new checkpoint counts. Otherwise, after a crash in between, the checkpoint that the run came from
+        // would not be the newest.
         .and_then(|()| folder.abandon(pending.others_from, Some(pending.step)))
         .and_then(|()| folder.publish(pending.step));
     if written.is_err() {
-        // Removes the remains; the error to report is that of the write.
+        // Removes what was written. The error to report is that of the write.
         let _ = fs::remove_dir_all(folder.writing(pending.step));
     }
     written
@@ -174,8 +174,7 @@ fn write_tensors(path: &Path, part: &PendingPart) -> Result<manifest::File, Chec
     let action = || format!("write its {bytes} bytes");
     let file = File::create(path).when("make the file", path)?;
     let mut checksums = Checksums::new(part.header.len(), &part.pieces);
-    // A second thread syncs while this one copies: with a single sync at the end, disk and processor would idle in
-    // turn.
+    // A second thread syncs while this one copies; with one sync at the end, disk and processor would idle in turn.
     let synced = thread::scope(|scope| {
         let (more, requests) = mpsc::channel();
         let sync = || requests.into_iter().try_for_each(|()| file.sync_data());

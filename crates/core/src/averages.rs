@@ -4,10 +4,10 @@ use overdrive_ffi::TensorId;
 
 use crate::optimizer::OptimizerError;
 
-/// Averages of a model's weights that follow them after each step of the optimizer. With what it tells besides, code that
-/// was compiled can make the same updates.
+/// Averages of a model's weights that follow the weights after each step of the optimizer. The methods besides
+/// [`update`](Self::update) tell compiled code how to make the same updates.
 pub trait Averages {
-    /// Identifies them: one of their tensors. They stay the same tensors. None if there are no weights.
+    /// Identifies the averages by one of their tensors, which stay the same. None if there are no weights.
     fn id(&self) -> Option<TensorId>;
 
     /// Moves the averages towards the weights.

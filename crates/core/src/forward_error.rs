@@ -2,8 +2,8 @@
 
 use overdrive_ffi::Error as TorchError;
 
-/// An error of something that modules call in their forward pass, such as a checkpointed function or a part of yours: `?`
-/// turns it into a module's (`overdrive_nn::NnError`), though the crates do not know each other.
+/// An error of something that modules call in their forward pass, such as a checkpointed function or a part of yours:
+/// `?` turns it into a module's (`overdrive_nn::NnError`), though the crates do not know each other.
 ///
 /// ```
 /// #[derive(Debug, thiserror::Error)]
@@ -13,7 +13,7 @@ use overdrive_ffi::Error as TorchError;
 /// impl overdrive_core::ForwardError for NoExpert {}
 /// ```
 pub trait ForwardError: std::error::Error + Send + Sync + Sized + 'static {
-    /// libtorch's error, if it is nothing else: a module adds its name to that.
+    /// libtorch's error, if this is nothing else. A module adds its name to it.
     ///
     /// # Errors
     /// The error itself, if it is another one.

@@ -77,8 +77,8 @@ pub trait GradientSync {
     /// Waits for every rank.
     fn sum(&self, value: f64) -> Result<f64, SyncError>;
 
-    /// Begins a sum, and returns what waits for it, so that a backward pass can run meanwhile. Each rank must begin its sums
-    /// and other collectives in the same order. By default the sum is made here.
+    /// Begins a sum, and returns a value that waits for it, so that a backward pass can run meanwhile. Each rank must
+    /// begin its sums and other collectives in the same order. By default the whole sum is made here.
     ///
     /// # Errors
     /// As [`sum`](Self::sum), here or in the wait.

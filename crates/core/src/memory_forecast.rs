@@ -28,7 +28,7 @@ pub struct MemoryForecast {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct MemoryUse {
-    /// What for: `activations`.
+    /// What the memory is used for: `activations`.
     pub name: String,
     /// Bytes at the peak.
     pub at_peak: u64,
@@ -44,6 +44,6 @@ pub struct MemoryTechnique {
     pub name: String,
     /// The peak then.
     pub peak_bytes: u64,
-    /// Whether the peak is only about that: what the technique itself needs is not counted.
+    /// Whether the peak is an estimate, because it leaves out what the technique itself needs.
     pub is_rough: bool,
 }

@@ -14,14 +14,15 @@ use crate::walk::{Item, apply, walk};
 
 /// A part of a model: a layer, a block of layers, or the model itself.
 ///
-/// `#[derive(Module)]` of `overdrive-nn` implements it for a struct whose fields are modules, parameters, buffers and plain
-/// values. Dotted names follow from the fields, as in PyTorch: `layer1.0.conv1.weight`.
+/// `#[derive(Module)]` of `overdrive-nn` implements it for a struct whose fields are modules, parameters, buffers and
+/// plain values. Dotted names follow from the fields, as in PyTorch: `layer1.0.conv1.weight`.
 ///
 /// # Source
 /// `torch.nn.Module`
 pub trait Module {
     /// Shows the visitor the parameters, buffers and modules that belong to this one, in the order in which they were
-    /// declared, each under a name of its own. A module that is shown as a part of itself is left out there.
+    /// declared, each under a name of its own. A module that contains itself (by an `Rc`) is skipped where it would
+    /// recur.
     fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>);
 
     /// Its type and options, as PyTorch prints them: `Linear(in_features=4, out_features=2, bias=True)`.
@@ -31,18 +32,20 @@ pub trait Module {
         name.rsplit("::").next().unwrap_or(name).to_owned()
     }
 
-    /// Itself, for `downcast_ref`; none for modules that borrow.
+    /// The module as an `Any`, for `downcast_ref`. The derive gives it for modules that borrow nothing; None by
+    /// default.
     fn as_any(&self) -> Option<&dyn Any> {
         None
     }
 
-    /// Which module it is: equal for pointers to the same one. None for a module without data, such as an activation.
+    /// The identity of the module: two references to the same module have equal ones. None for a module without data,
+    /// such as an activation.
     ///
     /// # Source
     /// `id(module)`
     fn id(&self) -> Option<ModuleId> {
         let address = std::ptr::from_ref(self).cast::<()>() as usize;
-        // The type belongs to it, because a struct has its first field's address.
+        // The type is part of it, because a struct and its first field have the same address.
         (size_of_val(self) > 0).then(|| ModuleId(address, std::any::type_name::<Self>()))
     }
 
@@ -105,11 +108,11 @@ pub trait Module {
         found
     }
 
-    /// Calls a function for each module in this one, inner ones first, then for this one. A module that one parent owns
-    /// twice counts once there.
+    /// Calls a function for each module in this one, inner ones first, then for this one. A module that one parent
+    /// owns twice is called once for that parent; one that two parents own, once for each.
     ///
     /// # Errors
-    /// The first error of the function, which is not called again.
+    /// The first error of the function, which is not called for the remaining modules.
     ///
     /// # Source
     /// `Module.apply`
@@ -164,7 +167,7 @@ pub trait Module {
         self
     }
 
-    /// Whether its parameters get gradients from now on.
+    /// Sets whether the parameters get gradients.
     ///
     /// # Source
     /// `Module.requires_grad_`
@@ -189,15 +192,16 @@ pub trait Module {
         self.named_parameters().iter().map(|it| it.tensor().numel()).sum()
     }
 
-    /// Moves all parameters and buffers to a device, or converts those that are floating-point to such a dtype. The tensors
-    /// stay the same ones, so that an optimizer that was made before keeps using them; gradients move along.
+    /// Moves all parameters and buffers to a device, or converts the floating-point and complex ones to a
+    /// floating-point or complex dtype. The tensors stay the same objects, so that an optimizer that was made before
+    /// keeps using them. Gradients are moved and converted too.
     ///
     /// # Errors
-    /// When the dtype is no floating-point one, and nothing has changed. When memory runs out or the device does not
-    /// exist; what was moved before stays moved.
+    /// When the dtype is neither floating-point nor complex; nothing has changed then. When memory runs out or the
+    /// device does not exist; what was moved before stays moved.
     ///
     /// # Syncs
-    /// As copies between devices do.
+    /// Waits for copies between the host and a GPU.
     ///
     /// # Source
     /// `Module.to`
@@ -212,10 +216,10 @@ pub trait Module {
         let tensors = parameters.iter().map(Parameter::tensor).chain(buffers.iter().map(|(_, tensor)| tensor));
         for tensor in tensors {
             let mut own = tensor.shallow_clone();
-            own.f_set_data(&to.of(tensor)?)?;
+            own.f_set_data(&to.convert(tensor)?)?;
             let mut grad = tensor.grad();
             if grad.defined() {
-                grad.f_set_data(&to.of(&grad)?)?;
+                grad.f_set_data(&to.convert(&grad)?)?;
             }
         }
         Ok(self)
@@ -232,7 +236,7 @@ impl dyn Module + '_ {
     }
 }
 
-/// Which module it is, as long as the module lives and does not move.
+/// The identity of a module, as long as the module lives and does not move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ModuleId(usize, &'static str);
 
@@ -241,7 +245,7 @@ pub struct ModuleId(usize, &'static str);
 pub enum To {
     /// To a device.
     Device(Device),
-    /// To a floating-point dtype.
+    /// To a floating-point or complex dtype.
     Kind(Kind),
 }
 
@@ -270,16 +274,18 @@ impl To {
         }
     }
 
-    fn of(self, tensor: &Tensor) -> Result<Tensor, TorchError> {
+    fn convert(self, tensor: &Tensor) -> Result<Tensor, TorchError> {
         Ok(match self {
             Self::Device(device) => tensor.f_detach()?.f_to_device(device)?,
-            Self::Kind(kind) if tensor.is_floating_point() => tensor.f_detach()?.f_to_kind(kind)?,
+            Self::Kind(kind) if tensor.f_is_floating_point()? || tensor.f_is_complex()? => {
+                tensor.f_detach()?.f_to_kind(kind)?
+            }
             Self::Kind(_) => tensor.f_detach()?,
         })
     }
 }
 
-/// What [`Module::visit`] shows the parts of a module.
+/// Receives the parts of a module from [`Module::visit`].
 pub trait Visitor<'a> {
     /// A parameter.
     fn parameter(&mut self, name: &str, parameter: &Tensor);
@@ -287,13 +293,14 @@ pub trait Visitor<'a> {
     fn buffer(&mut self, name: &str, buffer: &Tensor, persistent: bool);
     /// A module.
     fn module(&mut self, name: &str, module: &'a dyn Module);
-    /// The state of a layer itself.
+    /// The layer's own state: its mode and its path.
     fn state(&mut self, state: &'a ModuleState);
-    /// A plain value that can change while the module is borrowed: one in a [`Setting`](crate::Setting) or a `Cell`.
+    /// A plain value that can change while the module is borrowed, in a [`Setting`](crate::Setting) or a `Cell`. A
+    /// visitor that keeps what a module computed compares it, to see that the module computes something else now.
     fn cell(&mut self, _name: &str, _value: &dyn Debug) {}
 }
 
-/// What each layer knows of itself: its mode, and its place in the model.
+/// What each layer knows of itself: its mode, and its path in the model.
 #[derive(Debug)]
 pub struct ModuleState {
     training: AtomicBool,
@@ -306,7 +313,7 @@ impl Default for ModuleState {
     }
 }
 
-/// A copy has the mode, and no place in a model yet.
+/// A copy has the same mode, and no path yet.
 impl Clone for ModuleState {
     fn clone(&self) -> Self {
         Self { training: AtomicBool::new(self.is_training()), ..Self::default() }
@@ -330,7 +337,8 @@ impl ModuleState {
         self.lock_path().clone()
     }
 
-    /// A layer's name in its model is longer than that in a part of it.
+    /// Records the layer's path, if it is longer than the one before: a walk that starts at a part of the model sees
+    /// only the end of the path.
     pub(crate) fn found_at(&self, path: &str) {
         let mut longest = self.lock_path();
         if longest.len() < path.len() {

@@ -117,8 +117,8 @@ pub struct GradScale<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Behavior {
-    /// It updates parameters and frees gradients during the backward pass: nothing can look at the gradients before, add
-    /// to them, or skip the step.
+    /// It updates parameters and frees gradients during the backward pass: nothing can look at the gradients before,
+    /// add to them, or skip the step.
     pub steps_in_backward: bool,
     /// Between the backward passes of one step the parameters hold other values than the trained ones (SAM's ascent).
     pub moves_parameters: bool,
@@ -129,15 +129,16 @@ pub struct Behavior {
     pub keeps_average: bool,
     /// Its steps wait for the other ranks: a step must be skipped on all of them or on none.
     pub communicates: bool,
-    /// Of an optimizer that communicates: it takes gradients that are averaged already, and does not average them itself.
+    /// Of an optimizer that communicates: it takes gradients that are averaged already, and does not average them
+    /// itself.
     pub takes_averages: bool,
-    /// The step of a parameter depends on the gradients or values of others (Prodigy's distance, LAMB's clipping, L-BFGS):
-    /// over a part of the parameters it makes other steps.
+    /// The step of a parameter depends on the gradients or values of others (Prodigy's distance, LAMB's clipping,
+    /// L-BFGS): over a part of the parameters it makes other steps.
     pub couples_parameters: bool,
 }
 
 impl Behavior {
-    /// What either of the two does: a wrapper and the optimizer inside it, for instance.
+    /// What either of two parts does: a wrapper and the optimizer inside it, for instance.
     pub fn and(self, other: Self) -> Self {
         Self {
             steps_in_backward: self.steps_in_backward || other.steps_in_backward,
@@ -190,9 +191,9 @@ pub trait Optimizer {
     }
 
     /// A number that grows when groups, options or tensors of the state may have been replaced. Steps, learning rates
-    /// and [`momentum`](Self::momentum) do not count. `None` where the implementation cannot tell, or where its steps are
-    /// not all the same operators (Lookahead's, each k-th of which does more): then nothing may be kept that relies on
-    /// them, and a compiled step leaves the update as it is.
+    /// and [`momentum`](Self::momentum) do not count. `None` where the implementation cannot tell, or where its steps
+    /// are not all the same operators (Lookahead's, each k-th of which does more): then nothing may be kept that relies
+    /// on them, and a compiled step leaves the update as it is.
     fn revision(&self) -> Option<u64> {
         None
     }
@@ -245,9 +246,9 @@ pub trait Optimizer {
         Ok(())
     }
 
-    /// Makes the state that [`step`](Self::step) needs and that is not there yet, for the parameters that have a gradient: all of
-    /// it, or an error and none. For those who want it made elsewhere, or before several optimizers step as one. By
-    /// default nothing: state is made in the step.
+    /// Makes the state that [`step`](Self::step) needs and that is not there yet, for the parameters that have a
+    /// gradient: all of it, or an error and none. For those who want it made elsewhere, or before several optimizers
+    /// step as one. By default nothing: state is made in the step.
     ///
     /// # Errors
     /// When memory runs out.
@@ -277,8 +278,8 @@ pub trait Optimizer {
         Err(OptimizerError::TakesNoGradScale)
     }
 
-    /// How its ranks agree on skipping a step, where its steps [wait for the other ranks](Behavior::communicates). `None`:
-    /// they cannot, so that no step may be skipped.
+    /// How its ranks agree on skipping a step, where its steps [wait for the other ranks](Behavior::communicates).
+    /// `None`: they cannot, so that no step may be skipped.
     fn skip_agreement(&self) -> Option<&dyn SkipAgreement> {
         None
     }
@@ -301,8 +302,8 @@ pub trait Optimizer {
         0
     }
 
-    /// For each device, a float32 scalar that is 1 when gradients that were [used](Self::gradients_used) since the last step
-    /// were infinite or NaN: a scaler skips the step then.
+    /// For each device, a float32 scalar that is 1 when gradients that were [used](Self::gradients_used) since the last
+    /// step were infinite or NaN: a scaler skips the step then.
     fn used_found_inf(&self) -> Vec<Tensor> {
         Vec::new()
     }

@@ -1,4 +1,4 @@
-//! What the fields of a module can be.
+//! The types that a field of a module can have.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -13,7 +13,7 @@ use crate::module::{Module, ModuleState, Visitor};
             leaves a field of another type out"
 )]
 pub trait Part {
-    /// Shows the visitor what the field holds, under the field's name.
+    /// Shows the visitor what is in the field, under the field's name.
     fn show<'a>(&'a self, name: &str, visitor: &mut dyn Visitor<'a>);
 }
 

@@ -66,7 +66,7 @@ pub struct Layout<'a> {
 }
 
 impl<'a> Layout<'a> {
-    /// Of a file with these tensors and this metadata.
+    /// The layout of a file with these tensors and this metadata.
     ///
     /// # Errors
     /// When a tensor is undefined, sparse or of a dtype that the format lacks, or the header is too long.

@@ -1,4 +1,4 @@
-//! The ways through a module's parts.
+//! Walks through the parts of a module.
 
 use std::collections::HashSet;
 
@@ -25,9 +25,10 @@ pub(crate) fn walk<'a, M: Module>(module: &'a M, each: &mut dyn FnMut(Item<'a, '
 
 struct Walk<'a, 'w> {
     path: String,
-    /// The modules that this one is a part of.
+    /// The current module, and the modules that contain it.
     around: Vec<ModuleId>,
-    /// Whether the modules are shown now, and not what belongs to the module itself.
+    /// Each module is visited twice: first for its own parameters, buffers and state, then, with this set, for its
+    /// modules.
     in_modules: bool,
     each: &'w mut dyn FnMut(Item<'a, '_>),
 }
@@ -83,12 +84,12 @@ impl<'a> Visitor<'a> for Walk<'a, '_> {
     }
 }
 
-/// Calls a function for each module in this one, inner ones first, then for this one. `around`: the module and those that
-/// it is a part of.
+/// Calls a function for each module in this one, inner ones first, then for this one. `around` are the module and those
+/// that contain it.
 pub(crate) fn apply(module: &dyn Module, around: &mut Vec<ModuleId>, each: &mut dyn FnMut(&dyn Module)) {
     struct Children<'w> {
         around: &'w mut Vec<ModuleId>,
-        /// One that its parent owns twice counts once.
+        /// The modules that were visited, because the function is called once for a module that its parent owns twice.
         shown: HashSet<ModuleId>,
         each: &'w mut dyn FnMut(&dyn Module),
     }

@@ -1,8 +1,8 @@
 //! tch's optimizer as an `Optimizer`, and the errors of states that do not fit.
 
 use overdrive_core::{
-    Entry, IntoParameters, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, TchOptimizer,
-    base_seed, prefixed, seed_everything,
+    Entry, IntoParameters, Module, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful,
+    TchOptimizer, Visitor, base_seed, prefixed, seed_everything,
 };
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
@@ -41,6 +41,30 @@ fn ids_tell_optimizers_apart() {
     let (one, other) = (build(), build());
     assert_ne!(one.id(), other.id());
     assert_eq!(one.id(), one.id());
+}
+
+/// A module with one parameter.
+struct Holds(Tensor);
+
+impl Module for Holds {
+    fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>) {
+        visitor.parameter("weight", &self.0);
+    }
+}
+
+#[test]
+fn modules_convert_floating_point_and_complex_tensors() {
+    let cases = [
+        (Kind::Float, Kind::Double, Kind::Double),
+        (Kind::Float, Kind::ComplexFloat, Kind::ComplexFloat),
+        (Kind::ComplexFloat, Kind::ComplexDouble, Kind::ComplexDouble),
+        (Kind::Int64, Kind::Double, Kind::Int64),
+    ];
+    for (from, to, expected) in cases {
+        let module = Holds(Tensor::ones([2], (from, Device::Cpu)));
+        module.to(to).unwrap();
+        assert_eq!(module.0.kind(), expected, "{from:?} to {to:?}");
+    }
 }
 
 #[test]

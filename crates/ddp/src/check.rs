@@ -20,7 +20,7 @@ pub(crate) fn tensor(group: &ProcessGroup, op: &'static str, argument: &str, ten
     Ok(())
 }
 
-/// The same for a tensor of which a contiguous copy is sent.
+/// As [`tensor`], for a tensor of which a contiguous copy is sent.
 fn sendable(group: &ProcessGroup, op: &'static str, argument: &str, tensor: &Tensor) -> Result<(), DdpError> {
     if !tensor.defined() {
         return Err(refused(op, argument, "undefined", "a tensor"));
@@ -90,24 +90,31 @@ fn is_sent(kind: Kind) -> bool {
     )
 }
 
-/// Checks each tensor of a list, and that all match `like` in dtype and device, and with `same_shape` in shape.
+/// Whether tensors have to match in shape too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shapes {
+    Any,
+    Same,
+}
+
+/// Checks each tensor of a list, and that all match `like`, as [`same`] does.
 pub(crate) fn list(
     group: &ProcessGroup,
     op: &'static str,
     argument: &str,
     tensors: &[Tensor],
     like: (&str, &Tensor),
-    same_shape: bool,
+    shapes: Shapes,
 ) -> Result<(), DdpError> {
     for (index, one) in tensors.iter().enumerate() {
         let argument = format!("{argument}[{index}]");
         tensor(group, op, &argument, one)?;
-        same(op, &argument, one, like, same_shape)?;
+        same(op, &argument, one, like, shapes)?;
     }
     Ok(())
 }
 
-/// The length that all tensors have in their first dimension; they may be strided in any way.
+/// The length that all tensors have in their first dimension. They need not be contiguous.
 pub(crate) fn one_batch(group: &ProcessGroup, op: &'static str, tensors: &[&Tensor]) -> Result<i64, DdpError> {
     let expected = "of shape [batch, ..], with the same batch for all tensors";
     let mut batch = None;
@@ -128,23 +135,23 @@ pub(crate) fn first<'a>(op: &'static str, argument: &str, tensors: &'a [Tensor])
     tensors.first().ok_or_else(|| refused(op, argument, "empty", "at least one tensor"))
 }
 
-/// Checks that a tensor matches another in dtype and device, and with `same_shape` in shape.
+/// Checks that a tensor matches another in dtype and device, and with [`Shapes::Same`] in shape.
 pub(crate) fn same(
     op: &'static str,
     argument: &str,
     one: &Tensor,
     (name, like): (&str, &Tensor),
-    same_shape: bool,
+    shapes: Shapes,
 ) -> Result<(), DdpError> {
     let differs = one.kind() != like.kind() || one.device() != like.device();
-    if differs || (same_shape && one.size() != like.size()) {
+    if differs || (shapes == Shapes::Same && one.size() != like.size()) {
         return Err(refused(op, argument, describe(one), format!("like {name}, {}", describe(like))));
     }
     Ok(())
 }
 
 /// Checks that there is one tensor for each rank.
-pub(crate) fn one_a_rank(
+pub(crate) fn one_per_rank(
     group: &ProcessGroup,
     op: &'static str,
     argument: &str,
@@ -157,7 +164,7 @@ pub(crate) fn one_a_rank(
     Err(refused(op, argument, format!("a list of {found}"), format!("one tensor per rank, {size} in all")))
 }
 
-/// Checks that `whole` holds one `part` for each rank.
+/// Checks that `whole` has as many elements as one `part` for each rank.
 pub(crate) fn whole(
     group: &ProcessGroup,
     op: &'static str,
@@ -166,7 +173,7 @@ pub(crate) fn whole(
 ) -> Result<(), DdpError> {
     tensor(group, op, whole_name, whole)?;
     tensor(group, op, part_name, part)?;
-    same(op, whole_name, whole, (part_name, part), false)?;
+    same(op, whole_name, whole, (part_name, part), Shapes::Any)?;
     let expected = part.numel() * group.size();
     if whole.numel() == expected {
         return Ok(());
@@ -175,7 +182,8 @@ pub(crate) fn whole(
     Err(refused(op, whole_name, found, format!("of {expected}: one {part_name} of {} for each rank", part.numel())))
 }
 
-/// Checks that each of `wholes` holds the part of the same index once for each rank, and that all have one dtype.
+/// Checks that each of `wholes` has as many elements as the part of the same index for each rank, and that all have one
+/// dtype.
 pub(crate) fn wholes(
     group: &ProcessGroup,
     op: &'static str,
@@ -192,7 +200,7 @@ pub(crate) fn wholes(
             format!("as many as {part_name}: {expected}"),
         ));
     }
-    list(group, op, part_name, parts, ("the first", first), false)?;
+    list(group, op, part_name, parts, ("the first", first), Shapes::Any)?;
     for (index, (one, part)) in wholes.iter().zip(parts).enumerate() {
         whole(group, op, (&format!("{whole_name}[{index}]"), one), (&format!("{part_name}[{index}]"), part))?;
     }
@@ -227,6 +235,7 @@ pub(crate) fn reduce_op(
     }
 }
 
+/// Whether NCCL sends the group's tensors on this device.
 pub(crate) fn carried_by_nccl(group: &ProcessGroup, device: Device) -> bool {
     match group.backend() {
         Backend::Nccl => true,

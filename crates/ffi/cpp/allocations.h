@@ -1,4 +1,4 @@
-// Who wants to know what libtorch allocates, and frees.
+// Watches what libtorch allocates and frees.
 //
 // The allocators report while they hold their own lock, so a watcher must not call libtorch.
 #pragma once
@@ -27,10 +27,10 @@ bool is_watched() noexcept;
 
 void report(int32_t event, const void* address, size_t bytes, int32_t device) noexcept;
 
-// Has the host's allocator report (host_allocator.cpp).
+// Makes the host's allocator report (host_allocator.cpp).
 void watch_host_memory();
 
-// Has CUDA's allocator report (cuda.cpp), if there is a device.
+// Makes CUDA's allocator report (cuda.cpp), if there is a device.
 void watch_device_memory();
 
 }  // namespace overdrive

@@ -1,5 +1,8 @@
-// Signs and largest values of gradients on a CPU, with error feedback, in two passes over memory each; tensor operators
-// would need a dozen passes.
+// Compresses gradients on a CPU, with error feedback: to the sign of each element, or to the k elements that are
+// largest in magnitude (top k). `error` is the feedback buffer. It has what earlier steps did not send; a step adds its
+// gradient, and leaves there what it does not send either.
+//
+// A compression passes over memory twice; tensor operators would need about a dozen passes.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -19,7 +22,7 @@
 
 namespace {
 
-// A multiple of 8, so that no two threads share a byte of signs.
+// How many elements a thread takes at a time. A multiple of 8, because loops over bytes of signs take an eighth of it.
 constexpr int64_t kGrain = 1 << 16;
 
 float* floats(const at::Tensor& tensor, const char* what) {
@@ -30,10 +33,10 @@ float* floats(const at::Tensor& tensor, const char* what) {
 
 // Computes error += grad, and returns the sum of the squares.
 double add(const float* grad, float* error, int64_t count) {
-  // Sums in float are short, so that their rounding error is negligible.
+  // How many elements are added up in float, to keep the rounding error small; these sums are added in double.
   constexpr int64_t kShort = 1024;
   std::vector<double> sums((count + kGrain - 1) / kGrain);
-  // In chunks of fixed size, so that the sum does not depend on the number of threads.
+  // The chunks have a fixed size, so that the sum does not depend on the number of threads.
   at::parallel_for(0, static_cast<int64_t>(sums.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       int64_t last = std::min((chunk + 1) * kGrain, count);
@@ -57,7 +60,8 @@ double add(const float* grad, float* error, int64_t count) {
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
-// For each byte of eight signs, the bits to flip in a value. The first sign is the lowest bit.
+// For each byte of eight signs, the masks that give a value these signs by XOR. Bit i of the byte is the sign of
+// element i: 1 leaves the value as it is, 0 negates it.
 struct Flips {
   alignas(32) uint32_t of[256][8];
 
@@ -69,8 +73,8 @@ struct Flips {
 };
 
 const Flips& flips() {
-  static const Flips made;
-  return made;
+  static const Flips table;
+  return table;
 }
 
 uint8_t signs_of(const float* eight) {
@@ -94,7 +98,8 @@ float flipped(float value, uint32_t flip) {
   return value;
 }
 
-// Exponent and four bits of mantissa, without the sign: larger numbers are in later bins, NaN in the last.
+// The bin of a value is its exponent and the first four bits of its mantissa, without the sign. So bins are in the
+// order of magnitude; infinity and NaN have the last 16.
 constexpr size_t kBins = 1 << 12;
 
 size_t bin(float value) {
@@ -109,10 +114,10 @@ od_status od_sign_compress(const at::Tensor* grad, const at::Tensor* error, at::
                            at::Tensor** scale_out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     const float* from = floats(*grad, "the gradient");
-    float* value = floats(*error, "the error");
+    float* value = floats(*error, "the error feedback");
     int64_t count = grad->numel(), padded = error->numel();
-    TORCH_CHECK(count <= padded && padded % 8 == 0, "the error has ", padded,
-                " numbers, but should have a multiple of 8, and at least the gradient's ", count);
+    TORCH_CHECK(count <= padded && padded % 8 == 0, "the error feedback has ", padded,
+                " elements, but should have a multiple of 8, and at least as many as the gradient (", count, ")");
     double squares = add(from, value, count);
     auto scale = static_cast<float>(std::sqrt(squares / static_cast<double>(std::max<int64_t>(count, 1))));
     auto packed = at::empty({padded / 8}, at::kByte);
@@ -129,13 +134,14 @@ od_status od_sign_compress(const at::Tensor* grad, const at::Tensor* error, at::
         }
       }
     });
-    // An infinity or NaN belongs to this step only, whose scale carries it to all ranks; kept in the error, it would
-    // spoil every later step.
+    // An infinite or NaN gradient reaches all ranks by this step's scale. It must not stay in the error feedback, or
+    // every later step would be infinite or NaN too.
     if (!std::isfinite(scale)) std::fill_n(value, count, 0.0f);
     auto scales = at::full({1}, scale, at::kFloat);
-    auto made = std::make_unique<at::Tensor>(std::move(packed));
+    // Freed if the second allocation fails.
+    auto first_out = std::make_unique<at::Tensor>(std::move(packed));
     *scale_out = new at::Tensor(std::move(scales));
-    *packed_out = made.release();
+    *packed_out = first_out.release();
   });
 }
 
@@ -146,7 +152,7 @@ od_status od_sign_expand(const at::Tensor* packed, float value, const at::Tensor
     int64_t count = out->numel();
     TORCH_CHECK(packed->is_cpu() && packed->scalar_type() == at::kByte && packed->is_contiguous() &&
                     packed->numel() * 8 >= count,
-                "the signs should be contiguous uint8 on the CPU, with a bit for each of ", count, " numbers");
+                "the signs should be contiguous uint8 on the CPU, with a bit for each of ", count, " elements");
     const auto* bytes = packed->data_ptr<uint8_t>();
     auto expand = [&](auto put) {
       at::parallel_for(0, (count + 7) / 8, kGrain / 8, [&](int64_t begin, int64_t end) {
@@ -173,13 +179,15 @@ od_status od_take_largest(const at::Tensor* grad, const at::Tensor* error, int64
                           at::Tensor** values_out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     const float* from = floats(*grad, "the gradient");
-    float* value = floats(*error, "the error");
+    float* value = floats(*error, "the error feedback");
     int64_t count = grad->numel();
-    TORCH_CHECK(error->numel() == count && kept >= 0 && kept <= count && count <= INT32_MAX, "cannot take ", kept,
-                " of a gradient of ", count, " numbers with an error of ", error->numel());
+    TORCH_CHECK(error->numel() == count, "the error feedback has ", error->numel(), " elements, but should have the ",
+                count, " of the gradient");
+    TORCH_CHECK(kept >= 0 && kept <= count, "should take from 0 to ", count, " elements of the gradient, not ", kept);
+    TORCH_CHECK(count <= INT32_MAX, "the gradient has ", count, " elements, but should have fewer than 2^31");
     std::array<int64_t, kBins> bins{};
     for (int64_t i = 0; i < count; ++i) ++bins[bin(value[i] += from[i])];
-    // All numbers in the bins above `last` are taken, and as many from `last` as are still missing.
+    // All elements in the bins above `last` are taken, and from `last` the largest, until there are `kept`.
     size_t last = kBins;
     int64_t above = 0;
     while (last > 0 && above < kept) above += bins[--last];
@@ -198,7 +206,7 @@ od_status od_take_largest(const at::Tensor* grad, const at::Tensor* error, int64
     auto missing = kept - (place - first);
     auto larger = [&](int32_t a, int32_t b) {
       float x = std::fabs(value[a]), y = std::fabs(value[b]);
-      // NaN counts as the largest: a strict order is needed.
+      // nth_element needs a strict weak order, so NaN counts as larger than every number.
       if (std::isnan(x) || std::isnan(y)) return std::isnan(x) && (!std::isnan(y) || a < b);
       return x > y || (x == y && a < b);
     };
@@ -207,12 +215,13 @@ od_status od_take_largest(const at::Tensor* grad, const at::Tensor* error, int64
     std::copy_n(candidates.begin(), missing, place);
     auto* taken = values.data_ptr<float>();
     for (int64_t i = 0; i < kept; ++i) taken[i] = std::exchange(value[first[i]], 0.0f);
-    // An infinity or NaN belongs to this step only; kept in the error, it would be in later steps until all were sent.
+    // If infinite and NaN values that were not taken stayed in the error feedback, later steps would send them.
     if (std::any_of(bins.begin() + bin(INFINITY), bins.end(), [](int64_t found) { return found > 0; })) {
       std::replace_if(value, value + count, [](float left) { return !std::isfinite(left); }, 0.0f);
     }
-    auto made = std::make_unique<at::Tensor>(std::move(places));
+    // Freed if the second allocation fails.
+    auto first_out = std::make_unique<at::Tensor>(std::move(places));
     *values_out = new at::Tensor(std::move(values));
-    *places_out = made.release();
+    *places_out = first_out.release();
   });
 }

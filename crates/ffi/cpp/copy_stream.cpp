@@ -16,7 +16,7 @@ namespace {
 
 using overdrive::on_device;
 
-// What the copies of a stream share.
+// The state that the copies of a stream share.
 class Copies {
  public:
   explicit Copies(c10::Stream stream) : stream(stream), idle_(stream.device()) {}
@@ -39,15 +39,16 @@ class Copies {
 
   void keep(c10::Event event) { idle_.give(std::move(event)); }
 
-  // The number of a batch that is used from now on. 0 is none: of a copy that nobody has begun to use.
+  // The number of the batch that begins to be used. A copy that nobody has begun to use has 0.
   uint64_t next_batch() {
     std::lock_guard<std::mutex> lock(mutex_);
     on_device(stream.device(), [&] { reuse_returned(); });
     return ++batch_;
   }
 
-  // Memory of a copy that `user` has used until now. Before the stream writes it again, it waits for that. If it waited
-  // at once for the last batch, the next copy would not overlap with the computation of that batch.
+  // The memory of a copy that `user`'s stream has used until now. Before the copy stream writes to it again, it waits
+  // for that. The wait comes with the next batch: if it came at once, the next copy would not overlap with the
+  // computation of this batch.
   void take_back(c10::DataPtr memory, const c10::Stream& user, uint64_t batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     on_device(stream.device(), [&] {
@@ -73,8 +74,9 @@ class Copies {
   uint64_t batch_ = 1;
 };
 
-// Behind a copy's storage: its memory, and who uses it. With `record_stream`, the allocator would use memory again only
-// when it sees that the device has passed its last use: one batch more for each step by which the host is ahead.
+// The owner of a copy's storage: its memory, and who uses it. With `record_stream`, the allocator would reuse memory
+// only when it sees that the device has passed the last use, which takes one more batch of memory for each step that
+// the host is ahead.
 struct Lent {
   c10::DataPtr memory;
   std::shared_ptr<Copies> copies;
@@ -158,7 +160,7 @@ void od_copy_event_free(od_copy_event* event) noexcept {
   try {
     event->copies->keep(std::move(event->event));
   } catch (...) {
-    // Without memory for the list, the event ends here.
+    // If there is no memory for the list, the event ends here.
   }
   delete event;
 }

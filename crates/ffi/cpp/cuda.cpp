@@ -43,12 +43,12 @@ void overdrive::watch_device_memory() {
   static std::once_flag attached;
   if (at::cuda::device_count() == 0) return;
   at::globalContext().lazyInitDevice(at::kCUDA);
-  // It cannot be detached.
+  // It stays attached, because libtorch cannot detach it.
   std::call_once(attached, [] {
     try {
       c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(&report_entry);
     } catch (const c10::Error&) {
-      // `backend:cudaMallocAsync` has no trackers: the host's memory is watched all the same.
+      // `backend:cudaMallocAsync` does not support trackers. The host's memory is watched all the same.
     }
   });
 }

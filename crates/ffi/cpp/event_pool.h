@@ -1,4 +1,4 @@
-// Events of a GPU that are used again: making one asks the driver.
+// Reuses the events of a GPU, because the driver takes long to make one.
 #pragma once
 
 #include <mutex>
@@ -22,7 +22,7 @@ class EventPool {
     }
   }
 
-  // One that was waited for, if there is one: recording it again does not change what waits for it already.
+  // An event that was waited for, if there is one. Recording it again does not change what waits for it already.
   c10::Event take() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (idle_.empty()) return c10::Event(device_.type());

@@ -59,7 +59,7 @@ class RustNode final : public Node {
 
   std::string name() const override { return name_; }
 
-  // After the outputs have got their history: an output is saved without a reference to this node.
+  // Called after the outputs have got their history, so that a saved output has no reference to this node.
   void save(const variable_list& tensors, const std::vector<std::optional<at::Tensor>>& outputs) {
     for (const auto& output : outputs) outputs_.push_back(output ? VariableInfo(*output) : VariableInfo());
     auto saved = std::make_shared<std::vector<SavedVariable>>();
@@ -112,7 +112,7 @@ class RustNode final : public Node {
     overdrive::throw_failed(status, panic, drop_panic_, error);
   }
 
-  // As many gradients as inputs. The engine checks shapes and devices.
+  // There are as many gradients as inputs. The engine checks their shapes and devices.
   void check(variable_list& results) const {
     size_t inputs = is_given_.size();
     while (results.size() > inputs && !results.back().defined()) results.pop_back();
@@ -124,7 +124,7 @@ class RustNode final : public Node {
                   ", but the corresponding forward input was not a Variable");
   }
 
-  // Gradients that cannot be differentiated.
+  // The gradients cannot be differentiated.
   static variable_list refuse_second(variable_list results) {
     for (auto& result : results)
       if (result.defined()) result = result.detach().set_requires_grad(true);
@@ -142,7 +142,7 @@ class RustNode final : public Node {
   decltype(od_function::drop_panic) drop_panic_;
   std::vector<bool> is_given_;
   std::vector<VariableInfo> outputs_;
-  // Null once they are freed.
+  // Null once the saved tensors are freed.
   std::shared_ptr<const std::vector<SavedVariable>> saved_;
 };
 
@@ -193,7 +193,8 @@ edge_list edges_of(const variable_list& inputs) {
     TORCH_CHECK(input.requires_grad(), "One of the differentiated Tensors does not require grad");
     auto node = input.grad_fn();
     if (node == nullptr) node = torch::autograd::impl::try_get_grad_accumulator(input);
-    // A leaf without an accumulator is in no graph. An edge to nowhere would make the engine run what leads to nothing.
+    // A leaf without an accumulator is in no graph. With an edge to nowhere, the engine would run nodes that lead to
+    // nothing.
     if (node == nullptr) node = std::make_shared<torch::autograd::Identity>();
     edges.emplace_back(std::move(node), input.output_nr());
   }
@@ -254,7 +255,7 @@ od_status od_grad(const od_tensor_list* outputs, const od_tensor_list* inputs, c
     bool accumulate = options->accumulate != 0;
     auto of = defined(outputs, "outputs", false), by = defined(inputs, "inputs", accumulate);
     auto grads = first_grads(of, grad_outputs->list.vec());
-    // The roots first: they make the accumulator of an output that is a leaf, which the edges look for.
+    // The roots come first: they make the accumulator of an output that is a leaf, which the edges look for.
     auto roots = roots_of(of);
     auto edges = edges_of(by);
     auto results = torch::autograd::Engine::get_default_engine().execute(

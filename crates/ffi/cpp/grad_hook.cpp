@@ -17,7 +17,7 @@ namespace {
 
 using overdrive::Owned;
 
-// The averagers of each parameter's gradient: the last one is in charge, earlier ones follow when it is gone.
+// The averagers of each parameter's gradient. The last one is in charge; when it is gone, the one before it is.
 struct Averagers {
   std::mutex mutex;
   using Averager = std::pair<const overdrive::Averager*, std::weak_ptr<overdrive::Averager>>;

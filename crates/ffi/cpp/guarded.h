@@ -1,4 +1,5 @@
-// Runs a body and turns every exception into a status and a message: no exception leaves this crate otherwise.
+// Runs C++ code for Rust, and turns every exception into a status and a message, because no C++ exception may reach
+// Rust.
 #pragma once
 
 #include <cstdlib>
@@ -13,7 +14,7 @@
 
 namespace overdrive {
 
-// A C string that Rust frees by od_error_clear or od_string_free; null when there is no memory for it.
+// A copy that Rust frees by od_error_clear or od_string_free. Null when memory runs out, which Rust accepts.
 inline char* copy_string(const char* text) noexcept {
   size_t bytes = std::strlen(text) + 1;
   auto* copy = static_cast<char*>(std::malloc(bytes));
@@ -21,6 +22,7 @@ inline char* copy_string(const char* text) noexcept {
   return copy;
 }
 
+// `detail` is the message with libtorch's C++ stack trace.
 inline od_status fail(od_error* err, od_status status, const char* message, const char* detail) noexcept {
   if (err != nullptr) {
     err->message = copy_string(message);
@@ -33,7 +35,7 @@ inline od_status fail(od_error* err, od_status status, const c10::Error& e) noex
   return fail(err, status, e.what_without_backtrace(), e.what());
 }
 
-// When the host is out of memory, libtorch throws a plain c10::Error from its CPU allocator.
+// When the host is out of memory, libtorch's CPU allocator throws a plain c10::Error, which only its text tells apart.
 inline bool is_host_out_of_memory(const c10::Error& e) noexcept {
   return std::strstr(e.what_without_backtrace(), "DefaultCPUAllocator: ") != nullptr;
 }

@@ -1,5 +1,5 @@
-// A CPU allocator that keeps freed blocks for the next allocations, and one that counts and limits what tensors have, as the
-// CUDA allocator does. It is one allocator, because what the two count and keep is the same blocks.
+// A CPU allocator that keeps freed blocks for the next allocations, and one that counts and limits the memory of
+// tensors, as the CUDA allocator does. It is a single allocator, because both work on the same blocks.
 //
 // malloc may return a large freed block to the system, depending on the state of its heap; the next block then costs a
 // page fault every 4 KiB. Gradients are freed and allocated in every step.
@@ -128,12 +128,12 @@ class HostAllocator final : public c10::Allocator {
       free_block(block.data, block.bytes);
       throw;
     }
-    // The allocator before reports its own.
+    // The allocator that was there before reports its blocks itself.
     if (!is_small) c10::profiledCPUMemoryReporter().New(block.data, bytes);
     return block.data;
   }
 
-  // A block on the disk, which is neither counted nor watched: it is no memory.
+  // A block on the disk is neither counted nor watched, because it takes no memory.
   c10::DataPtr in_file(int folder, size_t bytes) {
     void* data = overdrive::map_file(folder, bytes);
     try {
@@ -190,13 +190,13 @@ class HostAllocator final : public c10::Allocator {
       lock.unlock();
       return overdrive::unmap_file(data, bytes);
     }
-    // While no other thread can be lent the block.
+    // Reported before another thread can get the block.
     overdrive::report(OD_FREED, data, found->second.asked, -1);
     Free block{data, found->second.bytes};
     if (found->second.is_counted) stats_.allocated -= found->second.asked;
     lent_.erase(found);
     bool is_small = block.bytes < kSmallest;
-    // Report it before another thread can take the block.
+    // Reported before another thread can get the block.
     if (!is_small) c10::profiledCPUMemoryReporter().Delete(data);
     // A block above the limit would evict all others, and then itself.
     bool keeps = !is_small && block.bytes <= kept_limit_;

@@ -1,4 +1,5 @@
-// Results of chosen operators, kept in one run of a function and reused in the next: selective activation checkpointing.
+// Results of chosen operators, kept in one run of a function and reused in the next: selective activation
+// checkpointing.
 #include "keep.h"
 
 #include <algorithm>
@@ -25,7 +26,7 @@ using c10::OperatorHandle;
 using overdrive::Owned;
 using torch::jit::Stack;
 
-// A result without its history, and how often it was changed in place.
+// A result without its history, and its version when it was kept.
 struct KeptTensor {
   at::Tensor tensor;
   int64_t version;
@@ -54,7 +55,7 @@ at::Tensor state_of(at::Generator generator) {
   return generator.get_state();
 }
 
-// A device's operators have only begun when they return.
+// On a device, operators have only begun when they return.
 void wait_for_devices(const Stack& stack) {
   auto wait = [](const at::Tensor& tensor) {
     if (tensor.defined() && tensor.is_cuda())
@@ -67,7 +68,7 @@ void wait_for_devices(const Stack& stack) {
   }
 }
 
-// New tensors of pure results: an operator that writes, or returns views or lists, has to run.
+// Keeps only new tensors of pure results, because an operator that writes, or returns views or lists, has to run.
 bool can_be_kept(const c10::FunctionSchema& schema) {
   for (const auto& argument : schema.arguments())
     if (argument.alias_info() != nullptr) return false;
@@ -126,7 +127,7 @@ struct od_keeper {
     return places.count({&op.schema(), call}) != 0;
   }
 
-  // Nothing if it was freed.
+  // Empty if the result was freed.
   std::optional<Kept> find(const OperatorHandle& op, size_t call) {
     std::lock_guard<std::mutex> lock(mutex);
     auto found = places.find({&op.schema(), call});
@@ -134,11 +135,11 @@ struct od_keeper {
   }
 
   std::mutex mutex;
-  // The calls before this one are needed.
+  // How many of the first calls are needed.
   size_t needed = 0;
-  // Each call of an operator that is kept; empty where its results were freed.
+  // The kept calls of operators; empty if their results were freed.
   std::vector<std::optional<Kept>> calls;
-  // Where a call of an operator is among them, by its number among the operator's own.
+  // The index in `calls` of each call, by its operator and its number among the operator's calls.
   std::map<std::pair<const c10::FunctionSchema*, size_t>, size_t> places;
   std::shared_ptr<od_keeper> self;  // until od_keeper_free
   Owned owned;
@@ -168,7 +169,8 @@ void reuse(const OperatorHandle& op, Stack& stack, const Kept& kept) {
   generator.set_state(kept.drawn->state);
 }
 
-// The generator that an operator draws from: of its first tensor's device, or of the one where it makes a tensor.
+// The generator that an operator draws from: that of its first tensor's device, or of the device on which it makes a
+// tensor.
 at::Generator generator_of(const OperatorHandle& op, const Stack& stack) {
   at::Device device = at::kCPU;
   for (auto at = stack.end() - static_cast<ptrdiff_t>(op.schema().arguments().size()); at != stack.end(); ++at) {

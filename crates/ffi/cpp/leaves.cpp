@@ -25,7 +25,8 @@ struct Leaf {
 }  // namespace
 
 struct od_leaves {
-  // Each node is looked at once. One from before the part is the end of it, but may be of a leaf, as a cast of a weight.
+  // Visits each node once. The search ends at nodes from before the part, which may belong to a leaf, as the cast of a
+  // weight does.
   void see(const std::shared_ptr<Node>& from) {
     std::vector<std::shared_ptr<Node>> next{from};
     while (!next.empty()) {
@@ -52,7 +53,8 @@ struct od_leaves {
   mutable std::mutex mutex;
   std::vector<Leaf> leaves;
   std::unordered_set<c10::TensorImpl*> noted;
-  // Until the part is over: holding nodes keeps their addresses from being others', and later would keep the graph.
+  // Nodes are held until the part is over, so that no other node gets the address of one. Held longer, they would keep
+  // the graph alive.
   std::unordered_set<std::shared_ptr<Node>> seen;
 };
 

@@ -47,7 +47,7 @@ std::string name_of(int folder) {
 // A file without a name.
 int open_file(int folder) {
   int file = openat(folder, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-  // Some file systems have no such files: then one that loses its name at once.
+  // Some file systems do not support that. There a file is made with a name, which is removed at once.
   if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return file;
   static std::atomic<uint64_t> number{0};
   auto name = "tensor-" + std::to_string(getpid()) + "-" + std::to_string(number++);
@@ -61,9 +61,10 @@ int open_file(int folder) {
 void* overdrive::map_file(int folder, size_t bytes) {
   int file = open_file(folder);
   if (file < 0) refuse(folder, bytes, errno);
-  // All of it now: a write to a page that the disk has no room for would end the process later.
+  // Allocates the blocks on the disk now. Otherwise a write to a page for which the disk has no room would end the
+  // process later.
   int error;
-  // Of some file systems, a signal handler interrupts it.
+  // On some file systems, a signal interrupts it.
   do error = posix_fallocate(file, 0, static_cast<off_t>(bytes));
   while (error == EINTR);
   void* data = MAP_FAILED;

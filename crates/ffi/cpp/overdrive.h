@@ -131,7 +131,8 @@ od_status od_autocast_exit(const od_autocast_state* previous, od_error* err) noe
 // host_allocator.cpp
 od_status od_host_cache_limit(size_t bytes, od_error* err) noexcept;
 od_status od_host_cache_held(size_t* out, od_error* err) noexcept;
-// What tensors on the host have and had, in bytes, since counting began, and how often memory was asked for and refused.
+// The bytes that tensors on the host take now, and took at most since counting began; how often memory was asked for,
+// and refused.
 typedef struct od_host_memory {
   uint64_t allocated, peak, allocations, refused;
 } od_host_memory;
@@ -139,7 +140,7 @@ typedef struct od_host_memory {
 od_status od_host_memory_count(size_t limit, od_error* err) noexcept;
 od_status od_host_memory_stats(od_host_memory* out, od_error* err) noexcept;
 od_status od_host_memory_reset_peak(od_error* err) noexcept;
-// Has large tensors asked where they should be.
+// Installs the allocator that puts large tensors into the folder of od_host_memory_in_folder.
 od_status od_host_memory_install(od_error* err) noexcept;
 
 // mapped_files.cpp
@@ -225,14 +226,15 @@ void od_copy_stream_free(od_copy_stream* stream) noexcept;
 od_status od_copy_stream_upload(const od_copy_stream* stream, const at::Tensor* host, at::Tensor** out,
                                 od_error* err) noexcept;
 od_status od_copy_stream_record(const od_copy_stream* stream, od_copy_event** out, od_error* err) noexcept;
-// No batch is used any more: the memory of those that are gone is the stream's, as when the next batch begins.
+// Ends the last batch: the memory of those of its tensors that are gone goes back to the stream, as when the next batch
+// begins.
 od_status od_copy_stream_end_batch(const od_copy_stream* stream, od_error* err) noexcept;
-// Makes the calling thread's current stream wait for the event; the host does not wait. Either a batch begins to be used
-// with that, or the thread only prepares one.
+// Makes the calling thread's current stream wait for the event; the host does not wait. Either a batch begins to be
+// used with that, or the thread only prepares one.
 od_status od_copy_event_wait(od_copy_event* event, int32_t begins_batch, od_error* err) noexcept;
 void od_copy_event_free(od_copy_event* event) noexcept;
-// After `wait`: the calling thread's current stream uses the tensor. Once the tensor is gone, the stream of copies waits
-// for what that stream was given until then, and uses the memory again.
+// After `wait`: the calling thread's current stream uses the tensor. Once the tensor is gone, the stream of copies
+// waits for the work that this stream was given until then, and reuses the memory.
 od_status od_copy_event_adopt(const od_copy_event* event, const at::Tensor* tensor, od_error* err) noexcept;
 
 // timed_event.cpp A CUDA event with timing; `record` records it on the calling thread's current stream. No call here

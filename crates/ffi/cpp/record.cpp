@@ -1,8 +1,8 @@
-// Records the operators that a thread runs, below autograd and autocast: the forward pass, the backward pass and updates
-// in place, as one list without branches. The operators run as ever.
+// Records the operators that a thread runs, below autograd and autocast: the forward pass, the backward pass and
+// updates in place, as one list without branches. The operators also run as usual.
 //
-// The dispatch key `Fake` belongs to no backend and is on for a thread while it records, and for its backward passes. So it
-// is while results are kept (keep.cpp).
+// They are intercepted by the dispatch key `Fake`, which belongs to no backend. It is on for a thread while it records
+// or keeps results (keep.cpp), and for its backward passes.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -42,7 +42,7 @@ using torch::jit::Stack;
 using TensorRef = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
 using StorageRef = c10::weak_intrusive_ptr<at::StorageImpl>;
 
-// A tensor's part of its memory. Autograd makes new objects of saved tensors, without an operator; they are known by it.
+// A tensor's part of its memory. By it a tensor is found for which autograd has made a new object, to save it.
 struct View {
   explicit View(const at::Tensor& tensor, int64_t number)
       : number(number), offset(tensor.storage_offset()), sizes(tensor.sizes()), strides(tensor.strides()),
@@ -59,16 +59,16 @@ struct View {
   bool is_conj, is_neg;
 };
 
-// Holding on to an address without its memory, so that no later object can have the same.
+// A memory. Only its address is held, not its data, so that no later object can have the same address.
 struct Storage {
   StorageRef held;
-  std::string made_by{};  // the operator that allocated it for the host to fill; empty once an operator has written to it
+  std::string made_by{};  // the operator that allocated it for the host to fill; empty after another operator's write
   bool written = false;
   bool noticed = false;  // by an operator whose schema says so: a write that counts in `Tensor._version`
   std::vector<View> views{};
 };
 
-// Operators' words hold no control characters.
+// Escapes quotes and backslashes only, because the texts of operators have no control characters.
 void append_quoted(std::string& text, const std::string& word) {
   text += '"';
   for (char c : word) {
@@ -98,7 +98,7 @@ struct od_recorder {
   od_recorder(overdrive::Owned owned, void (*on_operator)(void*), void (*on_refusal)(void*, const char*))
       : owned(std::move(owned)), on_operator(on_operator), on_refusal(on_refusal) {}
 
-  // The number of a tensor; one that was not made by a recorded operator comes from outside.
+  // The number of a tensor. One that no recorded operator has made becomes external.
   int64_t number_of(const at::Tensor& tensor) {
     auto found = numbers.find(tensor.unsafeGetTensorImpl());
     if (found != numbers.end()) return found->second;
@@ -109,8 +109,8 @@ struct od_recorder {
     return add_external(tensor);
   }
 
-  // A tensor from outside. It is known by its object alone: another one of the same memory (`detach`, say) may be one that
-  // gets a gradient, or that stays when the batch changes.
+  // Adds an external tensor. Only this object has the number, not another one with the same memory (from `detach`,
+  // say), as that one may get a gradient, or stay when the batch changes.
   int64_t add_external(const at::Tensor& tensor) {
     externals.push_back(tensor);
     return hold(tensor, next++);
@@ -193,7 +193,7 @@ struct od_recorder {
       for (const IValue& item : value.toListRef()) each_tensor(item, visit);
   }
 
-  // Before the operator runs, as its arguments are still what they were.
+  // Called before the operator runs, because it may change its arguments.
   void before(const OperatorHandle& op, const Stack& stack, size_t count, std::string& text) {
     on_operator(owned.get());
     const auto& schema = op.schema();
@@ -277,7 +277,7 @@ struct od_recorder {
 
   bool writes_to(const at::Tensor& tensor) { return has_storage(tensor) && storage_of(tensor).written; }
 
-  // Views of one memory that come from outside: a compiled graph would not see that writing one changes the other.
+  // Refuses a write to external tensors that share memory: a compiled graph would not see that the other one changes.
   void check_shared_memory() {
     for (size_t a = 0; a < externals.size(); ++a) {
       if (!writes_to(externals[a])) continue;
@@ -339,7 +339,7 @@ od_status od_record_start(void* owner, void (*on_operator)(void*), void (*on_ref
     od_recorder* none = nullptr;
     *out = nullptr;
     if (!active.compare_exchange_strong(none, recorder.get())) return;
-    // Casts of weights that an earlier step has left would come from outside, and never change again.
+    // Casts of weights that an earlier step has left would be external, and never change again.
     at::autocast::clear_cache();
     c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, true);
     *out = recorder.release();

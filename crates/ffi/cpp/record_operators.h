@@ -9,7 +9,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-// torch-sys: makes a tensor of zeros, and copies the host's numbers over them.
+// Of torch-sys: makes a tensor of zeros, and copies the host's data over them.
 extern "C" void* at_tensor_of_data(void* numbers, int64_t* dims, size_t ndims, size_t element_bytes, int type) noexcept;
 
 namespace overdrive {
@@ -18,7 +18,8 @@ inline bool is_one_of(const std::string& name, std::initializer_list<const char*
   return std::any_of(names.begin(), names.end(), [&](const char* other) { return name == other; });
 }
 
-// Allocates without writing: libtorch's own operators overwrite it, and a host that fills it bypasses them.
+// Whether it allocates memory without writing to it. libtorch's own operators write to it afterwards, but a host that
+// fills it does so without an operator.
 inline bool leaves_uninitialised(const std::string& name) {
   return is_one_of(name, {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
                           "aten::new_empty_strided", "aten::empty_permuted"});
@@ -31,7 +32,7 @@ inline _Unwind_Reason_Code is_frame_of_host_data(_Unwind_Context* frame, void* f
   return _URC_END_OF_STACK;
 }
 
-// Whether the operator is called to make a tensor of the host's numbers.
+// Whether the operator is called to make a tensor of the host's data.
 inline bool makes_host_data() {
   bool found = false;
   _Unwind_Backtrace(is_frame_of_host_data, &found);
@@ -42,13 +43,13 @@ inline bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-// Writes to an argument without saying so in its schema: running means and variances.
+// Whether it writes to an argument although its schema does not say so: running means and variances.
 inline bool writes_unsaid(const std::string& name, size_t place) {
   return (place == 3 || place == 4) &&
          is_one_of(name, {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"});
 }
 
-// Writes every element without reading any.
+// Whether it writes to every element without reading any.
 inline bool overwrites(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();
   return is_one_of(name, {"aten::fill_", "aten::zero_", "aten::copy_", "aten::normal_", "aten::uniform_",

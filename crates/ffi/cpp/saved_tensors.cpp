@@ -41,7 +41,7 @@ struct Pushed {
 
 thread_local std::vector<Pushed> pushed;
 thread_local uint64_t pushes = 0;
-// Whether a tensor is saved that no operator saves.
+// Set while a tensor is saved without an operator that saves it.
 thread_local bool is_apart = false;
 
 std::string about(const at::Tensor& tensor) {
@@ -79,7 +79,7 @@ class Packed final : public SavedVariableHooks {
     od_status status = hooks_->calls.unpack(packed_, &out, &panic, &error);
     if (status != OD_OK) throw_failed(status, panic, hooks_->calls.drop_panic, error);
     auto tensor = *std::unique_ptr<at::Tensor>(out);
-    // libtorch would compute with whatever comes: another shape may broadcast.
+    // Otherwise libtorch would compute with a tensor of another shape, which may broadcast.
     TORCH_CHECK(tensor.defined() && tensor.sizes() == sizes_ && tensor.scalar_type() == type_ &&
                     tensor.device() == device_,
                 "a hook of saved tensors has unpacked ", about(tensor), ", where ", type_, " ", at::IntArrayRef(sizes_),
@@ -98,8 +98,8 @@ class Packed final : public SavedVariableHooks {
   }
 
  private:
-  // As libtorch keeps a tensor without hooks. One with a history is kept without it: it may be the output of the node
-  // that saves it, which would then keep itself alive.
+  // Keeps the tensor as libtorch does without hooks. If it has a history, it is kept without it: it may be the output
+  // of the node that saves it, which would then keep itself alive.
   void keep(const at::Tensor& tensor) {
     kept_ = tensor.is_leaf() ? tensor : tensor.tensor_data();
     version_ = tensor._version();
@@ -145,8 +145,8 @@ struct od_saved_tensor {
     return SavedVariable(tensor, /*is_output=*/false);
   }
   explicit od_saved_tensor(const at::Tensor& tensor) : variable(saved(tensor)) {
-    // libtorch would keep the tensor itself, and with it the history that it gets when it is changed in place, which may
-    // keep this one.
+    // libtorch would keep the tensor itself, and with it the history that it gets when it is changed in place, which
+    // may keep this one.
     if (pushed.empty() && tensor.defined() && !tensor.is_leaf())
       variable.register_hooks(std::make_unique<Packed>(nullptr));
   }
@@ -187,7 +187,7 @@ od_status od_keep_for_pass(void* owner, void (*drop)(void*), od_error* err) noex
   Owned owned(owner, drop);
   return overdrive::guarded(err, [&] {
     auto kept = std::make_shared<Owned>(std::move(owned));
-    // The engine drops what it calls at the end of a pass with the pass, whether it has called it or not.
+    // At the end of a pass the engine drops its callbacks, whether it has called them or not.
     if (overdrive::within_pass()) torch::autograd::Engine::get_default_engine().queue_callback([kept] {});
   });
 }
@@ -199,7 +199,7 @@ od_status od_tensor_data(const at::Tensor* tensor, at::Tensor** out, od_error* e
 int32_t od_tensor_is_parameter(const at::Tensor* tensor) noexcept try {
   auto is_parameter = [](const at::TensorBase& it) {
     if (it.is_leaf()) return it.requires_grad();
-    // What autocast makes of a parameter or a view of it, and keeps until its region ends.
+    // The cast of a parameter, or of a view of it, that autocast keeps until its region ends.
     static const auto* views = new std::unordered_set<std::string>{
         "TBackward0", "TransposeBackward0", "ViewBackward0", "PermuteBackward0", "UnsqueezeBackward0", "SliceBackward0"};
     auto node = it.grad_fn();
@@ -210,7 +210,7 @@ int32_t od_tensor_is_parameter(const at::Tensor* tensor) noexcept try {
   };
   return is_parameter(*tensor) || (tensor->is_view() && is_parameter(tensor->_base()));
 } catch (...) {
-  // libtorch refuses to tell the history of some views that were changed in place.
+  // libtorch cannot give the history of some views that were changed in place.
   return 0;
 }
 
@@ -221,7 +221,7 @@ int32_t od_tensor_is_relu_saving(const at::Tensor* tensor) noexcept {
          node->sequence_nr() + 1 == at::sequence_number::peek() && node->name() == "ReluBackward0";
 }
 
-// The weak reference keeps the storage's address from being another one's.
+// The weak reference keeps another storage from getting the address.
 struct od_same_tensor {
   explicit od_same_tensor(const at::Tensor& tensor)
       : storage(tensor.storage().getWeakStorageImpl()), offset(tensor.storage_offset()), sizes(tensor.sizes()),

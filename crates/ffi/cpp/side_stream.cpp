@@ -29,7 +29,7 @@ struct od_transfer {
   od_transfer(std::shared_ptr<Side> given, at::Tensor on_device, c10::Stream user)
       : side(std::move(given)), tensor(std::move(on_device)), user(user), copied(side->events.take()) {}
 
-  // Its memory belongs to `user`'s stream again: no `record_stream`, with which it would be free only when the host sees
+  // Gives the memory back to `user`'s stream. With `record_stream` instead, it would be free only once the host sees
   // that the copy has ended.
   ~od_transfer() {
     try {
@@ -79,7 +79,7 @@ od_status od_side_stream_copy(const od_side_stream* side, const at::Tensor* from
     overdrive::on_device(stream.device(), [&] {
       auto user = overdrive::current_stream(stream.device());
       at::NoGradGuard no_grad;
-      // A view that is conjugated or negated when it is read would be that on the host, before the copy has ended.
+      // A lazily conjugated or negated view would have to be resolved on the host, before the copy has ended.
       auto source = from->resolve_conj().resolve_neg();
       auto transfer = std::make_unique<od_transfer>(side->side, from->is_cuda() ? source : *to, user);
       transfer->copied.record(user);

@@ -13,12 +13,13 @@ od_status od_side_stream_new(int32_t device, od_side_stream** out, od_error* err
 void od_side_stream_free(od_side_stream* side) noexcept;
 // The host waits for all copies.
 od_status od_side_stream_synchronize(const od_side_stream* side, od_error* err) noexcept;
-// Copies behind what the calling thread's current stream was given so far. One of the two tensors is on the stream's
-// device, the other one on the host; both have the same sizes and type.
+// Starts a copy after the work that the calling thread's current stream was given so far. One of the two tensors is on
+// the stream's device, the other one on the host; both have the same sizes and type.
 od_status od_side_stream_copy(const od_side_stream* side, const at::Tensor* from, const at::Tensor* to, od_transfer** out,
                               od_error* err) noexcept;
-// The device's tensor, for the calling thread's current stream, which waits for the copy.
+// The tensor on the device. The calling thread's current stream waits for the copy.
 od_status od_transfer_tensor(od_transfer* transfer, at::Tensor** out, od_error* err) noexcept;
-// The stream that the copy was begun from waits for it; then the device's memory is free for what that is given next.
+// The stream from which the copy was started waits for it. Then the device's memory is free for the work that this
+// stream is given next.
 void od_transfer_free(od_transfer* transfer) noexcept;
 }

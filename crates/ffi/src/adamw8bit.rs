@@ -30,11 +30,11 @@ pub struct Options {
     pub betas: (f64, f64),
     /// Added to the denominator.
     pub eps: f64,
-    /// Decoupled weight decay: the share of each weight, times the learning rate, that is subtracted.
+    /// Decoupled weight decay: the fraction of each weight, times the learning rate, that is subtracted.
     pub weight_decay: f64,
-    /// Which step this is, from 1.
+    /// The number of this step, from 1.
     pub step: f64,
-    /// Maximize the objective instead of minimizing it.
+    /// Whether to maximize the objective instead of minimizing it.
     pub maximize: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Rust code that libtorch calls, and whose errors and panics come out of the call into libtorch.
+//! Calls of Rust code by libtorch. Its errors and panics come out of the call into libtorch.
 
 use std::any::Any;
 use std::ffi::{CString, c_void};
@@ -10,7 +10,7 @@ use crate::raw;
 /// Any error, which comes out of the call into libtorch with its message.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What something panicked with.
+/// The value that something panicked with.
 type Panic = Box<dyn Any + Send>;
 
 /// Runs a callback. An error or a panic of it becomes a status, and is written to the caller's places.
@@ -23,7 +23,7 @@ pub(crate) unsafe fn answer(
     err: *mut raw::Error,
     run: impl FnOnce() -> Result<(), BoxError>,
 ) -> raw::Status {
-    // What prints an error may panic too.
+    // Printing an error may panic too.
     let run = || run().map_err(|error| (status(&error), message(error.to_string())));
     let (status, message) = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(())) => return raw::OK,
@@ -82,7 +82,7 @@ fn status(error: &BoxError) -> raw::Status {
     }
 }
 
-/// As a C string; libtorch's stack trace, which tch leaves in, is cut off.
+/// Copies a message to a C string, without libtorch's stack trace, which tch leaves in.
 fn message(text: String) -> CString {
     let text = text.split("\nException raised from").next().unwrap_or_default().replace('\0', "\\0");
     CString::new(text).unwrap_or_default()

@@ -1,4 +1,5 @@
-//! Signs and largest values of gradients, with error feedback, in few passes over memory; float32 on a CPU.
+//! Compresses gradients with error feedback, to their signs or their largest elements (top k). Float32 on a CPU, in few
+//! passes over memory.
 
 use std::ptr;
 
@@ -12,12 +13,12 @@ pub fn takes(tensor: &Tensor) -> bool {
     tensor.device() == Device::Cpu && tensor.kind() == Kind::Float && tensor.is_contiguous()
 }
 
-/// Adds a gradient to `error` in place, returns the sum's signs and their scale, and leaves the rounding error in
-/// `error`.
+/// Adds a gradient to the error feedback, `error`, in place. Returns the signs of the sum and a scale, and subtracts
+/// what they stand for from `error`.
 ///
 /// # Shapes
-/// `grad`: `[n]`. `error`: `[m]`, a multiple of 8 and at least `n`. Returns the signs `[m / 8]`, one bit each from the
-/// lowest, and the scale `[1]`: the root mean square of the `n` sums.
+/// `grad`: `[n]`. `error`: `[m]`, a multiple of 8 and at least `n`. Returns the signs, `[m / 8]` bytes, in which the
+/// first sign is the lowest bit, and the scale `[1]`: the root mean square of the `n` sums.
 ///
 /// # Errors
 /// For other shapes, or tensors that [`takes`] refuses.
@@ -41,8 +42,8 @@ pub fn sign_expand(packed: &Tensor, value: f32, out: &Tensor, add: bool) -> Resu
     check(|err| unsafe { raw::od_sign_expand(packed.as_ptr(), value, out.as_ptr(), i32::from(add), err) })
 }
 
-/// Adds a gradient to `error` in place, and moves out the `kept` numbers with the largest absolute values, leaving
-/// zeros. Of equal numbers the first are taken; NaN counts as the largest.
+/// Adds a gradient to the error feedback, `error`, in place. Returns the `kept` elements of the sum that are largest in
+/// magnitude, and sets them to zero in `error`. Of equal elements the first are taken; NaN counts as the largest.
 ///
 /// # Shapes
 /// `grad` and `error`: `[n]`, below 2^31. Returns indices `[kept]`, int32, and values `[kept]`.

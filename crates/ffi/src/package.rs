@@ -65,19 +65,20 @@ pub fn is_lazy(tensor: &Tensor) -> bool {
     values(tensor) == raw::LAZY
 }
 
-/// Whether two tensors are parts of one memory. Those without memory share none.
+/// Whether two tensors are parts of one allocation. A tensor without memory shares none.
 pub fn share_memory(one: &Tensor, other: &Tensor) -> bool {
     // SAFETY: both tensors are live.
     unsafe { raw::od_tensors_share_memory(one.as_ptr(), other.as_ptr()) != 0 }
 }
 
-/// Where the memory begins that a tensor is a part of; 0 if it has none.
+/// The begin of the allocation that a tensor is a part of; 0 if it has none.
 pub fn memory_address(tensor: &Tensor) -> usize {
     // SAFETY: the tensor is live, and the address is not read.
     unsafe { raw::od_tensor_memory(tensor.as_ptr()) as usize }
 }
 
-/// Counts a change in place (`Tensor._version`), so that a backward pass that needs the values from before is an error.
+/// Increments the tensor's version (`Tensor._version`), so that a backward pass that needs the values from before is an
+/// error.
 pub fn bump_version(tensor: &Tensor) {
     // SAFETY: the tensor is live.
     unsafe { raw::od_tensor_bump_version(tensor.as_ptr()) }

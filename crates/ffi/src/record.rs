@@ -1,6 +1,4 @@
-//! Steps written down as lists of operators.
-//!
-//! Users call `overdrive_compile`, which compiles such a list.
+//! Records a training step as a list of libtorch operators, for `overdrive_compile`, which compiles the list.
 
 use std::backtrace::Backtrace;
 use std::ffi::{CStr, c_char, c_void};
@@ -16,10 +14,11 @@ use crate::raw_record as raw;
 use crate::tensor_list::TensorList;
 
 /// Records the operators that this thread runs, below autograd and autocast: those of the forward pass, of the backward
-/// pass and of updates in place. They run as ever, so a step that cannot be recorded has still been made.
+/// pass and of updates in place. They also run as usual, so that a step takes effect even if it cannot be recorded.
 ///
-/// Tensors have numbers; one that no recorded operator has made comes from outside, and is kept. Recording ends when
-/// this is dropped, also in a panic. It belongs to the thread, and one thread of a process can record at a time.
+/// Each tensor has a number. One that no recorded operator has made is external, an input of the step; the recording
+/// keeps it alive. Recording ends when this is dropped, also in a panic. A recording is bound to its thread, and only
+/// one thread of a process can record at a time.
 #[derive(Debug)]
 pub struct Recording {
     recorder: NonNull<raw::Recorder>,
@@ -27,11 +26,12 @@ pub struct Recording {
     _not_send: PhantomData<*const ()>,
 }
 
-/// What was found while recording.
+/// What the C++ side reports while it records.
 #[derive(Debug, Default)]
 struct Notes {
-    /// Who called each operator; looked up only for errors.
+    /// The backtrace of each operator. Its symbols are resolved only for an error's message.
     callers: Vec<Backtrace>,
+    /// Each reason once, with the first operator.
     refusals: Vec<Refusal>,
 }
 
@@ -40,7 +40,7 @@ struct Notes {
 pub struct Refusal {
     /// What cannot be recorded, with the operator.
     pub reason: String,
-    /// Which of the recorded operators it is about; `None` if it is about the whole.
+    /// The recorded operator that it is about; `None` if it is about the step as a whole.
     pub operator: Option<usize>,
 }
 
@@ -48,25 +48,28 @@ pub struct Refusal {
 #[derive(Debug)]
 pub struct Record {
     /// The operators in order, as a JSON list. Each has `op`, `overload`, `args` in the order of its schema, and `out`,
-    /// the numbers of its results. `{"tensor": n}` is a tensor, as are `dtype`, `layout`, `memory_format`, `device` and
-    /// `float` (for infinities and NaN).
+    /// the numbers of its results. An argument for which JSON has no type is an object with one key: `{"tensor": n}`,
+    /// or `dtype`, `layout`, `memory_format`, `device`, or `float` for infinities and NaN.
     pub operators: String,
-    /// The tensors from outside, with their numbers, in the order of their first use.
+    /// The external tensors with their numbers, in the order of their first use.
     pub externals: Vec<(i64, Tensor)>,
     /// Which of them the step writes to.
     pub written: Vec<bool>,
-    /// To which of them by operators that count it in `Tensor._version`. Batch normalization's statistics are not.
+    /// Which of them the step writes to by an operator that increments `Tensor._version`, which tells autograd. Batch
+    /// normalization updates its statistics without that.
     pub noticed: Vec<bool>,
-    /// The numbers of the results that were asked for.
+    /// The numbers of the tensors that [`Recording::finish`] was given.
     pub results: Vec<i64>,
-    /// Why it cannot be compiled; empty if it can.
+    /// Why it cannot be compiled, each reason once; empty if it can.
     pub refusals: Vec<Refusal>,
     callers: Vec<Backtrace>,
 }
 
 impl Recording {
-    /// Starts to record; `None` if another thread of the process is recording. Casts of weights that autocast keeps are
-    /// freed before.
+    /// Starts to record; `None` if another thread of the process is recording.
+    ///
+    /// Clears autocast's cache of cast weights first. Casts from an earlier step would be external, and so stay as they
+    /// are when the weights change.
     ///
     /// # Errors
     /// When memory runs out.
@@ -79,7 +82,7 @@ impl Recording {
         Ok(NonNull::new(out).map(|recorder| Self { recorder, notes, _not_send: PhantomData }))
     }
 
-    /// The number of a tensor. One that nothing recorded has made counts as one from outside.
+    /// The number of a tensor. One that no recorded operator has made becomes external.
     ///
     /// # Errors
     /// When the tensor is undefined.
@@ -90,7 +93,7 @@ impl Recording {
         Ok(number)
     }
 
-    /// Makes a tensor an input of its own, also if another tensor from outside has the same memory.
+    /// Makes a tensor an external one with a number of its own, even if another one has the same memory.
     ///
     /// # Errors
     /// When the tensor is undefined.
@@ -99,12 +102,12 @@ impl Recording {
         check(|err| unsafe { raw::od_record_add_input(self.recorder.as_ptr(), tensor.as_ptr(), err) })
     }
 
-    /// How many operators there are so far.
+    /// How many operators have been recorded so far.
     pub fn operators(&self) -> usize {
         lock(&self.notes).callers.len()
     }
 
-    /// The tensors from outside so far.
+    /// The external tensors so far.
     ///
     /// # Errors
     /// When memory runs out.
@@ -113,7 +116,7 @@ impl Recording {
         TensorList::receive(|out, err| unsafe { raw::od_record_externals(self.recorder.as_ptr(), out, err) })?.to_vec()
     }
 
-    /// Whether the step writes to a tensor, and whether that counts in its version.
+    /// Whether the step writes to a tensor, and whether that increments its version.
     fn writes_to(&self, tensor: &Tensor) -> Result<(bool, bool), Error> {
         let mut written = 0;
         // SAFETY: recorder and tensor are live.
@@ -129,11 +132,14 @@ impl Recording {
         // SAFETY: the recorder is live, and was started on this thread.
         unsafe { raw::od_record_stop(self.recorder.as_ptr()) };
         let results = results.iter().map(|result| self.number(result)).collect::<Result<Vec<_>, _>>()?;
+        let of_operators = lock(&self.notes).refusals.len();
         let mut text = ptr::null_mut();
         // SAFETY: the recorder is live.
         check(|err| unsafe { raw::od_record_operators(self.recorder.as_ptr(), &mut text, err) })?;
         // SAFETY: the call has made a string that is ours.
         let operators = format!("[{}]", unsafe { take_text(text) });
+        // Refusals after the last operator are about the step as a whole.
+        lock(&self.notes).refusals.iter_mut().skip(of_operators).for_each(|refusal| refusal.operator = None);
         let externals = self.externals()?;
         let writes = externals.iter().map(|tensor| self.writes_to(tensor)).collect::<Result<Vec<_>, _>>()?;
         let (written, noticed) = writes.into_iter().unzip();
@@ -153,13 +159,14 @@ impl Drop for Recording {
 }
 
 impl Record {
-    /// Frees the callers of the operators.
+    /// Frees the operators' backtraces. [`caller`](Self::caller) returns `None` from then on.
     pub fn forget_callers(&mut self) {
         self.callers = Vec::new();
     }
 
     /// The line or function that called an operator: the innermost one that belongs neither to libtorch, tch, the
-    /// standard library nor a crate of Overdrive. For an operator of the backward pass, it called `backward`.
+    /// standard library nor a crate of Overdrive. For an operator of the backward pass, this is the
+    /// one that called `backward`.
     ///
     /// Lines need a program with debug information.
     pub fn caller(&self, operator: usize) -> Option<String> {
@@ -172,7 +179,7 @@ fn lock(notes: &Mutex<Notes>) -> MutexGuard<'_, Notes> {
 }
 
 /// # Safety
-/// `owner` came out of `Arc::into_raw` in `start`, and its reference is kept.
+/// `owner` is the pointer from `Arc::into_raw` in `start`, and `on_drop` has not been called with it.
 unsafe fn notes_of<'a>(owner: *mut c_void) -> &'a Mutex<Notes> {
     // SAFETY: as above.
     unsafe { &*owner.cast::<Mutex<Notes>>() }

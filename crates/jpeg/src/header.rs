@@ -279,7 +279,7 @@ fn frame(at: usize, body: &[u8], progressive: bool, before: &Frame) -> Result<Fr
     let (h_max, v_max) = (h_max.unwrap_or(0), v_max.unwrap_or(0));
     let divides = |c: &Component| (1..=4).contains(&c.h) && (1..=4).contains(&c.v) && h_max % c.h + v_max % c.v == 0;
     if !components.iter().all(divides) {
-        return Err(unsupported("a sampling that is not supported"));
+        return Err(unsupported("sampling factors that are not supported"));
     }
     Ok(Frame { width, height, components, h_max, v_max, progressive, model: Model::Grey })
 }

@@ -11,8 +11,8 @@ use crate::segments::Segments;
 /// More scans than any encoder writes. Each goes through the whole image, so without a limit a small file could take
 /// hours.
 const MOST_SCANS: usize = 256;
-/// The bits of a coefficient; a scan gives each coefficient at least one. More scans could only repeat bits and waste
-/// time.
+/// The bits of a coefficient. A scan adds at least one to each coefficient that it visits, so more visits would only
+/// repeat bits and waste time.
 const COEFFICIENT_BITS: u64 = 14;
 
 /// A component's coefficients, block by block, each in row-major order.
@@ -64,7 +64,7 @@ pub(crate) fn decode(
         }
         scans += 1;
         let left = budget.checked_sub(visits(&markers.frame, &scan));
-        budget = left.ok_or(fault("more scans than the coefficients have bits"))?;
+        budget = left.ok_or(fault("scans of more bits than the coefficients have"))?;
         markers.at = segments.read(markers.file, markers.at)?;
         read_scan(&markers, &scan, segments, all)?;
     }

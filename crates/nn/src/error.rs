@@ -23,16 +23,16 @@ pub enum NnError {
     /// A layer refused its input.
     #[error("{layer}: {source}")]
     Forward {
-        /// The layer's name in the model, its type and options: `fc1: Linear(in_features=4, ..)`. A name that begins with
-        /// a dot, `.2`, is the place in the `Sequential` that was called, because the model was not walked yet.
+        /// The layer's name in the model, its type and options: `fc1: Linear(in_features=4, ..)`. A name that begins
+        /// with a dot, `.2`, is the place in the `Sequential` that was called, because the model was not walked yet.
         layer: String,
         /// What libtorch says.
         source: TorchError,
     },
-    /// A tensor cannot be initialized like this.
+    /// A function was given a tensor of a shape that it cannot take.
     #[error("`{function}` needs {expected}, not a tensor of shape {shape:?}")]
     InvalidShape {
-        /// The function of [`init`](crate::init).
+        /// The function.
         function: &'static str,
         /// What would be right.
         expected: String,

@@ -13,16 +13,15 @@ static ADD: LazyOp = LazyOp::new("aten::add_", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
 
 /// Adam for parameters whose gradients are sparse, such as an embedding's with `sparse: true`: a step reads and writes
-/// only the rows that the gradient has, and the averages of other rows do not decay. lr 1e-3.
+/// only the rows that the gradient has, and the averages of other rows do not decay. The default learning rate is 1e-3.
 ///
-/// A dense gradient is an error; give dense parameters to another optimizer, and use both as one by
-/// [`Joint`](crate::Joint).
+/// A dense gradient is an error. Give dense parameters to another optimizer; [`Joint`](crate::Joint) combines the two.
 ///
 /// # Source
 /// `torch.optim.SparseAdam`
 pub type SparseAdam = GroupOptimizer<SparseAdamOptions>;
 
-/// The options of a [`SparseAdam`].
+/// Builds a [`SparseAdam`].
 pub type SparseAdamBuilder = GroupBuilder<SparseAdamOptions>;
 
 options! {
@@ -56,34 +55,41 @@ impl Algorithm for SparseAdamOptions {
         let step_sizes =
             step.by_count(|count| step.lr * (1.0 - beta2.powf(count)).sqrt() / (1.0 - beta1.powf(count)))?;
         for (index, step_size) in step_sizes.into_iter().enumerate() {
-            // Rows that occur several times are added up, because the step is not linear.
+            // Sums the gradients of a row that occurs several times. Adam squares the gradient, so that a step with the
+            // sum differs from one step for each.
             let grad = step.grads.get(index)?.f_coalesce()?;
-            let (places, values) = (grad.f_indices()?, grad.f_values()?);
+            let (indices, values) = (grad.f_indices()?, grad.f_values()?);
             if values.numel() == 0 {
                 continue;
             }
             let values = if self.maximize { values.f_neg()? } else { values };
-            let places: Vec<_> = places.f_unbind(0)?.into_iter().map(Some).collect();
+            let indices: Vec<_> = indices.f_unbind(0)?.into_iter().map(Some).collect();
             let [exp_avg, exp_avg_sq] = [&step.slots[0], &step.slots[1]];
-            let average = decay(&exp_avg.get(index)?, &places, &values, 1.0 - beta1)?;
-            let root = decay(&exp_avg_sq.get(index)?, &places, &values.f_square()?, 1.0 - beta2)?.f_sqrt()?;
+            let average = update_average(&exp_avg.get(index)?, &indices, &values, 1.0 - beta1)?;
+            let square = update_average(&exp_avg_sq.get(index)?, &indices, &values.f_square()?, 1.0 - beta2)?;
+            let root = square.f_sqrt()?;
             ADD.call(&[Arg::Tensor(&root), Arg::Double(self.eps)])?;
             let update = average.f_div(&root)?;
             MUL.call(&[Arg::Tensor(&update), Arg::Double(-step_size)])?;
             let mut param = step.params.get(index)?;
-            let stepped = param.f_index(&places)?.f_add(&update)?;
-            let _ = param.f_index_put_(&places, &stepped, false)?;
+            let stepped = param.f_index(&indices)?.f_add(&update)?;
+            let _ = param.f_index_put_(&indices, &stepped, false)?;
         }
         Ok(())
     }
 }
 
-/// Moves the averages at `places` towards `values` by `share`, and returns them.
-fn decay(averages: &Tensor, places: &[Option<Tensor>], values: &Tensor, share: f64) -> Result<Tensor, TorchError> {
-    let old = averages.f_index(places)?;
+/// Moves the moving averages at `indices` towards `values` by `weight`, and returns them.
+fn update_average(
+    averages: &Tensor,
+    indices: &[Option<Tensor>],
+    values: &Tensor,
+    weight: f64,
+) -> Result<Tensor, TorchError> {
+    let old = averages.f_index(indices)?;
     let change = values.f_sub(&old)?;
-    MUL.call(&[Arg::Tensor(&change), Arg::Double(share)])?;
+    MUL.call(&[Arg::Tensor(&change), Arg::Double(weight)])?;
     let new = change.f_add(&old)?;
-    let _ = averages.shallow_clone().f_index_put_(places, &new, false)?;
+    let _ = averages.shallow_clone().f_index_put_(indices, &new, false)?;
     Ok(new)
 }

@@ -68,8 +68,8 @@ impl LrScheduler {
         Self::with_base_lrs(opt, schedule, &base_lrs)
     }
 
-    /// The same with given base rates, one per group: for an optimizer that does not report its rates (tch's), or for
-    /// [`layer_wise_lrs`](crate::layer_wise_lrs).
+    /// As [`new`](Self::new), with given base rates, one per group: for an optimizer that does not report its rates
+    /// (tch's), or for [`layer_wise_lrs`](crate::layer_wise_lrs).
     ///
     /// # Errors
     /// Those of [`new`](Self::new), and when the number of rates is not the number of groups.

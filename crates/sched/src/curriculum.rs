@@ -108,7 +108,7 @@ impl Curriculum {
     }
 
     fn new(start: f64, pacing: Pacing) -> Result<Self, ScheduleError> {
-        CHECK.positive_share("start", start)?;
+        CHECK.positive_fraction("start", start)?;
         Ok(Self { start, pacing })
     }
 }

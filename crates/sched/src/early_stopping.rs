@@ -83,7 +83,8 @@ impl<W> EarlyStopping<W> {
         self.try_step(metric, || Ok(keep()))
     }
 
-    /// The same with a `keep` that may fail, such as writing a file. If it fails, the metric is not counted.
+    /// As [`step`](Self::step), with a `keep` that may fail, such as writing a file. If it fails, the metric is not
+    /// counted.
     ///
     /// # Errors
     /// Those of `keep` and of [`step`](Self::step).

@@ -130,16 +130,16 @@ impl Check {
         self.that(found >= 1, option, "at least 1", found)
     }
 
-    /// Checks a learning rate or a factor of one.
+    /// Checks a learning rate, or a factor that it is multiplied by.
     pub fn factor(self, option: &'static str, found: f64) -> Result<(), ScheduleError> {
         self.that(is_factor(found), option, "finite and at least 0", found)
     }
 
-    pub fn share(self, option: &'static str, found: f64) -> Result<(), ScheduleError> {
+    pub fn fraction(self, option: &'static str, found: f64) -> Result<(), ScheduleError> {
         self.that((0.0..=1.0).contains(&found), option, "from 0 to 1", found)
     }
 
-    pub fn positive_share(self, option: &'static str, found: f64) -> Result<(), ScheduleError> {
+    pub fn positive_fraction(self, option: &'static str, found: f64) -> Result<(), ScheduleError> {
         self.that(found > 0.0 && found <= 1.0, option, "above 0 and at most 1", found)
     }
 
@@ -147,7 +147,7 @@ impl Check {
         self.that(found > 0.0 && found.is_finite(), option, "finite and above 0", found)
     }
 
-    /// Checks that there is one value, or one for each group, and each value with `check`.
+    /// Checks that there is one value, or one for each group; checks each value with `check`.
     pub fn per_group(
         self,
         option: &'static str,

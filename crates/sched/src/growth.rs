@@ -1,4 +1,4 @@
-//! Sizes that grow during training: of images and of batches.
+//! Image sizes and batch sizes that grow during training.
 
 use crate::ScheduleError;
 use crate::error::Check;
@@ -29,7 +29,7 @@ impl Growth {
         Ok(Self { multiple_of, ..self })
     }
 
-    /// Rounded down, so that `to` is reached only at the end.
+    /// The size at a step, rounded down to a multiple, so that `to` is reached only at the end.
     fn at(&self, step: u64) -> u64 {
         let since = u128::from(step.saturating_sub(self.begin).min(self.steps));
         let units = u128::from((self.to - self.from) / self.multiple_of);
@@ -39,6 +39,8 @@ impl Growth {
 }
 
 /// The side length of the images at a step: small images first, because they train faster.
+///
+/// A step can be any unit, as long as it is the same in all calls; here it is an epoch.
 ///
 /// ```
 /// use overdrive_sched::ProgressiveResize;
@@ -70,7 +72,7 @@ impl ProgressiveResize {
     /// Uses only multiples of this many pixels, such as a network's stride.
     ///
     /// # Errors
-    /// When it does not divide both sides.
+    /// When it is 0, or does not divide both `from` and `to`.
     pub fn multiple_of(self, pixels: u64) -> Result<Self, ScheduleError> {
         self.0.multiple_of(RESIZE, pixels).map(Self)
     }
@@ -87,7 +89,7 @@ impl ProgressiveResize {
     }
 }
 
-/// The batch size at a step: small batches first, which learn more from each sample.
+/// The batch size at a step: small batches first, because early in training they learn more from each sample.
 ///
 /// ```
 /// use overdrive_sched::BatchSizeWarmup;
@@ -119,7 +121,7 @@ impl BatchSizeWarmup {
     /// Uses only multiples of this many samples, such as the number of ranks times the micro-batch size.
     ///
     /// # Errors
-    /// When it does not divide both sizes.
+    /// When it is 0, or does not divide both `from` and `to`.
     pub fn multiple_of(self, samples: u64) -> Result<Self, ScheduleError> {
         self.0.multiple_of(BATCH, samples).map(Self)
     }
@@ -141,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_grow_to_the_end_in_multiples_and_stay_there() -> Result<(), ScheduleError> {
+    fn sizes_grow_in_multiples_and_stay_at_the_end() -> Result<(), ScheduleError> {
         let growth = BatchSizeWarmup::new(24, 96, 7)?.multiple_of(8)?.delay(3);
         let sizes: Vec<_> = (0..14).map(|step| growth.size(step)).collect();
         assert_eq!(sizes, [24, 24, 24, 24, 32, 40, 48, 64, 72, 80, 96, 96, 96, 96]);

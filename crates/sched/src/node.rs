@@ -141,7 +141,7 @@ impl Node {
         self.begin(groups)
     }
 
-    /// Sets the first value of this and its parts, from the groups' present rates.
+    /// Sets the first value of this schedule and its parts, from the groups' present rates.
     fn begin(&mut self, groups: &mut [Group]) -> Result<(), ScheduleError> {
         match self {
             Self::Single { last_epoch, .. } => {

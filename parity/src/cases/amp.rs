@@ -1,4 +1,4 @@
-//! Autocast's dtypes for PyTorch's own op lists, and runs of GradScaler.
+//! Autocast's dtypes for the operators in PyTorch's own lists, and runs of GradScaler.
 
 use anyhow::{Context, Result, bail};
 use overdrive_amp::{GradScaler, autocast};
@@ -26,7 +26,7 @@ struct Expected {
     refused: Option<String>,
 }
 
-/// One argument as Python wrote it.
+/// One argument as Python has written it.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Encoded {
@@ -39,7 +39,7 @@ enum Encoded {
     Bool(bool),
 }
 
-/// An argument's tensors, kept alive for the call.
+/// The tensors of an argument, kept alive for the call.
 enum Held {
     Tensor(Tensor),
     Tensors(TensorList),
@@ -117,7 +117,8 @@ struct Step {
     new_scale: Option<f64>,
 }
 
-/// One parameter and its optimizer: the fused one reads the scale on the device; for tch's, the scaler waits.
+/// One parameter and its optimizer. The fused optimizer reads the scale on the device; with tch's, the scaler waits for
+/// the device.
 struct Trained {
     param: Tensor,
     opt: Box<dyn Optimizer>,

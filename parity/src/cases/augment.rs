@@ -1,4 +1,4 @@
-//! Crops with borders, erasing, blurring and the operations of RandAugment, against torchvision.
+//! Crops with borders, erasing, blurring and the operations of RandAugment, compared with torchvision's.
 
 use anyhow::{Result, bail};
 use overdrive_dataload::{
@@ -55,7 +55,7 @@ pub fn augment_magnitudes(given: &Given<'_>) -> Result<Found> {
     Ok(found)
 }
 
-/// One operation of a given magnitude.
+/// One operation with a given magnitude.
 struct Only(Operation, f64, Interpolation, [u8; 3]);
 
 impl Transform for Only {
@@ -86,7 +86,7 @@ pub fn augment_padding(given: &Given<'_>) -> Result<Found> {
     ];
     for (p, padding) in given.value::<Vec<[usize; 4]>>("paddings")?.into_iter().enumerate() {
         let [left, top, right, bottom] = padding;
-        // A crop of the whole.
+        // A crop of the whole image.
         let size = [image.height() + top + bottom, image.width() + left + right];
         for (name, mode) in modes {
             let crop = RandomCrop::new(size).padding(padding).padding_mode(mode).fill(fill);

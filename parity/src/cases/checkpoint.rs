@@ -1,4 +1,4 @@
-//! PyTorch's `.pt` files, exported by `docs/export_pt.py`.
+//! PyTorch's `.pt` files, exported by `docs/export_pt.py` and loaded here.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,8 +14,8 @@ use crate::record::{Found, Given};
 trait Saved: Optimizer + Stateful {}
 impl<O: Optimizer + Stateful> Saved for O {}
 
-/// Has the same parameter groups as in Python. All other options keep our defaults here: loading the state must set
-/// them.
+/// An optimizer with the parameter groups that Python's has. All other options have our defaults, so that loading the
+/// state has to set them.
 fn make(name: &str, params: &[Tensor]) -> Result<Box<dyn Saved>> {
     let (a, b) = params.split_at(2);
     Ok(match name {

@@ -1,4 +1,4 @@
-//! L-BFGS, and SAM with its two backward passes.
+//! Optimizers that compute the loss more than once per step: L-BFGS, and SAM with its two backward passes.
 
 use anyhow::{Result, ensure};
 use overdrive_core::{Optimizer, Stateful};
@@ -65,7 +65,7 @@ pub fn network(given: &Given<'_>) -> Result<Found> {
     })
 }
 
-/// Each configuration's steps; halfway a new optimizer continues from the saved state.
+/// Runs the steps of each configuration. Halfway, a new optimizer continues from the saved state.
 fn trajectories(given: &Given<'_>, data: usize, loss: impl Fn(&[Tensor], &[Tensor]) -> Tensor) -> Result<Found> {
     let mut found = Found::default();
     let (count, steps): (usize, usize) = (given.value("parameters")?, given.value("steps")?);

@@ -1,4 +1,4 @@
-//! Compiled training steps, beside Python's.
+//! Compiled training steps, compared with Python's.
 
 use anyhow::{Result, ensure};
 use overdrive_compile::{self as compile, BoxError, Options};

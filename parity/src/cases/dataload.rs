@@ -1,4 +1,4 @@
-//! Decoding and transforms against Pillow and torchvision.
+//! Decoding and transforms, compared with Pillow's and torchvision's.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Distributed cases: the ranks are this program and copies of it, or a Python process.
+//! Distributed training. The ranks are this program and copies of it, or a Python process.
 
 #[path = "../../../crates/launch/tests/launch/port.rs"]
 mod port;
@@ -52,14 +52,14 @@ pub fn ddp_collectives(given: &Given<'_>) -> Result<Found> {
     Ok(all)
 }
 
-/// Rank 0 is this process, rank 1 is Python.
+/// Rank 0 is this process, rank 1 a Python process.
 pub fn ddp_beside_python(given: &Given<'_>) -> Result<Found> {
     let port = free_port();
     let out = tempfile::tempdir()?;
     let mut python = Command::new(given.value::<String>("python")?);
     python.arg(given.value::<String>("rank")?).arg("one_step").arg(out.path().join("1.pt"));
     python.envs([("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("OMP_NUM_THREADS", "1")]);
-    // This program's loader path has our libtorch; Python must load its own.
+    // This program's library path has our libtorch; Python has to load its own.
     python.env("MASTER_PORT", port.to_string()).env_remove("LD_LIBRARY_PATH");
     let mut python = Peer(python.spawn().context("the Python rank")?);
     let group = meet(0, 2, port)?;

@@ -1,4 +1,4 @@
-//! One of two ranks that run every collective on Python's inputs.
+//! Every collective on Python's inputs: this is one of two ranks.
 
 use anyhow::{Result, ensure};
 use overdrive_ddp::{ProcessGroup, ReduceOp};

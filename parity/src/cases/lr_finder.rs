@@ -1,4 +1,4 @@
-//! A sweep over learning rates, and training after it.
+//! A sweep over learning rates, and training after it, compared with Python's.
 
 use anyhow::{Context, Result};
 use overdrive_core::{Module, Optimizer, Visitor};

@@ -1,4 +1,4 @@
-//! Activation checkpointing beside Python's: gradients, and how often each part runs.
+//! Activation checkpointing compared with Python's: gradients, and how often each part runs.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,7 +33,7 @@ fn own(weight: &Tensor) -> impl Fn(&Tensor) -> Result<Tensor, TchError> + Send +
     move |x| layer(&weight, x)
 }
 
-/// The same, counted.
+/// As the layer above, and counts its calls.
 fn counted(weight: &Tensor, calls: &Calls) -> impl Fn(&Tensor) -> Result<Tensor, TchError> + Send + 'static + use<> {
     let (layer, calls) = (own(weight), calls.clone());
     move |x| {

@@ -67,7 +67,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("schedule_free_sgd", packages::schedule_free_sgd),
     ("schedule_free_adamw", packages::schedule_free_adamw),
     ("prodigy_options", packages::prodigy),
-    ("swa_update_bn", swa::update),
+    ("swa_update_bn", swa::swa_update_bn),
     ("timm_lamb", trajectories::timm_lamb),
     ("timm_lars", trajectories::timm_lars),
     ("timm_adafactor", trajectories::timm_adafactor),

@@ -1,4 +1,4 @@
-//! Layers and initial values.
+//! Layers and their initial values, compared with PyTorch's.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use crate::record::{Found, Given};
 
 type Layer = Box<dyn Forward>;
 
-/// What Python says of a layer.
+/// What Python has written of a layer.
 #[derive(Deserialize)]
 pub(super) struct Theirs {
-    /// As it is printed.
+    /// Its text, as `print` shows it.
     text: String,
-    /// Of its state, in order.
+    /// The names of its state, in order.
     names: Vec<String>,
 }
 
@@ -25,7 +25,7 @@ fn boxed(layer: impl Forward + 'static) -> Layer {
     Box::new(layer)
 }
 
-/// The layer of a name, drawn anew.
+/// A new layer of this name, with new random weights.
 fn layer(name: &str) -> Result<Layer> {
     Ok(match name {
         "linear" => boxed(Linear::new(5, 3)?),
@@ -104,7 +104,7 @@ fn layer(name: &str) -> Result<Layer> {
     })
 }
 
-/// Compares what a new module is printed as and the names of its state, and records its initial values.
+/// Compares the text of a new module and the names of its state with Python's, and adds its initial values to `found`.
 pub(super) fn form<M: Module>(found: &mut Found, name: &str, module: &M, theirs: &Theirs) -> Result<()> {
     ensure!(repr(module) == theirs.text, "{name} is printed as\n{}\nand not\n{}", repr(module), theirs.text);
     let names: Vec<String> = module_entries(module).into_iter().map(|(name, _)| name).collect();
@@ -115,7 +115,7 @@ pub(super) fn form<M: Module>(found: &mut Found, name: &str, module: &M, theirs:
     Ok(())
 }
 
-/// A sum with weights that differ, so that a gradient in the wrong place is found.
+/// A sum with a different weight for each element, so that a gradient in the wrong place is found.
 pub(super) fn scored(y: &Tensor) -> Tensor {
     let count = y.numel() as i64;
     let weights = Tensor::arange(count, (y.kind(), Device::Cpu)).reshape(y.size()) / count as f64;
@@ -137,7 +137,7 @@ pub(super) fn grads<M: Module>(found: &mut Found, name: &str, module: &M) {
     }
 }
 
-/// Forward and backward passes in training mode, then in evaluation mode.
+/// Forward and backward passes, first in training mode, then in evaluation mode.
 fn passes(found: &mut Found, name: &str, module: &Layer, x: &Tensor) -> Result<()> {
     for mode in ["train", "eval"] {
         module.set_training(mode == "train");

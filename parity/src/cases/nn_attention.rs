@@ -1,4 +1,4 @@
-//! Attention and transformers.
+//! Attention and transformers, compared with PyTorch's.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -37,7 +37,7 @@ impl Call {
     }
 }
 
-/// The module of a name, drawn anew.
+/// A new module of this name, with new random weights.
 fn attention_layer(name: &str) -> Result<MultiheadAttention> {
     let two = MultiheadAttention::builder(8, 2);
     Ok(match name {
@@ -106,7 +106,7 @@ fn attend(found: &mut Found, module: &MultiheadAttention, call: &Call, given: &G
     Ok(())
 }
 
-/// Brings a module into a mode; returns whether there are gradients in it.
+/// Switches a module to a mode. Returns whether to compute gradients in it.
 fn begin<M: Module>(module: &M, mode: &str) -> bool {
     module.set_training(mode == "train");
     zero_grad(module);
@@ -136,7 +136,7 @@ impl Encoder for TransformerEncoder {
     }
 }
 
-/// The module of a name, drawn anew.
+/// A new module of this name, with new random weights.
 fn encoder(name: &str) -> Result<Box<dyn Encoder>> {
     let layer = TransformerEncoderLayer::builder(8, 2).dim_feedforward(12);
     let (batch_first, gelu) = (layer.batch_first(true), TransformerActivation::Gelu);

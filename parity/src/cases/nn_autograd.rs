@@ -1,4 +1,4 @@
-//! Functions with a backward pass of their own.
+//! Functions with a backward pass of their own, compared with PyTorch's.
 
 use std::collections::BTreeMap;
 
@@ -88,7 +88,7 @@ impl Function for ProductAndSum {
         [product, sum]: [Tensor; 2],
     ) -> Result<[Option<Tensor>; 2], BoxError> {
         let [a, b] = ctx.saved_tensors()?;
-        // The engine adds up the dimensions that `b` was expanded by.
+        // The engine sums the gradient over the dimensions by which `b` was expanded.
         Ok([Some(&product * b + &sum), Some(&product * a + &sum)])
     }
 }
@@ -225,7 +225,7 @@ impl Function for InPlace {
     }
 }
 
-/// What goes wrong, in PyTorch's words.
+/// The errors, in PyTorch's words.
 fn texts(given: &Given<'_>) -> Result<()> {
     let mut found = BTreeMap::new();
     let mut fails = |name: &str, result: Result<Tensor, NnError>| {

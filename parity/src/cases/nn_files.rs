@@ -1,4 +1,4 @@
-//! Files of weights, and messages about them.
+//! Files of weights, and the messages about keys that do not fit, compared with PyTorch's.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::record::{Found, Given};
 
-/// A file, and what Python says is in it.
+/// A file, and what Python has found in it.
 #[derive(Deserialize)]
 struct Theirs {
     path: PathBuf,
@@ -44,7 +44,7 @@ fn kind_of(dtype: &str) -> Result<Kind> {
     })
 }
 
-/// Compares a state with Python's; the tensors' bytes are found.
+/// Compares a state with Python's, and adds the tensors' bytes to `found`.
 fn compare(found: &mut Found, name: &str, state: &StateDict, theirs: &Theirs) -> Result<()> {
     let (own, expected): (Vec<&str>, Vec<&String>) =
         (state.iter().map(|it| it.0).collect(), theirs.entries.keys().collect());
@@ -108,7 +108,7 @@ impl Net {
     }
 }
 
-/// What Python says of a state.
+/// What Python has written of a state.
 #[derive(Deserialize)]
 struct Said {
     strict: bool,
@@ -185,7 +185,7 @@ pub fn safetensors(given: &Given<'_>) -> Result<Found> {
     let path = own.path().join("bare.safetensors");
     save_safetensors(&path, &state, &[])?;
     ensure!(std::fs::read(&path)? == std::fs::read(&bare)?, "the bytes of the file are not Python's");
-    // Into one folder, so that the files before have to go.
+    // All files go into one folder, so those of the case before are removed.
     let folder = own.path().join("shards");
     for (most, theirs) in given.value::<BTreeMap<u64, Shards>>("shards")? {
         save_sharded(&folder, &state, most)?;

@@ -11,10 +11,10 @@ use tch::{Device, Kind, Tensor};
 
 use crate::record::{Found, Given};
 
-/// Larger tensors are compared by a digest, as in Python.
+/// Of larger tensors, a digest is compared, as in Python.
 const WHOLE: usize = 64;
 
-/// A tensor itself if it is small, or else a sum over the bits of all elements, each weighted by its place.
+/// A tensor itself if it is small, otherwise a sum over the bits of all elements, each weighted by its index.
 fn digest(tensor: &Tensor) -> Tensor {
     let tensor = tensor.detach();
     if tensor.numel() <= WHOLE {
@@ -26,7 +26,7 @@ fn digest(tensor: &Tensor) -> Tensor {
     Tensor::from_slice(&[total >> 32, total & 0xFFFF_FFFF])
 }
 
-/// Moves all parameters a little, so that none is 0 or 1 and every gradient matters.
+/// Changes all parameters a little, so that none is 0 or 1 and every gradient matters.
 fn draw<M: Module>(module: &M, seed: i64) {
     tch::manual_seed(seed);
     let _no_grad = tch::no_grad_guard();
@@ -36,7 +36,7 @@ fn draw<M: Module>(module: &M, seed: i64) {
     }
 }
 
-/// Everything about one model. `call` computes with it; with `load`, it loads Python's state dict at last.
+/// Everything that is compared of one model. `call` runs it; with `load`, it loads Python's state dict at the end.
 fn model<M: Module>(
     (given, found): (&Given<'_>, &mut Found),
     name: &str,
@@ -86,7 +86,7 @@ fn model<M: Module>(
     Ok(())
 }
 
-/// Compares the options of a new builder, which it shows in order, with Python's.
+/// Compares the options of a new builder, in the order in which it shows them, with Python's.
 fn check_defaults(given: &Given<'_>, builder: &dyn Debug) -> Result<()> {
     let shown = |value: &Value| match value.as_i64() {
         Some(value) => format!("{value}"),

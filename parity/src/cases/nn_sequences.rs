@@ -1,4 +1,4 @@
-//! Layers with other inputs than one tensor of numbers.
+//! Layers with other inputs than a single tensor.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Tables of models, beside torchinfo's.
+//! Summaries of models, compared with torchinfo's tables.
 
 use std::collections::BTreeMap;
 

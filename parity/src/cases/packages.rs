@@ -1,4 +1,4 @@
-//! Schedule-free optimizers and Prodigy, beside their packages.
+//! Schedule-free optimizers and Prodigy, compared with their Python packages.
 
 use anyhow::Result;
 use overdrive_core::{Optimizer, OptimizerError, Stateful};
@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use crate::record::{Found, Given};
 
-/// Options under the packages' names; those that Python leaves out keep our defaults.
+/// Options under the packages' names. Options that Python leaves out keep our defaults.
 #[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
@@ -38,7 +38,7 @@ fn set<B, T>(builder: B, value: Option<T>, set_option: impl FnOnce(B, T) -> B) -
     }
 }
 
-/// An optimizer with evaluation modes, or without.
+/// An optimizer that may have a training and an evaluation mode.
 trait Switching: Optimizer + Stateful {
     fn switch(&mut self, _train: bool) -> Result<(), OptimizerError> {
         Ok(())
@@ -109,7 +109,7 @@ pub fn prodigy(given: &Given<'_>) -> Result<Found> {
     })
 }
 
-/// Rates that change, and evaluations between steps.
+/// Learning rates that change, and evaluations between steps.
 fn switches<O: Switching>(opt: &mut O, step: usize, record: &mut Record<'_>) -> Result<()> {
     if step % 25 == 24 {
         record.params(&format!("{step}.train"));
@@ -147,7 +147,8 @@ impl Record<'_> {
     }
 }
 
-/// Steps each configuration with the same gradients as Python. At one step, a new optimizer goes on from the saved state.
+/// Steps each configuration with the same gradients as Python. At one step, a new optimizer continues from the saved
+/// state.
 fn trajectories<O: Switching>(
     given: &Given<'_>,
     each_step: impl Fn(&mut O, usize, &mut Record<'_>) -> Result<()>,

@@ -63,7 +63,7 @@ fn text(found: &mut Found, name: &str, lines: &str) {
     found.insert(name, &Tensor::from_slice(lines.as_bytes()));
 }
 
-/// `at::RecordScope`'s number.
+/// The number of this `at::RecordScope`.
 fn scope_number(scope: RecordScope) -> i64 {
     match scope {
         RecordScope::Function => 0,
@@ -74,12 +74,12 @@ fn scope_number(scope: RecordScope) -> i64 {
     }
 }
 
-/// In Python's notation for a list of lists.
+/// A list of lists in Python's notation.
 fn shapes_text(shapes: &[Vec<i64>]) -> String {
     format!("{shapes:?}")
 }
 
-/// Every operator's calls, FLOPs and memory, by name and by shapes.
+/// The calls, FLOPs and memory of every operator, by name and by shapes.
 pub fn key_averages(given: &Given<'_>) -> Result<Found> {
     let mut model = Model::new(given)?;
     model.step();

@@ -1,4 +1,4 @@
-//! Samplers and collation against `torch.utils.data`.
+//! Samplers and collation, compared with those of `torch.utils.data`.
 
 use anyhow::{Context, Result};
 use overdrive_dataload::{
@@ -20,7 +20,7 @@ fn sorted(values: &[usize]) -> Tensor {
     indices(values).sort(0, false).0
 }
 
-/// Inserts the share that each number below `of` has in `drawn`, and whether it occurs at all.
+/// Records, for each number below `of`, its share of `drawn`, and whether it occurs at all.
 fn put_shares(found: &mut Found, name: &str, drawn: impl IntoIterator<Item = usize>, of: usize, draws: usize) {
     let mut counts = vec![0.0; of];
     drawn.into_iter().for_each(|index| counts[index] += 1.0);
@@ -133,7 +133,7 @@ struct TorchOrder {
 }
 
 impl TorchOrder {
-    /// The sampler; none for one of the loader's own.
+    /// The sampler; none if the loader has its own.
     fn sampler(&self) -> Result<Option<Box<dyn Sampler>>> {
         let num_samples = self.num_samples.unwrap_or(self.n);
         Ok(match self.kind.as_str() {

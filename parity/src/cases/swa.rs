@@ -1,4 +1,5 @@
-//! Averaged weights of a model with batch norm.
+//! Stochastic weight averaging (SWA), and `update_bn`, which computes the batch norm statistics of the averaged
+//! weights.
 
 use anyhow::{Result, ensure};
 use overdrive_core::{Module, Optimizer, module_entries};
@@ -8,8 +9,9 @@ use tch::{Kind, Tensor};
 
 use crate::record::{Found, Given};
 
-pub fn update(given: &Given<'_>) -> Result<Found> {
+pub fn swa_update_bn(given: &Given<'_>) -> Result<Found> {
     let mut found = Found::default();
+    // As in Python, whose model draws the same initial weights.
     tch::manual_seed(7);
     let model = sequential![
         Conv2d::new(3, 4, 3)?,
@@ -21,6 +23,7 @@ pub fn update(given: &Given<'_>) -> Result<Found> {
     ];
     let batches = (0..4).map(|index| given.tensor(&format!("batch.{index}"))).collect::<Result<Vec<Tensor>>>()?;
     let mut average = AveragedModel::new(&model, Averaging::Swa)?;
+    // As in Python; the default, a fused kernel, rounds differently.
     let mut opt = Sgd::builder(&model).lr(0.1).foreach(true).build()?;
     for batch in &batches {
         model.forward(batch)?.square().mean(None::<Kind>).backward();
@@ -29,6 +32,7 @@ pub fn update(given: &Given<'_>) -> Result<Found> {
         average.update()?;
     }
     model.eval();
+    // The outer result is of `apply`, the inner one of the closure.
     let (before, after) = average.apply(|| {
         let before = model.forward(&batches[0])?;
         update_bn(&batches, &model, |model, batch| model.forward(batch))?;
@@ -42,7 +46,9 @@ pub fn update(given: &Given<'_>) -> Result<Found> {
     for (key, value) in module_entries(&model) {
         found.insert(format!("model.{key}"), &value);
     }
-    let texts = overdrive_nn::repr(&model);
-    ensure!(texts.contains("momentum=0.3") && texts.contains("momentum=0.1"), "the momenta changed: {texts}");
+    // `update_bn` sets each layer's momentum to none meanwhile.
+    let model = overdrive_nn::repr(&model);
+    let has_momenta = model.contains("momentum=0.3") && model.contains("momentum=0.1");
+    ensure!(has_momenta, "update_bn did not restore the momenta of batch norm, 0.3 and 0.1: {model}");
     Ok(found)
 }

@@ -59,7 +59,7 @@ enum Eps {
 
 type Made = Result<Box<dyn Optimizer>>;
 
-/// Sets an option if the configuration has it, and takes it out there.
+/// Sets an option if the configuration has it, and removes it from the configuration.
 macro_rules! set {
     ($opt:ident, $config:ident, eps) => {
         match $config.eps.take() {
@@ -117,7 +117,8 @@ macro_rules! set {
     };
 }
 
-/// The optimizer of a builder and the configuration's options of these names. An error if the configuration has others.
+/// Makes an optimizer from a builder and the configuration's options of these names. An error if the configuration has
+/// others.
 macro_rules! made {
     ($builder:expr, $config:ident, $($option:ident),+) => {{
         let mut config = $config.clone();

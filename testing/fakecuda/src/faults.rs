@@ -1,11 +1,11 @@
-//! Failures that a test plants, and what NVML says.
+//! Failures that a test plants, and the figures that NVML reports.
 
 use std::ffi::{CStr, CString, c_char};
 
 use crate::runtime::Code;
 use crate::{Fake, text};
 
-/// Which calls of a function, by their first argument. For those of a stream, 0 is the default stream.
+/// Which calls of a function, chosen by their first argument. For functions of a stream, 0 is the default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calls {
     /// All of them.
@@ -17,29 +17,29 @@ pub enum Calls {
 }
 
 impl Fake {
-    /// The nth call from now of the C function of this name (`cudaMalloc`), or the nth kernel, copy or fill whose name
-    /// contains this text, returns this code; 1 is the next. A function is found on x86-64 alone.
+    /// The nth call of this C function (`cudaMalloc`) from now on, or the nth kernel, copy or fill whose name contains
+    /// this text, returns this code; 1 is the next one. Functions are found on x86-64 only.
     pub fn fail(self, what: &str, nth: u64, code: Code) {
         let what = c_text(what);
         call!(c"fakecuda_fail"(what.as_ptr() => *const c_char, nth => u64, code => i32) -> ());
     }
 
-    /// The nth kernel, copy or fill whose name contains this text fails when it runs: the host learns of it when it
+    /// The nth kernel, copy or fill whose name contains this text fails when it runs. The host learns of it when it
     /// next waits.
     pub fn fail_later(self, what: &str, nth: u64, code: Code) {
         let what = c_text(what);
         call!(c"fakecuda_fail_later"(what.as_ptr() => *const c_char, nth => u64, code => i32) -> ());
     }
 
-    /// From now on these calls of the C function of this name (`cudaStreamWaitEvent`) do nothing and succeed, as in a
-    /// program that forgets them. A function is found on x86-64 alone.
+    /// From now on these calls of this C function (`cudaStreamWaitEvent`) do nothing and succeed, as if the program had
+    /// forgotten them. Functions are found on x86-64 only.
     pub fn leave_out(self, what: &str, calls: Calls) {
         let what = c_text(what);
         call!(c"fakecuda_leave_out"(what.as_ptr() => *const c_char, calls as i32 => i32) -> ());
     }
 
-    /// The failures that were planted and not met yet, a line each: also those of functions and devices that do not
-    /// exist, and what is left out and was not called. Empty at the end of a test that has met what it planted.
+    /// The planted failures that have not happened yet, a line each, including those of functions and devices that do
+    /// not exist, and calls to skip that were not made. A test in which everything planted has happened ends with none.
     pub fn planted(self) -> Vec<String> {
         text(call!(c"fakecuda_planted"() -> *const c_char)).lines().map(str::to_owned).collect()
     }
@@ -49,30 +49,31 @@ impl Fake {
         call!(c"fakecuda_lose"(number(device) => u32, code => i32) -> ());
     }
 
-    /// Forgets all planted failures, and those that happened. No real process recovers from a lost device.
+    /// Forgets all failures, those that are planted and those that have happened. No real process can recover from a
+    /// lost device.
     pub fn heal(self) {
         call!(c"fakecuda_heal"() -> ());
     }
 
-    /// NCCL's messages from and to this process stop arriving, for good, and it lives on.
+    /// From now on no message of NCCL reaches this process or leaves it, although it stays alive.
     pub fn cut_links(self) {
         call!(c"fakecuda_cut_links"() -> ());
     }
 
-    /// Lets a device have only so many bytes. False if there is no such device.
+    /// Limits the memory of a device to so many bytes. False if there is no such device.
     pub fn limit(self, device: usize, bytes: usize) -> bool {
         call!(c"fakecuda_limit"(number(device) => u32, bytes => usize) -> i32) == 0
     }
 
-    /// Sets what NVML says of a device: `temperature`, `sm_clock`, `throttle_reasons`, .., in NVML's units; -n is NVML's
-    /// error n. False if there is no such figure.
+    /// Sets a figure that NVML reports of a device (`temperature`, `sm_clock`, `throttle_reasons`, ..), in NVML's
+    /// units; -n makes it fail with NVML's error n. False if there is no such figure.
     pub fn set_nvml(self, device: usize, figure: &str, value: i64) -> bool {
         let figure = c_text(figure);
         let device = i32::try_from(device).unwrap_or(i32::MAX);
         call!(c"fakecuda_nvml_set"(device => i32, figure.as_ptr() => *const c_char, value => i64) -> i32) == 0
     }
 
-    /// How many queries in a row may find work that is not done, before it runs; while work is not run at once.
+    /// While work does not run at once: how many queries in a row may report work that is not done, before it runs.
     pub fn set_polls(self, polls: u64) {
         call!(c"fakecuda_polls"(polls => u64) -> ());
     }

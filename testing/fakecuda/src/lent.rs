@@ -1,18 +1,18 @@
-//! The stand-ins while a test has them.
+//! The stand-ins while a test uses them.
 
 use std::ops::Deref;
 
 use crate::Fake;
 
-/// What a test sets on it is put back when this is dropped: see [`Fake::lend`].
+/// The stand-ins, whose settings are put back when this is dropped: see [`Fake::lend`].
 #[derive(Debug)]
 #[must_use = "what is set is put back when this is dropped"]
 pub struct Lent(Fake);
 
 impl Fake {
-    /// Lends the stand-ins to a test, which may fail in between. When the result is dropped, all work has run, and work
-    /// runs at once again; nothing is planted, limited, searched for, guarded, traced or kept any more, and NVML's figures
-    /// are the usual ones. Counts and notes stay.
+    /// Lends the stand-ins to a test, also to one that fails. When the result is dropped, the remaining work runs, work
+    /// runs at once again, and all settings are as at the start: nothing is planted, limited, searched for, guarded,
+    /// traced or kept, and NVML's figures are the usual ones. Counts and notes stay.
     pub fn lend(self) -> Lent {
         Lent(self)
     }

@@ -16,7 +16,7 @@ use std::{env, fmt, io};
 /// The folder of the stand-ins; empty if there are none.
 pub const LIBRARIES: &str = env!("FAKECUDA_LIBRARIES");
 
-/// Why there are no stand-ins: libtorch has no CUDA code, or that of another CUDA.
+/// Why there are no stand-ins: libtorch has no CUDA code, or is built for another version of CUDA.
 pub const LEFT_OUT: &str = env!("FAKECUDA_LEFT_OUT");
 
 /// The library of `operators/`.
@@ -25,15 +25,15 @@ const OPERATORS: &str = "libfakecuda_operators.so";
 /// Set in a program that runs on the stand-ins.
 const STARTED: &str = "FAKECUDA_STARTED";
 
-/// What the tests of this process run on.
+/// The device that the tests of this process run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runs {
     /// A real GPU.
     OnGpu,
     /// The stand-ins.
     OnFake,
-    /// Nothing: there are no stand-ins ([`LEFT_OUT`], or the program was copied from the machine that has them), or they
-    /// are switched off with `FAKECUDA=0`.
+    /// Nothing: there are no stand-ins ([`LEFT_OUT`], or the program was copied from the machine that has them), or
+    /// they are switched off with `FAKECUDA=0`.
     OnNothing,
 }
 
@@ -52,18 +52,18 @@ pub fn is_off() -> bool {
     LIBRARIES.is_empty() || env::var("FAKECUDA").is_ok_and(|value| value == "0")
 }
 
-/// Whether tests have to run on the stand-ins where there is no GPU, with `FAKECUDA=1`: a test that would be skipped for
-/// want of them, or of what stands beside them, fails then.
+/// Whether tests have to run on the stand-ins, because `FAKECUDA=1` is set. Then a test fails that would otherwise be
+/// skipped because they, or something that they need, are missing.
 pub fn is_required() -> bool {
     env::var("FAKECUDA").is_ok_and(|value| value == "1")
 }
 
-/// Whether a driver of NVIDIA's is loaded.
+/// Whether one of NVIDIA's drivers is loaded.
 fn has_gpu() -> bool {
     Path::new("/dev/nvidiactl").exists()
 }
 
-/// The libraries to preload, in one text as `LD_PRELOAD` takes it: names alone, because the folder may have a space in its
+/// The libraries to preload, as `LD_PRELOAD` takes them: their names only, because the folder may have a space in its
 /// path.
 fn preloads(libraries: &Path) -> String {
     let files = std::fs::read_dir(libraries).into_iter().flatten().flatten().map(|file| file.file_name());
@@ -73,7 +73,7 @@ fn preloads(libraries: &Path) -> String {
     names.join(":")
 }
 
-/// What a program needs in its environment to run on the stand-ins, with so many devices.
+/// The environment in which a program runs on the stand-ins, with so many devices.
 pub fn environment(devices: usize) -> Vec<(&'static str, String)> {
     environment_in(Path::new(LIBRARIES), devices)
 }
@@ -90,9 +90,9 @@ fn environment_in(libraries: &Path, devices: usize) -> Vec<(&'static str, String
     ]
 }
 
-/// Starts this program again on stand-ins with so many devices, unless there is a GPU or it was started so already.
+/// Starts this program again on stand-ins with so many devices, unless there is a GPU or this was done before.
 ///
-/// Call it before anything of libtorch, and before a second thread.
+/// Call it before any function of libtorch, and before a second thread starts.
 ///
 /// # Errors
 /// When the stand-ins are there and cannot be used: tests must fail then, not be skipped.
@@ -107,8 +107,8 @@ pub fn start(devices: usize) -> io::Result<Runs> {
     Ok(runs)
 }
 
-/// What tests run on. A program that was started on the stand-ins has to find them. Those that are off, or not there, do
-/// not hide a GPU.
+/// Decides what tests run on. A program that was started on the stand-ins has to find them. Stand-ins that are off or
+/// missing do not hide a GPU.
 fn runs(is_off: bool, is_started: bool, has_gpu: bool, has_stand_ins: bool) -> Runs {
     match (is_started && !is_off, has_gpu, has_stand_ins && !is_off) {
         (true, _, _) | (false, false, true) => Runs::OnFake,
@@ -117,7 +117,7 @@ fn runs(is_off: bool, is_started: bool, has_gpu: bool, has_stand_ins: bool) -> R
     }
 }
 
-/// As [`start`], also where there is a GPU: what is counted does not depend on it.
+/// As [`start`], but uses the stand-ins even if there is a GPU, because the counts do not depend on it.
 ///
 /// # Errors
 /// When there are no stand-ins, or the program cannot be started again.
@@ -139,15 +139,16 @@ pub fn start_fake(devices: usize) -> io::Result<()> {
     Err(program.args(env::args_os().skip(1)).envs(environment(devices)).exec())
 }
 
-/// Whether a variable steers CUDA, NCCL or what libtorch does with them (`CUDA_VISIBLE_DEVICES`,
-/// `PYTORCH_CUDA_ALLOC_CONF`): what is set for a GPU is not for stand-ins, where counts are the same for everybody.
+/// Whether a variable controls CUDA, NCCL or libtorch's use of them (`CUDA_VISIBLE_DEVICES`,
+/// `PYTORCH_CUDA_ALLOC_CONF`). Such settings are made for a GPU; on stand-ins, counts have to be the same for
+/// everybody.
 fn is_of_a_gpu(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     ["CUDA_", "CUBLAS", "NCCL_", "TORCH_", "PYTORCH_"].iter().any(|beginning| name.starts_with(beginning))
 }
 
-/// Whether this program fails, as it should, where it is started on stand-ins that are not loaded. Without this, tests
-/// would be skipped unnoticed.
+/// Whether this program fails, as it should, if it is started on stand-ins that are not loaded. Otherwise tests would
+/// be skipped unnoticed.
 ///
 /// # Errors
 /// When the program cannot be started.
@@ -164,14 +165,14 @@ pub enum Pace {
     Eager,
     /// Only when something waits for it.
     Lazy,
-    /// As lazy, and some at each call, in an order that follows from this seed.
+    /// As lazy; in addition, at each call some of it runs, in an order that follows from this seed.
     Random(u64),
 }
 
-/// What was counted: a number by name.
+/// What was counted: numbers by name.
 pub type Counts = BTreeMap<String, u64>;
 
-/// How often the host has waited for the device, in whichever way.
+/// How often the host has waited for the device, in any way.
 pub fn waits(counts: &Counts) -> u64 {
     let ways = [
         "waits for a stream",
@@ -190,7 +191,8 @@ pub fn waits(counts: &Counts) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub struct Fake(());
 
-/// A function of the stand-ins, or of what they stand in for. CUDA's runtime opens the driver's library for itself alone.
+/// A function of the stand-ins, or of what they replace. CUDA's runtime opens the driver's library without making its
+/// functions visible to others.
 fn function(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: both texts end with a zero byte; nothing is opened that is not open, and it stays so.
     unsafe {
@@ -230,8 +232,8 @@ impl Fake {
         function(c"fakecuda_reset").map(|_| Self(()))
     }
 
-    /// Runs all work, and begins to count at 0. Blocks the host until the work has run. What has read numbers that nobody
-    /// computed stays until the next [`notes`](Self::notes).
+    /// Runs all work, and starts to count from 0. Blocks the host until the work has run. Reads of numbers that nobody
+    /// computed are kept until the next [`notes`](Self::notes).
     pub fn reset(self) {
         call!(c"fakecuda_reset"() -> ());
     }
@@ -246,8 +248,8 @@ impl Fake {
         text.lines().filter_map(line).collect()
     }
 
-    /// What was wrong since [`reset`](Self::reset), a line each. What has read numbers that nobody computed is told once,
-    /// whatever was reset.
+    /// What was wrong since [`reset`](Self::reset), a line each. Reads of numbers that nobody computed are reported
+    /// once, even if `reset` came in between.
     pub fn notes(self) -> Vec<String> {
         text(call!(c"fakecuda_notes"() -> *const c_char)).lines().map(str::to_owned).collect()
     }
@@ -257,7 +259,7 @@ impl Fake {
         text(call!(c"fakecuda_computed"() -> *const c_char)).lines().map(str::to_owned).collect()
     }
 
-    /// When work runs, from now on. What waits, runs now.
+    /// Sets when work runs, from now on. Work that waits runs now.
     pub fn set_pace(self, pace: Pace) {
         let (number, seed) = match pace {
             Pace::Eager => (0, 0),
@@ -267,29 +269,29 @@ impl Fake {
         call!(c"fakecuda_set_pace"(number => i32, seed => u64) -> ());
     }
 
-    /// What each kernel takes on the device's own clock, which events tell; 0 unless set.
+    /// Sets how long each kernel takes by the device's own clock, which events report; 0 unless set.
     pub fn set_launch_cost(self, microseconds: f64) {
         call!(c"fakecuda_launch_cost"(microseconds => f64) -> ());
     }
 
-    /// Whether accesses without an order are looked for; they are among the [notes](Self::notes).
+    /// Sets whether to look for accesses without an order; they are among the [notes](Self::notes).
     pub fn find_races(self, on: bool) {
         call!(c"fakecuda_find_races"(on => bool) -> ());
     }
 
-    /// Whether to remember where the host waits for the device.
+    /// Sets whether to remember where the host waits for the device.
     pub fn trace_waits(self, on: bool) {
         call!(c"fakecuda_trace_waits"(on => bool) -> ());
     }
 
-    /// Where the host has waited since [`reset`](Self::reset): how often, and the functions that led there, innermost
-    /// first: those of the program up to the test, and then those of libtorch.
+    /// Where the host has waited since [`reset`](Self::reset): how often, and the functions that led there. First those
+    /// of the program, the innermost first, up to the test; then those of libtorch.
     pub fn waits(self) -> String {
         text(call!(c"fakecuda_waits"() -> *const c_char))
     }
 
-    /// Computes the numbers of operators from now on, with the host's own operators. Without it, kernels are
-    /// counted only.
+    /// From now on computes the results of operators, by the host's own operators. Without it, kernels are only
+    /// counted.
     ///
     /// # Errors
     /// When the library of operators cannot be loaded.

@@ -1,11 +1,11 @@
-//! The order in which work is issued, what guards it, and who uses which device.
+//! The order in which work is issued, guards of pinned memory, and who uses which device.
 
 use std::ffi::c_char;
 
 use crate::{Fake, text};
 
 impl Fake {
-    /// Keeps the order in which work is issued from now on, or no longer.
+    /// Sets whether to keep the order in which work is issued.
     pub fn keep_order(self, on: bool) {
         call!(c"fakecuda_keep_order"(on => bool) -> ());
     }
@@ -16,8 +16,8 @@ impl Fake {
         text(call!(c"fakecuda_issued"() -> *const c_char)).lines().map(str::to_owned).collect()
     }
 
-    /// Guards pinned memory from the time when a copy of it is issued until the host has waited for it: a touch before
-    /// that is among the [notes](Self::notes). False if the system does not let it be caught.
+    /// Sets whether to guard pinned memory, from the time when a copy of it is issued until the host has waited for the
+    /// copy. A touch before that is among the [notes](Self::notes). False if the system cannot catch touches.
     pub fn guard_pinned(self, on: bool) -> bool {
         call!(c"fakecuda_guard"(on => bool) -> bool)
     }

@@ -1,4 +1,4 @@
-//! Which columns of a schema are read, and what becomes of nulls.
+//! Chooses the columns of a schema that are read, and what nulls become.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use arrow_schema::{Fields, Schema};
 
 use super::layout::{Leaf, leaves};
 use super::node::Node;
-use super::read::{Bad, Reader};
+use super::read::{ReadError, Reader};
 use crate::DataError;
 use crate::columns::{Array, Element, Field, FieldKind, Words, encode};
 use crate::loader::fingerprint;
 
-/// Which columns of an Arrow schema become tensors, and what becomes of their nulls.
+/// Which columns of an Arrow schema become tensors, and what their nulls become.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -32,12 +32,12 @@ use crate::loader::fingerprint;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Numbers, bools, dates and times become tensors `[N]`, and lists of a fixed length `[N, M]`, where nested ones count
-/// as one of their product; `uint16` becomes [`Kind::Int`](tch::Kind) and `uint32` [`Kind::Int64`](tch::Kind), which
-/// hold every value, dates and times are their stored numbers. Other lists are [`Ragged`](crate::Ragged), strings and
-/// binary values [`BytesColumn`](crate::BytesColumn)s. The columns of a structure are separate columns,
-/// `structure.column`. Values of a dictionary replace their codes. A null is an error unless
-/// [`fill_null`](Self::fill_null) or [`mask_null`](Self::mask_null) says what becomes of it.
+/// Numbers, bools, dates and times become tensors `[N]`; dates and times are their stored numbers. `uint16` becomes
+/// [`Kind::Int`](tch::Kind) and `uint32` [`Kind::Int64`](tch::Kind), which have all their values. Fixed-size lists
+/// become tensors `[N, M]`; of nested ones, `M` is the product of the lengths. Other lists become
+/// [`Ragged`](crate::Ragged), strings and binary values [`BytesColumn`](crate::BytesColumn)s. The fields of a structure
+/// are separate columns, `structure.column`. A dictionary-encoded column is decoded. A null is an error unless
+/// [`fill_null`](Self::fill_null) or [`mask_null`](Self::mask_null) says what it becomes.
 ///
 /// # Source
 /// `pyarrow.RecordBatch.to_tensor`, `datasets.Dataset.with_format("torch")`.
@@ -60,7 +60,7 @@ pub(super) struct Selected {
     mask_name: Arc<str>,
 }
 
-/// What becomes of nulls.
+/// What nulls of a column become.
 #[derive(Clone, Debug)]
 pub(super) enum OnNull {
     Error,
@@ -101,8 +101,8 @@ impl ArrowColumns {
         Ok(self)
     }
 
-    /// Reads nulls of a column of numbers as `value`, null lists of a fixed length as lists of it, and other null lists as
-    /// empty ones. Call it after [`select`](Self::select).
+    /// Reads nulls of a column of numbers as `value`. A null fixed-size list becomes a list of this value, any other
+    /// null list an empty one. Call it after [`select`](Self::select).
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a column that is not selected, for one of strings or binary values (see
@@ -138,7 +138,7 @@ impl ArrowColumns {
     /// Reads nulls of a column as zeros, or as empty, and adds the column `column.is_null`, which says where they are.
     /// Call it after [`select`](Self::select).
     ///
-    /// Nulls within lists stay errors: the column has an entry for each row.
+    /// Nulls within lists stay errors, because the mask has one entry per row.
     ///
     /// # Shapes
     /// The column of nulls: bool `[N]`.
@@ -169,8 +169,8 @@ impl ArrowColumns {
         masked.map(|selected| selected.mask_name.clone()).collect()
     }
 
-    /// A checksum of what was selected, and of what becomes of nulls; 0 for all columns without nulls. The bytes of rows
-    /// depend on it.
+    /// A checksum of the selected columns and of what nulls become; 0 for all columns without a rule for nulls.
+    /// Positions in a stream of rows depend on it, because they count bytes.
     pub(super) fn fingerprint(&self) -> u64 {
         let chosen = |selected: &Selected| (selected.leaf, selected.nulls.clone());
         let chosen: Vec<_> = self.selected.iter().map(chosen).collect();
@@ -198,13 +198,13 @@ impl ArrowColumns {
         &self.selected
     }
 
-    /// The columns of no rows.
+    /// The columns of a table without rows.
     pub(super) fn empty(&self) -> Result<Vec<(Arc<str>, Array)>, DataError> {
         let mut columns = Vec::new();
         for selected in self.selected() {
             let leaf = self.leaf(selected);
             let node = |_| Node { len: 0, offset: 0, valid: None, buffers: Vec::new() };
-            let nodes: Vec<Node<'_>> = leaf.steps.iter().map(node).collect();
+            let nodes: Vec<Node<'_>> = leaf.levels.iter().map(node).collect();
             columns.extend(selected.read(leaf, &nodes, 0..0, None, 0).map_err(|bad| selected.refused(bad))?);
         }
         Ok(columns)
@@ -247,7 +247,7 @@ impl Selected {
         rows: Range<usize>,
         dictionary: Option<&Array>,
         limit: u64,
-    ) -> Result<Vec<(Arc<str>, Array)>, Bad> {
+    ) -> Result<Vec<(Arc<str>, Array)>, ReadError> {
         let (array, mask) = Reader { leaf, nulls: &self.nulls, dictionary, limit }.read(nodes, rows)?;
         let mut named = vec![(self.name.clone(), array)];
         if let Some(mask) = mask {
@@ -256,43 +256,43 @@ impl Selected {
         Ok(named)
     }
 
-    /// The mask of rows without nulls, where nulls are masked.
+    /// The mask of a batch in which no row is null, if nulls are masked.
     pub(super) fn empty_mask(&self, rows: usize) -> Result<Option<(Arc<str>, Array)>, DataError> {
         let mask = matches!(self.nulls, OnNull::Mask).then(|| bools(&vec![false; rows]));
         Ok(mask.transpose()?.map(|mask| (self.mask_name.clone(), mask)))
     }
 
-    /// What is wrong with this column of a record batch in memory.
-    pub(super) fn refused(&self, bad: Bad) -> DataError {
+    /// The error for this column of a record batch in memory.
+    pub(super) fn refused(&self, bad: ReadError) -> DataError {
         self.describe(bad)
             .map_or_else(|error| error, |described| DataError::option("column", described.expected, described.found))
     }
 
-    /// What is wrong with this column: what was expected, and what was found in which row of the batch.
-    pub(super) fn describe(&self, bad: Bad) -> Result<Described, DataError> {
+    /// The error for this column: what was expected, and what was found in which row of the batch.
+    pub(super) fn describe(&self, bad: ReadError) -> Result<Described, DataError> {
         let name = &self.name;
         Ok(match bad {
-            Bad::Null { row } => Described {
+            ReadError::Null { row } => Described {
                 expected: format!("a value in every row of column {name:?}, or a `fill_null` or `mask_null` for it"),
                 found: format!("a null in row {row}"),
                 is_damage: false,
             },
-            Bad::Malformed { row, expected } => Described {
+            ReadError::Malformed { row, expected } => Described {
                 expected: format!("{expected} in column {name:?}"),
                 found: format!("other content from row {row} on"),
                 is_damage: true,
             },
-            Bad::TooLarge { bytes } => Described {
+            ReadError::TooLarge { bytes } => Described {
                 expected: format!("a smaller part of column {name:?}, or a higher `max_column_bytes`"),
                 found: format!("{bytes} bytes"),
                 is_damage: false,
             },
-            Bad::Unsupported(found) => Described {
+            ReadError::Unsupported(found) => Described {
                 expected: format!("a supported type in column {name:?}, or a `select` without that column"),
                 found,
                 is_damage: false,
             },
-            Bad::Other(error) => return Err(error),
+            ReadError::Other(error) => return Err(error),
         })
     }
 }

@@ -77,7 +77,7 @@ pub struct ArrowDataset {
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) file: usize,
-    /// The batch's number in its file.
+    /// The index of the batch in its file.
     pub(super) index: usize,
     pub(super) first_row: usize,
     pub(super) rows: usize,
@@ -286,7 +286,7 @@ impl ArrowDataset {
     }
 }
 
-/// Joins what was read of each record batch, column by column; `empty` where nothing was.
+/// Joins the tables of several record batches, column by column; `empty` if there are none.
 fn join(read: Vec<Vec<(Arc<str>, Array)>>, empty: Vec<(Arc<str>, Array)>) -> Result<Vec<(Arc<str>, Array)>, DataError> {
     let mut columns: Vec<(Arc<str>, Vec<Array>)> = empty.iter().map(|(name, _)| (name.clone(), Vec::new())).collect();
     for batch in read {
@@ -300,7 +300,7 @@ fn join(read: Vec<Vec<(Arc<str>, Array)>>, empty: Vec<(Arc<str>, Array)>) -> Res
 }
 
 fn same_columns(first: &ArrowFile, file: &ArrowFile) -> Result<(), DataError> {
-    let is_unlike = |first: &Leaf, leaf: &Leaf| first.field.name() != leaf.field.name() || first.steps != leaf.steps;
+    let is_unlike = |first: &Leaf, leaf: &Leaf| first.field.name() != leaf.field.name() || first.levels != leaf.levels;
     let differs = first.leaves.iter().zip(&file.leaves).find(|(first, leaf)| is_unlike(first, leaf));
     let describe = |leaf: &Leaf| format!("{:?} of {:?}", leaf.field.name(), leaf.field.kind());
     match differs {

@@ -11,10 +11,10 @@ use arrow_schema::{DataType, Field, Schema};
 use overdrive_ffi::MappedFile;
 
 use super::columns::OnNull;
-use super::layout::{Leaf, StepKind, leaves};
+use super::layout::{Leaf, LevelKind, leaves};
 use super::message::{Arrays, Block, Messages, first_line};
 use super::node::{Bytes, Node, Piece};
-use super::read::{Bad, Reader};
+use super::read::{ReadError, Reader};
 use super::unpack::Unpacked;
 use crate::DataError;
 use crate::columns::Array;
@@ -54,10 +54,10 @@ pub(super) struct ArrowFile {
     content: Content,
     pub(super) schema: Schema,
     pub(super) leaves: Vec<Leaf>,
-    /// The number of each array's dictionary, where it has one.
+    /// For each array the id of its dictionary, if it has one.
     ids: Vec<Option<i64>>,
     dictionaries: BTreeMap<i64, Array>,
-    /// Each record batch, and its number of rows.
+    /// Each record batch with its number of rows.
     pub(super) batches: Vec<(Block, usize)>,
 }
 
@@ -185,18 +185,18 @@ impl ArrowFile {
         Ok(())
     }
 
-    /// Checks that there can be as many rows as a header says, before anyone asks for that many.
+    /// Checks that the batch can have as many rows as its header says, before memory is allocated for them.
     fn check_rows(&self, arrays: &Arrays, block: &Block) -> Result<(), DataError> {
-        // No compression makes more of a byte.
+        // LZ4 and zstd make at most this many bytes of one.
         let (ratio, more) = if arrays.codec.is_some() { (1 << 16, 1 << 16) } else { (1, 0) };
         for leaf in &self.leaves {
             let mut elements = Some(arrays.rows);
-            let len = leaf.steps.first().and_then(|step| arrays.nodes.get(step.node)).map(|node| node.0);
-            for (step, (_, buffers)) in leaf.steps.iter().zip(arrays.of_leaf(leaf)) {
-                if let StepKind::FixedList(length) = step.kind {
+            let len = leaf.levels.first().and_then(|level| arrays.nodes.get(level.node)).map(|node| node.0);
+            for (level, (_, buffers)) in leaf.levels.iter().zip(arrays.of_leaf(leaf)) {
+                if let LevelKind::FixedList(length) = level.kind {
                     elements = elements.and_then(|elements| elements.checked_mul(length));
                 }
-                if let Some(bits) = step.kind.least_bits() {
+                if let Some(bits) = level.kind.least_bits() {
                     let room = arrays.buffers.get(buffers.start.saturating_add(1)).map_or(0, Range::len);
                     let most = room.saturating_mul(ratio).saturating_add(more);
                     elements = elements.filter(|elements| elements.saturating_mul(bits).div_ceil(8) <= most);
@@ -227,7 +227,7 @@ impl ArrowFile {
             return Err(DataError::layout(&self.path, "each dictionary once, as a whole", found));
         }
         let mut leaves = self.leaves.iter().filter(|leaf| self.id(leaf) == Some(id));
-        // That of a column whose type is not read is left out.
+        // A dictionary of a column whose type is not supported is skipped.
         let Some(leaf) = leaves.find_map(Leaf::of_dictionary) else { return Ok(()) };
         let arrays = messages.arrays(block)?;
         let unpacked = self.unpack(&arrays, [&leaf].into_iter(), limit)?;
@@ -236,11 +236,11 @@ impl ArrowFile {
             let read = reader.read(&nodes, 0..arrays.rows);
             read.map_err(|bad| {
                 let found = match bad {
-                    Bad::Null { row } => format!("a null at {row}"),
-                    Bad::Malformed { row, expected } => {
+                    ReadError::Null { row } => format!("a null at {row}"),
+                    ReadError::Malformed { row, expected } => {
                         format!("other content from value {row} on, instead of {expected}")
                     }
-                    Bad::TooLarge { bytes } => format!("{bytes} bytes, above the limit of {limit}"),
+                    ReadError::TooLarge { bytes } => format!("{bytes} bytes, above the limit of {limit}"),
                     other => format!("{other:?}"),
                 };
                 messages.corrupt(block.body.start, format!("values in dictionary {id}, none of them null"), found)
@@ -252,20 +252,20 @@ impl ArrowFile {
     }
 
     fn id(&self, leaf: &Leaf) -> Option<i64> {
-        self.ids.get(leaf.steps.last()?.node).copied().flatten()
+        self.ids.get(leaf.levels.last()?.node).copied().flatten()
     }
 
-    /// The dictionary of a column, where it has one.
+    /// The dictionary of a column, if it is dictionary-encoded.
     pub(super) fn dictionary(&self, leaf: &Leaf) -> Option<&Array> {
         self.dictionaries.get(&self.id(leaf)?)
     }
 
-    /// What the header of a record batch says.
+    /// The header of a record batch.
     pub(super) fn arrays(&self, batch: usize) -> Result<Arrays, DataError> {
         self.messages().arrays(&self.batches[batch].0)
     }
 
-    /// The buffers of some columns, decompressed where they are compressed.
+    /// The buffers of some columns; decompresses them if they are compressed.
     pub(super) fn unpack<'a>(
         &self,
         arrays: &Arrays,
@@ -304,7 +304,7 @@ impl ArrowFile {
                 0 => None,
                 _ => Some((piece(buffers.start)?, 0)),
             };
-            // An array without buffers of its own has at most that of the bits.
+            // The first buffer is the validity bitmap. Structs and fixed-size lists have no other.
             let buffers = buffers.skip(1).map(piece).collect::<Option<Vec<_>>>()?;
             Some(Node { len, offset: 0, valid, buffers })
         });
@@ -317,24 +317,24 @@ impl ArrowFile {
 }
 
 impl Arrays {
-    /// For each array of a column its number, and those of its buffers, the first one being that of the bits.
+    /// For each array of a column, its index and the indices of its buffers. The first buffer is the validity bitmap.
     fn of_leaf(&self, leaf: &Leaf) -> impl Iterator<Item = (usize, Range<usize>)> {
-        leaf.steps.iter().map(|step| {
+        leaf.levels.iter().map(|level| {
             let variable = |views: Range<usize>| {
                 let counts = self.variable.get(views).unwrap_or_default().iter();
                 counts.fold(0usize, |sum, &count| sum.saturating_add(count))
             };
-            let first = step.buffer.saturating_add(variable(0..step.views));
-            let own = if step.kind.is_views() { variable(step.views..step.views + 1) } else { 0 };
-            (step.node, first..first.saturating_add(step.kind.buffers()).saturating_add(own))
+            let first = level.buffer.saturating_add(variable(0..level.views));
+            let own = if level.kind.is_views() { variable(level.views..level.views + 1) } else { 0 };
+            (level.node, first..first.saturating_add(level.kind.buffers()).saturating_add(own))
         })
     }
 }
 
-/// The numbers of the dictionaries of an array and of those below it.
+/// Appends the dictionary ids of an array and of the arrays within it.
 fn add_ids(field: arrow_ipc::Field<'_>, ids: &mut Vec<Option<i64>>) {
     ids.push(field.dictionary().map(|dictionary| dictionary.id()));
-    // The arrays below a dictionary's are in the dictionary.
+    // The arrays within a dictionary-encoded array are in the dictionary.
     if field.dictionary().is_none() {
         field.children().into_iter().flatten().for_each(|child| add_ids(child, ids));
     }

@@ -1,4 +1,4 @@
-//! Record batches in memory become tensors, without a copy where their buffers are not shared.
+//! Converts record batches in memory to tensors, without a copy if nothing else shares their buffers.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use arrow_data::ArrayData;
 use tch::{Kind, Tensor};
 
 use super::columns::{ArrowColumns, OnNull, Selected};
-use super::layout::{Leaf, StepKind, Stored, leaves};
+use super::layout::{Leaf, LevelKind, Stored, leaves};
 use super::node::{arrays, nodes};
 use super::read::Reader;
 use crate::DataError;
 use crate::columns::{Array, Column, Element, Table};
 use crate::tensor::tensor_from_bytes;
 
-/// A column of numbers that may become a tensor where it is, or the columns that were copied.
+/// A column of numbers whose memory may become a tensor, or columns that were copied.
 enum Taken {
     InPlace { buffer: Buffer, kind: Kind, shape: Vec<i64> },
     Copied(Vec<(Arc<str>, Array)>),
@@ -31,7 +31,7 @@ impl AsMut<[u8]> for Owned {
 }
 
 impl ArrowColumns {
-    /// The columns of a record batch as tensors; the batch has this schema.
+    /// Converts the columns of a record batch, which has this schema, to tensors.
     ///
     /// A column of numbers, or of lists of a fixed length of them, is not copied where it has no nulls, is stored as
     /// its [`Kind`] is (not `bool`, `uint16` and `uint32`), and nothing else shares its memory: the batch is given
@@ -51,7 +51,7 @@ impl ArrowColumns {
         self.check_schema(&batch)?;
         let rows = batch.num_rows();
         let (_, columns, _) = batch.into_parts();
-        // Each array is dropped at once, so that its buffers have no owner but their data.
+        // Each array is dropped at once, so that its data alone owns the buffers.
         let data: Vec<ArrayData> = columns.into_iter().map(|column| column.to_data()).collect();
         let taken = self.selected().iter().map(|selected| self.take(selected, &data, rows));
         let taken = taken.collect::<Result<Vec<_>, _>>()?;
@@ -79,8 +79,8 @@ impl ArrowColumns {
         if batch.schema_ref().fields() == self.of_fields() {
             return Ok(());
         }
-        // Others may differ in what does not matter: which fields may be null, and metadata.
-        let is_same = |own: &Leaf, other: &Leaf| own.field.name() == other.field.name() && own.steps == other.steps;
+        // Other differences do not matter: which fields may be null, and metadata.
+        let is_same = |own: &Leaf, other: &Leaf| own.field.name() == other.field.name() && own.levels == other.levels;
         let found = leaves(&batch.schema());
         let all_same = self.leaves().iter().zip(&found).all(|(own, other)| is_same(own, other));
         match self.leaves().len() == found.len() && all_same {
@@ -107,7 +107,7 @@ impl ArrowColumns {
         read.map(Taken::Copied).map_err(|bad| selected.refused(bad))
     }
 
-    /// The values of a column of codes.
+    /// The dictionary of a column, if it is dictionary-encoded.
     fn dictionary(&self, selected: &Selected, data: &[ArrayData]) -> Result<Option<Array>, DataError> {
         let leaf = self.leaf(selected);
         let values = arrays(leaf, data).and_then(|arrays| arrays.last().map(|codes| codes.child_data()));
@@ -130,8 +130,8 @@ fn in_place(leaf: &Leaf, data: &[ArrayData], rows: usize) -> Option<Taken> {
         return None;
     }
     let mut shape = vec![rows as i64];
-    let lengths = leaf.steps.iter().filter_map(|step| match step.kind {
-        StepKind::FixedList(length) => Some(length),
+    let lengths = leaf.levels.iter().filter_map(|level| match level.kind {
+        LevelKind::FixedList(length) => Some(length),
         _ => None,
     });
     let per_row = lengths.clone().try_fold(1usize, usize::checked_mul)?;

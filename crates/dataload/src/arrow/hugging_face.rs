@@ -11,14 +11,13 @@ use crate::read::read_file;
 
 const STATE: &str = "state.json";
 const SPLITS: &str = "dataset_dict.json";
-/// Of a JSON file: a list of data files has a hundred bytes for each.
+/// The largest size of a JSON file that is read. A list of data files takes about a hundred bytes per file.
 const MAX_JSON_BYTES: u64 = 1 << 26;
 
 impl ArrowDataset {
-    /// Opens the folder of a dataset that `datasets` has saved: its Arrow files, in the order that `state.json` has
-    /// them in.
+    /// Opens a folder that `datasets` has saved a dataset to: its Arrow files, in the order of `state.json`.
     ///
-    /// The format that was set (`set_format`) does not matter: [`select`](Self::select) columns here.
+    /// A format that was set (`set_format`) is ignored: [`select`](Self::select) columns here.
     ///
     /// # Errors
     /// [`DataError::Io`]; [`DataError::Layout`] for a folder of several splits (see
@@ -91,7 +90,7 @@ fn json(path: &Path) -> Result<Value, DataError> {
     serde_json::from_slice(&content).map_err(|error| DataError::layout(path, "JSON", error.to_string()))
 }
 
-/// A file or folder in `folder`.
+/// The path of a file or folder in `folder`.
 fn inside(folder: &Path, name: &str, listed_in: &Path) -> Result<PathBuf, DataError> {
     let mut parts = Path::new(name).components();
     match (parts.next(), parts.next()) {

@@ -1,49 +1,49 @@
-//! The columns of a schema, and where their arrays are among all arrays of a record batch.
+//! The columns of a schema, and the place of their arrays among all arrays of a record batch.
 
 use arrow_schema::{DataType, Field as ArrowField, Schema, UnionMode};
 
 use crate::columns::{Element, Field, FieldKind};
 
-/// A column of values: a field of the schema, or one inside of its structures and lists.
+/// A column of values: a field of the schema, or one within its structures and lists.
 #[derive(Clone, PartialEq)]
 pub(super) struct Leaf {
     pub(super) field: Field,
-    /// The arrays from the schema's field to the values; the last one's are the values.
-    pub(super) steps: Vec<Step>,
-    /// Whether all rows have the same number of values, each of the same size.
+    /// The arrays from the schema's field to the values, the outermost first. The last array has the values.
+    pub(super) levels: Vec<Level>,
+    /// Whether all rows have the same number of values, and all values the same size.
     pub(super) is_flat: bool,
 }
 
-/// One array on the way from a field to its values.
+/// One array on the way from a field to its values, one level of nesting.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Step {
-    pub(super) kind: StepKind,
-    /// Its number among the children of the array before, or among the batch's columns.
+pub(super) struct Level {
+    pub(super) kind: LevelKind,
+    /// Its index among the children of the array around it, or among the columns of the batch.
     pub(super) child: usize,
-    /// Its number among all arrays, depth first.
+    /// Its index among all arrays, depth first.
     pub(super) node: usize,
-    /// The number of its first buffer among those of all arrays, the variable ones left out.
+    /// The index of its first buffer among those of all arrays, not counting the buffers of views, whose number varies.
     pub(super) buffer: usize,
-    /// How many arrays of views come before it, which have a variable number of buffers each.
+    /// How many arrays of views come before it.
     pub(super) views: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum StepKind {
+pub(super) enum LevelKind {
     Struct,
-    /// Lists with offsets, of 64 bits where `wide`.
+    /// Lists with offsets, which have 64 bits if `wide`.
     List {
         wide: bool,
     },
-    /// Lists of this length.
+    /// Fixed-size lists of this length.
     FixedList(usize),
     Values(Stored),
-    /// The name of a type that is not read.
+    /// The name of a type that is not supported.
     Unsupported(String),
 }
 
-impl StepKind {
-    /// How many buffers such an array has, with that of the bits and without the variable ones of views.
+impl LevelKind {
+    /// How many buffers such an array has: its validity bitmap too, but not the buffers of views, whose number varies.
     pub(super) fn buffers(&self) -> usize {
         match self {
             Self::Struct | Self::FixedList(_) => 1,
@@ -53,8 +53,8 @@ impl StepKind {
         }
     }
 
-    /// The least bits that an element takes in the array's first buffer, that of the bits left out; `None` where it has
-    /// no buffers of its own.
+    /// The least number of bits that an element takes in the first buffer after the validity bitmap; `None` if there is
+    /// no other buffer.
     pub(super) fn least_bits(&self) -> Option<usize> {
         Some(match self {
             Self::List { wide } | Self::Values(Stored::Texts { wide }) => {
@@ -84,11 +84,11 @@ impl StepKind {
 pub(super) enum Stored {
     /// One after the other; bools as bits.
     Plain(Element),
-    /// Bytes with offsets, of 64 bits where `wide`.
+    /// Bytes with offsets, which have 64 bits if `wide`.
     Texts { wide: bool },
-    /// 16 bytes for each, with the value itself or where it is.
+    /// A view of 16 bytes for each value, which has the value itself or says where it is.
     Views,
-    /// The number of a value in a dictionary, in this many bytes.
+    /// Dictionary-encoded: the index of each value in the dictionary, in this many bytes.
     Codes { bytes: usize, signed: bool, values: Box<Stored> },
 }
 
@@ -101,7 +101,7 @@ impl Stored {
         }
     }
 
-    /// How values of a type are stored; the type's name where it has no [`Kind`](tch::Kind).
+    /// How values of a type are stored, or the type's name if it has no [`Kind`](tch::Kind).
     fn of(data_type: &DataType) -> Result<Self, String> {
         let unsupported = || Err(data_type.to_string());
         Ok(Self::Plain(match data_type {
@@ -148,24 +148,24 @@ impl Stored {
 }
 
 impl Leaf {
-    /// How the values are stored; `None` where their type is not read.
+    /// How the values are stored; `None` if their type is not supported.
     pub(super) fn stored(&self) -> Option<&Stored> {
-        match self.steps.last().map(|step| &step.kind) {
-            Some(StepKind::Values(stored)) => Some(stored),
+        match self.levels.last().map(|level| &level.kind) {
+            Some(LevelKind::Values(stored)) => Some(stored),
             _ => None,
         }
     }
 
-    /// The array of a dictionary's values: alone in its batch.
+    /// The layout of this column's dictionary, whose batch has no other array.
     pub(super) fn of_dictionary(&self) -> Option<Self> {
         let Some(Stored::Codes { values, .. }) = self.stored() else { return None };
-        let kind = StepKind::Values((**values).clone());
-        let steps = vec![Step { kind, child: 0, node: 0, buffer: 0, views: 0 }];
-        Some(Self { field: self.field.clone(), steps, is_flat: values.element() != Element::Bytes })
+        let kind = LevelKind::Values((**values).clone());
+        let levels = vec![Level { kind, child: 0, node: 0, buffer: 0, views: 0 }];
+        Some(Self { field: self.field.clone(), levels, is_flat: values.element() != Element::Bytes })
     }
 }
 
-/// Every column of a schema, in order.
+/// The columns of a schema, in order.
 pub(super) fn leaves(schema: &Schema) -> Vec<Leaf> {
     let mut layout = Layout::default();
     for (child, field) in schema.fields().iter().enumerate() {
@@ -174,7 +174,7 @@ pub(super) fn leaves(schema: &Schema) -> Vec<Leaf> {
     layout.leaves
 }
 
-/// Counts arrays and buffers as they come in a record batch.
+/// Counts arrays and buffers in the order in which a record batch has them.
 #[derive(Default)]
 struct Layout {
     leaves: Vec<Leaf>,
@@ -183,10 +183,10 @@ struct Layout {
     views: usize,
 }
 
-/// The arrays that a field is in.
+/// The arrays around a field.
 #[derive(Clone, Default)]
 struct Above {
-    steps: Vec<Step>,
+    levels: Vec<Level>,
     nullable: bool,
 }
 
@@ -194,8 +194,8 @@ impl Layout {
     fn visit(&mut self, field: &ArrowField, child: usize, above: &Above, name: &str) {
         let mut here = above.clone();
         here.nullable |= field.is_nullable();
-        let kind = step_of(field.data_type());
-        here.steps.push(Step { kind, child, node: self.nodes, buffer: self.buffers, views: self.views });
+        let kind = level_of(field.data_type());
+        here.levels.push(Level { kind, child, node: self.nodes, buffer: self.buffers, views: self.views });
         self.nodes += 1;
         self.buffers += buffers(field.data_type());
         self.views += usize::from(matches!(field.data_type(), DataType::Utf8View | DataType::BinaryView));
@@ -206,14 +206,14 @@ impl Layout {
                 }
             }
             DataType::List(element) | DataType::LargeList(element) | DataType::FixedSizeList(element, _)
-                if matches!(here.kind(), StepKind::List { .. } | StepKind::FixedList(_)) =>
+                if matches!(here.kind(), LevelKind::List { .. } | LevelKind::FixedList(_)) =>
             {
                 self.visit(element, 0, &here, name);
             }
             DataType::Map(entries, _) => self.visit_map(entries, &here, name),
             other => {
                 self.leaves.push(here.clone().leaf(name));
-                // The arrays below are counted, and not read.
+                // The arrays within are counted, but not read.
                 let read = self.leaves.len();
                 for (child, field) in children(other).into_iter().enumerate() {
                     self.visit(field, child, &here, name);
@@ -223,14 +223,14 @@ impl Layout {
         }
     }
 
-    /// A map is a list of structures, whose fields may have any name.
+    /// A map is a list of structures of a key and a value, whose fields can have any name.
     fn visit_map(&mut self, entries: &ArrowField, above: &Above, name: &str) {
         let DataType::Struct(fields) = entries.data_type() else {
             return self.visit(entries, 0, above, name);
         };
         let mut here = above.clone();
-        let kind = StepKind::Struct;
-        here.steps.push(Step { kind, child: 0, node: self.nodes, buffer: self.buffers, views: self.views });
+        let kind = LevelKind::Struct;
+        here.levels.push(Level { kind, child: 0, node: self.nodes, buffer: self.buffers, views: self.views });
         self.nodes += 1;
         self.buffers += buffers(entries.data_type());
         for (child, (field, part)) in fields.iter().zip(["key", "value"]).enumerate() {
@@ -240,29 +240,29 @@ impl Layout {
 }
 
 impl Above {
-    fn kind(&self) -> &StepKind {
-        self.steps.last().map_or(&StepKind::Struct, |step| &step.kind)
+    fn kind(&self) -> &LevelKind {
+        self.levels.last().map_or(&LevelKind::Struct, |level| &level.kind)
     }
 
     fn leaf(self, name: &str) -> Leaf {
-        let is_fixed = |step: &Step| matches!(step.kind, StepKind::FixedList(_));
+        let is_fixed = |level: &Level| matches!(level.kind, LevelKind::FixedList(_));
         let (stored, kind) = match self.kind() {
-            StepKind::Values(stored) => (Some(stored), kind_of(stored)),
-            StepKind::Unsupported(found) => (None, FieldKind::Unsupported(found.clone())),
+            LevelKind::Values(stored) => (Some(stored), kind_of(stored)),
+            LevelKind::Unsupported(found) => (None, FieldKind::Unsupported(found.clone())),
             other => (None, FieldKind::Unsupported(format!("{other:?}"))),
         };
-        let in_lists = self.steps.iter().any(|step| matches!(step.kind, StepKind::List { .. }));
+        let in_lists = self.levels.iter().any(|level| matches!(level.kind, LevelKind::List { .. }));
         let is_flat = !in_lists
             && match stored.map(Stored::element) {
                 None | Some(Element::Bytes) => false,
-                // There is no shape for them but that of lists.
-                Some(Element::Fixed(_)) => !self.steps.iter().any(is_fixed),
+                // As values of fixed-size lists, they would need one more dimension than a tensor here has.
+                Some(Element::Fixed(_)) => !self.levels.iter().any(is_fixed),
                 Some(_) => true,
             };
-        let is_list = |step: &&Step| matches!(step.kind, StepKind::List { .. }) || (!is_flat && is_fixed(step));
-        let lists = self.steps.iter().filter(is_list).count();
+        let is_list = |level: &&Level| matches!(level.kind, LevelKind::List { .. }) || (!is_flat && is_fixed(level));
+        let lists = self.levels.iter().filter(is_list).count();
         let field = Field { name: name.into(), kind, lists, nullable: self.nullable };
-        Leaf { field, steps: self.steps, is_flat }
+        Leaf { field, levels: self.levels, is_flat }
     }
 }
 
@@ -274,17 +274,17 @@ fn kind_of(stored: &Stored) -> FieldKind {
     }
 }
 
-fn step_of(data_type: &DataType) -> StepKind {
+fn level_of(data_type: &DataType) -> LevelKind {
     match data_type {
-        DataType::Struct(_) => StepKind::Struct,
-        DataType::List(_) | DataType::Map(..) => StepKind::List { wide: false },
-        DataType::LargeList(_) => StepKind::List { wide: true },
-        DataType::FixedSizeList(_, length) if *length > 0 => StepKind::FixedList(*length as usize),
-        other => Stored::of(other).map_or_else(StepKind::Unsupported, StepKind::Values),
+        DataType::Struct(_) => LevelKind::Struct,
+        DataType::List(_) | DataType::Map(..) => LevelKind::List { wide: false },
+        DataType::LargeList(_) => LevelKind::List { wide: true },
+        DataType::FixedSizeList(_, length) if *length > 0 => LevelKind::FixedList(*length as usize),
+        other => Stored::of(other).map_or_else(LevelKind::Unsupported, LevelKind::Values),
     }
 }
 
-/// How many buffers an array has of its own, the variable ones of views left out.
+/// How many buffers an array has itself, without the buffers of views, whose number varies.
 fn buffers(data_type: &DataType) -> usize {
     match data_type {
         DataType::Null | DataType::RunEndEncoded(..) => 0,
@@ -299,7 +299,7 @@ fn buffers(data_type: &DataType) -> usize {
     }
 }
 
-/// The fields below one whose values are not read.
+/// The fields within a field whose values are not read.
 fn children(data_type: &DataType) -> Vec<&ArrowField> {
     match data_type {
         DataType::FixedSizeList(element, _) | DataType::ListView(element) | DataType::LargeListView(element) => {

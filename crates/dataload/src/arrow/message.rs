@@ -1,4 +1,4 @@
-//! The messages of the IPC format, found and checked.
+//! Finds and checks the messages of the IPC format.
 
 use std::ops::Range;
 use std::path::Path;
@@ -10,11 +10,11 @@ use super::node::Bytes;
 use crate::DataError;
 use crate::columns::Words;
 
-/// A header has some dozens of bytes for each column.
+/// The largest size of a header, which takes some dozens of bytes per column.
 const MAX_HEADER_BYTES: usize = 1 << 26;
 const CONTINUATION: [u8; 4] = [0xff; 4];
 
-/// Where a message lies in its file.
+/// The place of a message in its file.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     pub(super) header: Range<usize>,
@@ -28,15 +28,15 @@ pub(super) struct Messages<'a> {
     pub(super) path: &'a Path,
 }
 
-/// What a message's header says of the arrays in its body.
+/// What the header of a record batch or dictionary says of its arrays.
 #[derive(Debug)]
 pub(super) struct Arrays {
     pub(super) rows: usize,
-    /// The length and the number of nulls of each array.
+    /// The length of each array, and how many of its elements are null.
     pub(super) nodes: Vec<(usize, usize)>,
-    /// Each buffer's place in the file.
+    /// The place of each buffer in the file.
     pub(super) buffers: Vec<Range<usize>>,
-    /// How many buffers each array of views has besides its first two.
+    /// For each array of views, how many buffers it has besides its first two.
     pub(super) variable: Vec<usize>,
     /// How the buffers are compressed, if they are.
     pub(super) codec: Option<Codec>,
@@ -53,7 +53,7 @@ impl Messages<'_> {
         DataError::corrupt(self.path, at as u64, expected, found)
     }
 
-    /// Bytes of the file, aligned as flatbuffers need it.
+    /// Copies bytes of the file to memory with the alignment that flatbuffers need.
     pub(super) fn bytes(&self, range: &Range<usize>, what: &'static str) -> Result<Words, DataError> {
         if range.len() > MAX_HEADER_BYTES {
             let (path, bytes) = (self.path.to_owned(), range.len() as u64);
@@ -75,7 +75,7 @@ impl Messages<'_> {
         format!("the end of the file at byte {}", self.content.len())
     }
 
-    /// The message that begins at `at`; `None` where the stream ends.
+    /// The message that begins at `at`; `None` at the end of the stream.
     pub(super) fn at(&self, at: usize) -> Result<Option<Block>, DataError> {
         if at == self.content.len() {
             return Ok(None);
@@ -100,7 +100,7 @@ impl Messages<'_> {
         Ok(Some(Block { body: self.body(header.end, body)?, header }))
     }
 
-    /// The message that a footer lists.
+    /// A message that the footer lists.
     pub(super) fn listed(&self, block: &FileBlock) -> Result<Block, DataError> {
         let (start, length) = (usize::try_from(block.offset()), usize::try_from(block.metaDataLength()));
         let (Ok(start), Ok(length @ 8..)) = (start, length) else {
@@ -121,7 +121,7 @@ impl Messages<'_> {
         }
     }
 
-    /// Reads a message's header.
+    /// Reads the header of a message.
     pub(super) fn with_message<T>(
         &self,
         header: &Range<usize>,
@@ -138,7 +138,7 @@ impl Messages<'_> {
         read(message)
     }
 
-    /// What the header of a record batch, or of a dictionary's, says.
+    /// Reads the header of a record batch or dictionary.
     pub(super) fn arrays(&self, block: &Block) -> Result<Arrays, DataError> {
         self.with_message(&block.header, |message| {
             let dictionary = message.header_as_dictionary_batch();
@@ -182,7 +182,7 @@ impl Messages<'_> {
         })
     }
 
-    /// The kind of a message, and the number of a dictionary with whether it adds to one.
+    /// The kind of a message; of a dictionary also its id, and whether it adds to an earlier one.
     pub(super) fn kind(&self, block: &Block) -> Result<(MessageHeader, Option<(i64, bool)>), DataError> {
         self.with_message(&block.header, |message| {
             let dictionary = message.header_as_dictionary_batch();
@@ -191,7 +191,7 @@ impl Messages<'_> {
     }
 }
 
-/// The verifier's messages have a line for each table around the place.
+/// Only the first line: the verifier adds one for each table around the place.
 pub(super) fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }

@@ -1,4 +1,4 @@
-//! Arrays whose bytes are read where they are.
+//! Arrays whose buffers are read in place.
 
 use std::ops::Range;
 
@@ -8,9 +8,9 @@ use overdrive_ffi::MappedFile;
 
 use super::layout::Leaf;
 
-/// Bytes that are copied out.
+/// A source that bytes are copied from.
 pub(super) trait Bytes {
-    /// Fills `out` from `at` on. False, with nothing copied, where there are fewer bytes.
+    /// Fills `out` with the bytes from `at` on. If there are fewer, copies nothing and returns false.
     fn copy(&self, at: usize, out: &mut [u8]) -> bool;
 }
 
@@ -43,7 +43,7 @@ impl Bytes for Buffer {
 #[derive(Clone)]
 pub(super) struct Piece<'a> {
     pub(super) bytes: &'a dyn Bytes,
-    /// Where it lies within `bytes`.
+    /// Its place within `bytes`.
     pub(super) range: Range<usize>,
 }
 
@@ -57,13 +57,13 @@ impl Piece<'_> {
         at.checked_add(len).is_some_and(|end| end <= self.len())
     }
 
-    /// Fills `out` from `at` on; false where the buffer has fewer bytes.
+    /// Fills `out` with the bytes from `at` on; false if the buffer has fewer.
     #[must_use]
     pub(super) fn read(&self, at: usize, out: &mut [u8]) -> bool {
         self.has(at, out.len()) && self.bytes.copy(self.range.start + at, out)
     }
 
-    /// `len` bytes from `at` on; `None` where the buffer has fewer.
+    /// The `len` bytes from `at` on; `None` if the buffer has fewer.
     pub(super) fn take(&self, at: usize, len: usize) -> Option<Vec<u8>> {
         if !self.has(at, len) {
             return None;
@@ -76,26 +76,26 @@ impl Piece<'_> {
 /// An array.
 pub(super) struct Node<'a> {
     pub(super) len: usize,
-    /// Where its first element is in its buffers, counted in elements.
+    /// The index of its first element in its buffers.
     pub(super) offset: usize,
-    /// A bit for every element, which is set where there is a value, and the first element's bit; `None` where there is
-    /// a value everywhere.
+    /// The validity bitmap, in which a bit is set if its element is not null, and the index of the first element's bit.
+    /// `None` if no element is null.
     pub(super) valid: Option<(Piece<'a>, usize)>,
-    /// Without that of the bits.
+    /// The buffers after the validity bitmap.
     pub(super) buffers: Vec<Piece<'a>>,
 }
 
-/// The arrays of a column of arrays in memory.
+/// The arrays of a column, from arrays in memory.
 pub(super) fn nodes<'a>(leaf: &Leaf, columns: &'a [ArrayData]) -> Option<Vec<Node<'a>>> {
     arrays(leaf, columns).map(|arrays| arrays.into_iter().map(Node::of).collect())
 }
 
-/// The arrays from a column to its values.
+/// The arrays from the schema's field to the values of a column.
 pub(super) fn arrays<'a>(leaf: &Leaf, columns: &'a [ArrayData]) -> Option<Vec<&'a ArrayData>> {
     let mut children = columns;
-    let mut arrays = Vec::with_capacity(leaf.steps.len());
-    for step in &leaf.steps {
-        let array = children.get(step.child)?;
+    let mut arrays = Vec::with_capacity(leaf.levels.len());
+    for level in &leaf.levels {
+        let array = children.get(level.child)?;
         children = array.child_data();
         arrays.push(array);
     }

@@ -1,19 +1,22 @@
-//! Reads rows of a column into plain memory: from the outermost lists to the values.
+//! Reads rows of an Arrow column, which may be nested, into flat arrays. It descends from the outermost array to the
+//! values.
+//!
+//! Files may be damaged, so every length and offset is checked before memory is allocated for it.
 
 use std::ops::Range;
 
 use super::columns::OnNull;
-use super::layout::{Leaf, StepKind};
+use super::layout::{Leaf, LevelKind};
 use super::node::Node;
 use crate::DataError;
 use crate::columns::{Array, FieldKind};
 
-/// No memory holds more: offsets that say so are damaged.
+/// More elements than fit into any memory, so offsets that claim more are damaged.
 const MOST_ELEMENTS: i64 = 1 << 48;
 
-/// Why rows could not be read; a row's number is that in its record batch.
+/// Why rows could not be read. `row` counts from the start of the record batch.
 #[derive(Debug)]
-pub(super) enum Bad {
+pub(super) enum ReadError {
     Null {
         row: usize,
     },
@@ -24,47 +27,50 @@ pub(super) enum Bad {
     TooLarge {
         bytes: u64,
     },
-    /// The column's type, which is not read.
+    /// The column has this type, which is not supported.
     Unsupported(String),
     Other(DataError),
 }
 
-impl From<DataError> for Bad {
+impl From<DataError> for ReadError {
     fn from(error: DataError) -> Self {
         Self::Other(error)
     }
 }
 
-/// How a column is read.
+/// How to read a column.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a> {
     pub(super) leaf: &'a Leaf,
     pub(super) nulls: &'a OnNull,
-    /// The values of a column of codes.
+    /// The dictionary, if the column is dictionary-encoded.
     pub(super) dictionary: Option<&'a Array>,
-    /// The most bytes that the values may take.
+    /// How many bytes the values may take at most.
     pub(super) limit: u64,
 }
 
-/// The elements of one array that are read, and what is known from the arrays above.
+/// The state of the descent at one level of nesting: which elements of the current array are needed, and the offsets
+/// and nulls of the levels above.
 pub(super) struct Walk<'a> {
     pub(super) reader: Reader<'a>,
     nodes: &'a [Node<'a>],
     first_row: usize,
-    /// The elements, in order.
+    /// The needed elements, in order.
     pub(super) ranges: Vec<Range<usize>>,
-    /// Which elements are null; empty where none is.
+    /// Which of the needed elements are null; empty if none is.
     pub(super) missing: Vec<bool>,
+    /// For each level of lists so far: where the lists begin among the elements of the next level.
     offsets: Vec<Vec<i64>>,
+    /// How many values a row has, if the column has fixed-size lists only.
     per_row: Option<usize>,
     /// Which rows are null, where nulls are masked.
     mask: Option<Vec<bool>>,
 }
 
 impl<'a> Reader<'a> {
-    /// The values of `rows`, and which of them are null where nulls are masked. `nodes` are the arrays of the leaf's
-    /// steps.
-    pub(super) fn read(self, nodes: &[Node<'_>], rows: Range<usize>) -> Result<(Array, Option<Vec<bool>>), Bad> {
+    /// The values of `rows`; where nulls are masked, also which rows are null. `nodes` are the arrays on the way to the
+    /// values, the outermost first.
+    pub(super) fn read(self, nodes: &[Node<'_>], rows: Range<usize>) -> Result<(Array, Option<Vec<bool>>), ReadError> {
         let mut walk = Walk {
             reader: self,
             nodes,
@@ -76,15 +82,15 @@ impl<'a> Reader<'a> {
             mask: None,
         };
         if let FieldKind::Unsupported(found) = self.leaf.field.kind() {
-            return Err(Bad::Unsupported(found.clone()));
+            return Err(ReadError::Unsupported(found.clone()));
         }
-        for (number, (step, node)) in self.leaf.steps.iter().zip(nodes).enumerate() {
+        for (depth, (level, node)) in self.leaf.levels.iter().zip(nodes).enumerate() {
             walk.mark_nulls(node)?;
-            match &step.kind {
-                StepKind::Struct => walk.shift(node.offset),
-                StepKind::List { wide } => walk.lists(node, *wide)?,
-                StepKind::FixedList(length) => walk.fixed_lists(number, node, *length)?,
-                StepKind::Values(stored) => {
+            match &level.kind {
+                LevelKind::Struct => walk.shift(node.offset),
+                LevelKind::List { wide } => walk.lists(node, *wide)?,
+                LevelKind::FixedList(length) => walk.fixed_lists(depth, node, *length)?,
+                LevelKind::Values(stored) => {
                     let (values, text) = walk.values(stored, node)?;
                     walk.set_mask();
                     walk.offsets.extend(text);
@@ -92,10 +98,10 @@ impl<'a> Reader<'a> {
                     let array = Array { element, rows: rows.len(), per_row, offsets: walk.offsets, values };
                     return Ok((array, walk.mask));
                 }
-                StepKind::Unsupported(_) => break,
+                LevelKind::Unsupported(_) => break,
             }
         }
-        Err(Bad::Malformed { row: rows.start, expected: "values of a type that is read" })
+        Err(ReadError::Malformed { row: rows.start, expected: "values of a supported type" })
     }
 }
 
@@ -110,24 +116,24 @@ impl Walk<'_> {
 
     /// The row that an element belongs to.
     fn row_of(&self, element: usize) -> usize {
-        let list = |element: usize, offsets: &Vec<i64>| {
+        let list_of = |element: usize, offsets: &Vec<i64>| {
             offsets.partition_point(|&start| start <= element as i64).saturating_sub(1)
         };
-        self.first_row + self.offsets.iter().rev().fold(element / self.per_row.unwrap_or(1).max(1), list)
+        self.first_row + self.offsets.iter().rev().fold(element / self.per_row.unwrap_or(1).max(1), list_of)
     }
 
-    pub(super) fn malformed(&self, element: usize, expected: &'static str) -> Bad {
-        Bad::Malformed { row: self.row_of(element), expected }
+    pub(super) fn malformed(&self, element: usize, expected: &'static str) -> ReadError {
+        ReadError::Malformed { row: self.row_of(element), expected }
     }
 
     pub(super) fn is_missing(&self, element: usize) -> bool {
         self.missing.get(element).copied().unwrap_or(false)
     }
 
-    /// Finds the elements that are null.
-    fn mark_nulls(&mut self, node: &Node<'_>) -> Result<(), Bad> {
+    /// Marks the null elements, or fails if null is not allowed here. Also checks that the array has all elements.
+    fn mark_nulls(&mut self, node: &Node<'_>) -> Result<(), ReadError> {
         if self.end() > node.len {
-            return Err(self.malformed(0, "an array with an element for each of its rows"));
+            return Err(self.malformed(0, "an array with as many elements as the array around it refers to"));
         }
         let Some((bits, first)) = &node.valid else { return Ok(()) };
         let mut missing = std::mem::take(&mut self.missing);
@@ -135,15 +141,17 @@ impl Walk<'_> {
         for range in self.ranges.iter().filter(|range| !range.is_empty()) {
             let (start, end) = (first + range.start, first + range.end);
             let bytes = bits.take(start / 8, end.div_ceil(8) - start / 8);
-            let bytes = bytes.ok_or_else(|| self.malformed(position, "a bit for each element that may be null"))?;
+            let bytes =
+                bytes.ok_or_else(|| self.malformed(position, "a validity bitmap with a bit for each element"))?;
             for bit in start % 8..start % 8 + range.len() {
-                // Below a null, whatever is there is no value.
+                // An element within a null one is null already, whatever its own bit says.
                 if bytes[bit / 8] >> (bit % 8) & 1 == 0 && missing.get(position) != Some(&true) {
+                    // A mask has one entry per row, so it cannot mark a null within a list.
                     let in_lists = self.mask.is_some() || !self.offsets.is_empty();
                     match self.reader.nulls {
                         OnNull::Fill(_) => {}
                         OnNull::Mask if !in_lists => {}
-                        _ => return Err(Bad::Null { row: self.row_of(position) }),
+                        _ => return Err(ReadError::Null { row: self.row_of(position) }),
                     }
                     if missing.is_empty() {
                         missing.resize(self.count(), false);
@@ -157,15 +165,16 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Moves on to arrays whose elements are numbered as in the buffers of the one above.
+    /// Descends to a field of a struct. The offset of the struct applies to its fields too.
     fn shift(&mut self, offset: usize) {
         if offset > 0 {
             self.ranges.iter_mut().for_each(|range| *range = range.start + offset..range.end + offset);
         }
     }
 
-    /// What is null now is what is null in the rows, since lists come next, or nothing. That as many elements are there
-    /// has been checked before.
+    /// Sets the mask of the rows, at the first call. No list has been passed by then, so there is one element per row,
+    /// and the null elements are the null rows. The array is known to have that many elements, so the memory is in
+    /// proportion.
     fn set_mask(&mut self) {
         if matches!(self.reader.nulls, OnNull::Mask) && self.mask.is_none() {
             let mut missing = self.missing.clone();
@@ -174,36 +183,37 @@ impl Walk<'_> {
         }
     }
 
-    fn lists(&mut self, node: &Node<'_>, wide: bool) -> Result<(), Bad> {
-        let (mut level, mut inner, mut position) = (vec![0i64], Vec::new(), 0);
+    fn lists(&mut self, node: &Node<'_>, wide: bool) -> Result<(), ReadError> {
+        let (mut offsets, mut inner, mut position) = (vec![0i64], Vec::new(), 0);
         for range in self.ranges.iter().filter(|range| !range.is_empty()) {
             for pair in self.read_offsets(node, range, wide, position)?.windows(2) {
-                let mut end = level[position];
+                let mut end = offsets[position];
                 if !self.is_missing(position) {
                     append(&mut inner, pair[0] as usize..pair[1] as usize);
                     end = end.saturating_add(pair[1] - pair[0]);
                 }
                 if end > MOST_ELEMENTS {
-                    return Err(self.malformed(position, "lists with as many elements as there can be"));
+                    return Err(self.malformed(position, "lists with at most 2^48 elements in all"));
                 }
-                level.push(end);
+                offsets.push(end);
                 position += 1;
             }
         }
         self.set_mask();
-        self.offsets.push(level);
+        self.offsets.push(offsets);
         (self.ranges, self.missing) = (inner, Vec::new());
         Ok(())
     }
 
-    /// The offsets of the elements in `range`, and the end of the last one; they do not decrease.
+    /// The offsets of the elements in `range`, and the end of the last one; checked not to decrease. `position` is the
+    /// index of the first one among the needed elements, for errors.
     pub(super) fn read_offsets(
         &self,
         node: &Node<'_>,
         range: &Range<usize>,
         wide: bool,
         position: usize,
-    ) -> Result<Vec<i64>, Bad> {
+    ) -> Result<Vec<i64>, ReadError> {
         let width = if wide { 8 } else { 4 };
         let (at, len) = ((node.offset + range.start).saturating_mul(width), (range.len() + 1).saturating_mul(width));
         let bytes = node.buffers.first().and_then(|offsets| offsets.take(at, len));
@@ -219,8 +229,8 @@ impl Walk<'_> {
         }
     }
 
-    fn fixed_lists(&mut self, number: usize, node: &Node<'_>, length: usize) -> Result<(), Bad> {
-        self.check_room(number)?;
+    fn fixed_lists(&mut self, depth: usize, node: &Node<'_>, length: usize) -> Result<(), ReadError> {
+        self.check_room(depth)?;
         self.set_mask();
         let inner = |range: &Range<usize>| (node.offset + range.start) * length..(node.offset + range.end) * length;
         if self.reader.leaf.is_flat {
@@ -229,38 +239,39 @@ impl Walk<'_> {
             self.per_row = Some(self.per_row.unwrap_or(1).saturating_mul(length).min(i64::MAX as usize));
             return Ok(());
         }
-        let (mut level, mut ranges, mut position) = (vec![0], Vec::new(), 0);
+        let (mut offsets, mut ranges, mut position) = (vec![0], Vec::new(), 0);
         for element in self.ranges.iter().flat_map(Clone::clone) {
             let is_missing = self.is_missing(position);
             if !is_missing {
                 append(&mut ranges, inner(&(element..element + 1)));
             }
-            level.push(level[position] + if is_missing { 0 } else { length as i64 });
+            offsets.push(offsets[position] + if is_missing { 0 } else { length as i64 });
             position += 1;
         }
-        self.offsets.push(level);
+        self.offsets.push(offsets);
         (self.ranges, self.missing) = (ranges, Vec::new());
         Ok(())
     }
 
-    /// Checks that the arrays below have as many elements as lists of fixed lengths say, before memory is allocated for
-    /// them: such lists have no buffers of their own.
-    fn check_room(&self, number: usize) -> Result<(), Bad> {
+    /// Checks that the arrays within fixed-size lists have enough elements, before memory is allocated for them. Such
+    /// lists have no buffer of their own whose length could be checked.
+    fn check_room(&self, depth: usize) -> Result<(), ReadError> {
         let mut elements = Some(self.end());
-        for (step, node) in self.reader.leaf.steps.iter().zip(self.nodes).skip(number) {
-            match &step.kind {
-                StepKind::FixedList(length) => {
+        for (level, node) in self.reader.leaf.levels.iter().zip(self.nodes).skip(depth) {
+            match &level.kind {
+                LevelKind::FixedList(length) => {
                     let plus = |elements: usize| elements.checked_add(node.offset)?.checked_mul(*length);
                     elements = elements.and_then(plus);
                 }
-                StepKind::Struct => elements = elements.and_then(|elements| elements.checked_add(node.offset)),
+                LevelKind::Struct => elements = elements.and_then(|elements| elements.checked_add(node.offset)),
                 _ => {
+                    // Every element takes at least a bit of a buffer.
                     let bits = node.buffers.first().map_or(0, |buffer| buffer.len().saturating_mul(8));
                     let fits = elements.is_some_and(|elements| elements <= bits && elements <= node.len);
                     return if fits {
                         Ok(())
                     } else {
-                        Err(self.malformed(0, "values for all lists of a fixed length"))
+                        Err(self.malformed(0, "enough values for the fixed-size lists"))
                     };
                 }
             }
@@ -269,7 +280,7 @@ impl Walk<'_> {
     }
 }
 
-/// Adds a range, to the last one where it continues that.
+/// Appends a range; merges it with the last one if it begins where that ends.
 fn append(ranges: &mut Vec<Range<usize>>, range: Range<usize>) {
     match ranges.last_mut() {
         Some(last) if last.end == range.start => last.end = range.end,

@@ -42,7 +42,7 @@ impl ArrowDataset {
     }
 }
 
-/// Rows by index, in any order: only the row's own bytes are read, unless the file is compressed.
+/// Rows by index, in any order. Only the row's own bytes are read, unless the file is compressed.
 impl Dataset for ArrowDataset {
     type Sample = Row;
 
@@ -89,12 +89,12 @@ impl IterableDataset for ArrowDataset {
         Ok(Box::new(rows.map(named)))
     }
 
-    /// The bytes of rows, and with them the ends of windows, depend on the columns that are read.
+    /// The bytes of a row, and so the ends of windows, depend on the columns that are read.
     fn fingerprint(&self) -> u64 {
         self.columns.fingerprint()
     }
 
-    /// The file, and the number of the record batch in it.
+    /// The file, and the index of the record batch in it.
     fn shard_name(&self, shard: usize) -> Option<String> {
         let batch = self.batches.get(shard)?;
         Some(format!("{}, record batch {}", self.files[batch.file].path.display(), batch.index))

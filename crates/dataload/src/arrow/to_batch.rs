@@ -1,4 +1,4 @@
-//! Tables become record batches.
+//! Converts tables to record batches.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::DataError;
 use crate::columns::{Array, Column, Element, Table};
 
 impl Table {
-    /// The columns as a record batch, in new memory; `texts` are the columns of strings, other columns of
-    /// [`Bytes`](Column::Bytes) are binary values.
+    /// Converts the columns to a record batch in new memory. `texts` are the columns of strings; other columns of
+    /// [`Bytes`](Column::Bytes) become binary values.
     ///
-    /// Tensors become primitives or lists of a fixed length, [`Ragged`](crate::Ragged) columns lists with offsets of 64
-    /// bits, as they have here. A column `name.is_null`, which
-    /// [`mask_null`](crate::ArrowColumns::mask_null) makes, becomes the nulls of the column `name`.
+    /// Tensors become primitive arrays or fixed-size lists, and [`Ragged`](crate::Ragged) columns lists with 64-bit
+    /// offsets. A column `name.is_null`, as [`mask_null`](crate::ArrowColumns::mask_null) makes it, becomes the nulls
+    /// of the column `name`.
     ///
     /// ```
     /// use arrow_array::{ArrayRef, Float32Array, RecordBatch, StringArray};
@@ -103,7 +103,7 @@ fn of_tensor(tensor: &Tensor, name: &str) -> Result<ArrayData, DataError> {
     Ok(data)
 }
 
-/// Numbers or bools, from a byte or more for each.
+/// Numbers of a byte or more each, or bools.
 fn of_numbers(data_type: DataType, bytes: Buffer, count: usize) -> Result<ArrayData, ArrowError> {
     let buffer = match data_type {
         DataType::Boolean => BooleanBuffer::collect_bool(count, |element| bytes[element] != 0).into_inner(),

@@ -1,4 +1,4 @@
-//! Decompresses buffers, without trusting their declared lengths for allocations.
+//! Decompresses buffers. Does not trust their declared lengths when it allocates memory.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -11,10 +11,10 @@ use crate::DataError;
 #[cfg(feature = "zstd")]
 use crate::content::seekable::ZSTD_WINDOW_LOG;
 
-/// A buffer begins with the length that it has when it is decompressed, or with -1 where it is not compressed.
+/// A compressed buffer begins with its length after decompression, or with -1 if it was stored uncompressed.
 const LENGTH_BYTES: usize = 8;
 
-/// Buffers in memory, by their numbers.
+/// The decompressed buffers, by their indices.
 #[derive(Default)]
 pub(super) struct Unpacked(BTreeMap<usize, Vec<u8>>);
 

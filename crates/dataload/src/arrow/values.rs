@@ -1,4 +1,4 @@
-//! Reads the values at the end of a column's arrays: numbers, strings and codes of a dictionary.
+//! Reads the values at the end of a column's arrays: numbers, strings and indices of a dictionary.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -6,10 +6,10 @@ use std::ops::Range;
 use super::columns::OnNull;
 use super::layout::Stored;
 use super::node::{Node, Piece};
-use super::read::{Bad, Walk};
+use super::read::{ReadError, Walk};
 use crate::columns::{Array, Element, Words};
 
-/// Where a value's bytes are.
+/// The place of a value's bytes.
 enum Segment {
     Buffer(usize, Range<usize>),
     Fill,
@@ -17,7 +17,7 @@ enum Segment {
 
 impl Walk<'_> {
     /// The values, and the offsets of strings.
-    pub(super) fn values(&self, stored: &Stored, node: &Node<'_>) -> Result<(Words, Option<Vec<i64>>), Bad> {
+    pub(super) fn values(&self, stored: &Stored, node: &Node<'_>) -> Result<(Words, Option<Vec<i64>>), ReadError> {
         match stored {
             Stored::Plain(element) => Ok((self.plain(*element, node)?, None)),
             Stored::Texts { wide } => self.texts(node, *wide),
@@ -29,11 +29,11 @@ impl Walk<'_> {
         }
     }
 
-    fn limited(&self, bytes: u64) -> Result<usize, Bad> {
-        if bytes > self.reader.limit { Err(Bad::TooLarge { bytes }) } else { Ok(bytes as usize) }
+    fn limited(&self, bytes: u64) -> Result<usize, ReadError> {
+        if bytes > self.reader.limit { Err(ReadError::TooLarge { bytes }) } else { Ok(bytes as usize) }
     }
 
-    fn plain(&self, element: Element, node: &Node<'_>) -> Result<Words, Bad> {
+    fn plain(&self, element: Element, node: &Node<'_>) -> Result<Words, ReadError> {
         let short = |position| self.malformed(position, "a value for each row");
         if self.count() == 0 {
             return Ok(Words::default());
@@ -71,7 +71,7 @@ impl Walk<'_> {
         Ok(values)
     }
 
-    /// What takes the place of a null of `size` bytes, or of any size where it is 0.
+    /// The value that replaces a null; it has `size` bytes, or any size if that is 0.
     fn fill(&self, size: usize) -> Vec<u8> {
         match self.reader.nulls {
             OnNull::Fill(fill) => fill.to_vec(),
@@ -79,7 +79,7 @@ impl Walk<'_> {
         }
     }
 
-    fn texts(&self, node: &Node<'_>, wide: bool) -> Result<(Words, Option<Vec<i64>>), Bad> {
+    fn texts(&self, node: &Node<'_>, wide: bool) -> Result<(Words, Option<Vec<i64>>), ReadError> {
         let mut segments = Vec::new();
         let mut lengths = Vec::with_capacity(self.missing.len());
         for range in self.ranges.iter().filter(|range| !range.is_empty()) {
@@ -91,7 +91,7 @@ impl Walk<'_> {
         self.join(node, &segments, &lengths)
     }
 
-    fn views(&self, node: &Node<'_>) -> Result<(Words, Option<Vec<i64>>), Bad> {
+    fn views(&self, node: &Node<'_>) -> Result<(Words, Option<Vec<i64>>), ReadError> {
         const VIEW_BYTES: usize = 16;
         const INLINE_BYTES: usize = 12;
         let (mut segments, mut lengths) = (Vec::new(), Vec::new());
@@ -118,7 +118,7 @@ impl Walk<'_> {
         (buffer, range): (usize, Range<usize>),
         missing: bool,
         position: usize,
-    ) -> Result<usize, Bad> {
+    ) -> Result<usize, ReadError> {
         if missing {
             segments.push(Segment::Fill);
             return Ok(self.fill(0).len());
@@ -137,8 +137,13 @@ impl Walk<'_> {
         Ok(length)
     }
 
-    /// The bytes of all strings, and their offsets.
-    fn join(&self, node: &Node<'_>, segments: &[Segment], lengths: &[usize]) -> Result<(Words, Option<Vec<i64>>), Bad> {
+    /// Reads the bytes of all strings, and their offsets.
+    fn join(
+        &self,
+        node: &Node<'_>,
+        segments: &[Segment],
+        lengths: &[usize],
+    ) -> Result<(Words, Option<Vec<i64>>), ReadError> {
         let fill = self.fill(0);
         let mut values = Words::new(self.limited(lengths.iter().map(|&length| length as u64).sum())?)?;
         let mut rest = values.bytes_mut();
@@ -166,20 +171,20 @@ impl Walk<'_> {
         Ok((values, Some(offsets)))
     }
 
-    /// The numbers of values in a dictionary; that after the last one for a null.
-    fn codes(&self, node: &Node<'_>, width: usize, signed: bool) -> Result<Vec<u32>, Bad> {
+    /// Reads indices of a dictionary. A null has the index after the last one.
+    fn codes(&self, node: &Node<'_>, width: usize, signed: bool) -> Result<Vec<u32>, ReadError> {
         let known = self.reader.dictionary.map_or(0, |dictionary| dictionary.rows);
         let mut codes = Vec::new();
         for range in self.ranges.iter().filter(|range| !range.is_empty()) {
             let at = (node.offset + range.start).saturating_mul(width);
             let bytes = node.buffers.first().and_then(|codes| codes.take(at, range.len().saturating_mul(width)));
-            let bytes = bytes.ok_or_else(|| self.malformed(codes.len(), "a code for each row"))?;
+            let bytes = bytes.ok_or_else(|| self.malformed(codes.len(), "an index for each row"))?;
             for code in bytes.chunks_exact(width) {
                 let negative = signed && code[width - 1] >> 7 == 1;
                 let code = code.iter().rev().fold(0u64, |code, &byte| code << 8 | u64::from(byte));
                 let missing = self.is_missing(codes.len());
                 if !missing && (negative || code >= known as u64) {
-                    return Err(self.malformed(codes.len(), "codes of the dictionary's values"));
+                    return Err(self.malformed(codes.len(), "indices within the dictionary"));
                 }
                 codes.push(if missing { known } else { code as usize } as u32);
             }
@@ -187,12 +192,12 @@ impl Walk<'_> {
         Ok(codes)
     }
 
-    fn decode(&self, codes: &[u32], element: Element) -> Result<Array, Bad> {
+    fn decode(&self, codes: &[u32], element: Element) -> Result<Array, ReadError> {
         let is_text = element == Element::Bytes;
         if codes.is_empty() {
             return Ok(Array::empty(element, usize::from(is_text)));
         }
-        let known = self.reader.dictionary.ok_or_else(|| self.malformed(0, "a dictionary before the codes"))?;
+        let known = self.reader.dictionary.ok_or_else(|| self.malformed(0, "a dictionary before the rows"))?;
         if u32::try_from(known.rows).is_err() {
             return Err(self.malformed(0, "a dictionary of less than 2^32 values"));
         }
@@ -214,7 +219,7 @@ impl Walk<'_> {
     }
 }
 
-/// Values from `first` on, each of `stored` bytes; false where there are fewer.
+/// Reads the values from `first` on, each of `stored` bytes; false if there are fewer.
 fn read_plain(buffer: &Piece<'_>, element: Element, first: usize, stored: usize, out: &mut [u8]) -> bool {
     match element {
         Element::Bool => {

@@ -1,4 +1,4 @@
-//! Compares decoded images of every kind with Pillow's pixels, and checks that detectable damage is an error.
+//! Compares decoded images with Pillow's pixels, and checks that detectable damage is an error.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,11 +25,15 @@ fn refused(bytes: &[u8]) -> String {
 fn run(bytes: impl Into<Arc<[u8]>>, pipeline: &ImagePipeline, [height, width]: [usize; 2]) -> Result<Image, DataError> {
     let sample = EncodedImage::new(bytes, "some.jpg");
     let mut pixels = vec![0; 3 * height * width];
-    pipeline.clone().channels_last(true).decode_into(&sample, 0, 0, &mut pixels)?;
+    pipeline.clone().channels_last(true).decode_into(&sample, DRAW, EPOCH, &mut pixels)?;
     Image::new(pixels, height, width, 3)
 }
 
-/// The offset of each marker of this kind.
+const SEED: u64 = 0;
+const EPOCH: u64 = 0;
+const DRAW: u64 = 0;
+
+/// The offset of each marker whose code is in this range.
 fn markers(bytes: &[u8], kind: std::ops::RangeInclusive<u8>) -> Vec<usize> {
     (0..bytes.len() - 1).filter(|&at| bytes[at] == 0xff && kind.contains(&bytes[at + 1])).collect()
 }
@@ -43,55 +47,56 @@ impl Transform for Crop {
 }
 
 #[test]
-fn every_kind_of_jpeg_has_pillows_pixels() -> Result<(), DataError> {
+fn uncommon_jpegs_have_pillows_pixels() -> Result<(), DataError> {
     let names =
         ["h1v2", "h4v1", "odd", "rgb", "scans", "progressive-restarts", "progressive-grey", "progressive-cmyk", "ycck"];
     for name in names {
         let (file, whole) = (format!("{name}.jpg"), decode(&format!("{name}.png")));
         assert!(decode(&file).data() == whole.data(), "{name}");
-        let mut draws = Draws::new(0, 0, 0, 0);
+        let mut draws = Draws::new(SEED, EPOCH, DRAW, 0);
         for _ in 0..50 {
             let region = RandomResizedCrop::new(8).region(whole.height(), whole.width(), &mut draws);
-            let crop = ImagePipeline::new(0).then(Crop(region));
+            let crop = ImagePipeline::new(SEED).then(Crop(region));
             let ours = run(read(&file), &crop, [region.height, region.width])?;
-            assert!(ours.data() == crop.image(&whole, 0, 0)?.data(), "{name} {region:?}");
+            assert!(ours.data() == crop.image(&whole, DRAW, EPOCH)?.data(), "{name} {region:?}");
         }
     }
     Ok(())
 }
 
 #[test]
-fn other_kinds_of_png_and_webp_have_pillows_pixels() {
-    for (file, plain) in [
+fn uncommon_pngs_and_webps_have_pillows_pixels() {
+    for (file, reference) in [
         ("interlaced.png", "interlaced-plain.png"),
         ("sixteen.png", "sixteen-plain.png"),
         ("palette.png", "palette-plain.png"),
         ("animated.webp", "animated.png"),
     ] {
-        assert!(decode(file).data() == decode(plain).data(), "{file}");
+        assert!(decode(file).data() == decode(reference).data(), "{file}");
     }
     let palette = decode_image(&read("palette.png"), Color::AsStored, Path::new("palette.png")).unwrap();
+    // A colour of the palette is half transparent.
     assert_eq!(palette.channels(), 4);
     assert!(palette.data().chunks_exact(4).any(|pixel| pixel[3] == 128));
 }
 
 #[test]
-fn dct_scaling_gives_pillows_draft() -> Result<(), DataError> {
+fn dct_scaling_equals_pillows_image_draft() -> Result<(), DataError> {
     // 64 x 48 pixels: every scale gives whole pixels, so that no resize is needed after it.
     let wide = [[48, 64], [24, 32], [12, 16], [6, 8]];
     for (eighths, size) in [8, 4, 2, 1].into_iter().zip(wide) {
-        let scaled = ImagePipeline::new(0).dct_scaling(true).then(Resize::new(size));
+        let scaled = ImagePipeline::new(SEED).dct_scaling(true).then(Resize::new(size));
         let expected = decode(&format!("even-{eighths}.png"));
         assert!(run(read("even.jpg"), &scaled, size)?.data() == expected.data(), "{eighths}");
         // Off by default.
-        let filtered = ImagePipeline::new(0).then(Resize::new(size));
+        let filtered = ImagePipeline::new(SEED).then(Resize::new(size));
         assert_eq!(run(read("even.jpg"), &filtered, size)?.data() == expected.data(), eighths == 8);
     }
-    // A result larger than the next scale uses the scale before; nearest-neighbour resizing never scales in the
-    // decoder.
+    // The decoder does not scale below the requested size: 25 rows need the full image, since half of it has only 24.
+    // For nearest-neighbour resizing it does not scale at all.
     for (size, interpolation) in [([25, 32], Interpolation::Bilinear), ([12, 16], Interpolation::Nearest)] {
         let [plain, scaled] = [false, true].map(|on| {
-            let pipeline = ImagePipeline::new(0).dct_scaling(on);
+            let pipeline = ImagePipeline::new(SEED).dct_scaling(on);
             run(read("even.jpg"), &pipeline.then(Resize::new(size).interpolation(interpolation)), size)
         });
         assert!(plain?.data() == scaled?.data(), "{interpolation:?}");
@@ -108,11 +113,12 @@ fn a_scaled_crop_keeps_its_position() -> Result<(), DataError> {
     for (top, left, side) in [(0, 0, 64), (3, 5, 33), (17, 21, 40), (31, 31, 32), (6, 29, 35)] {
         let crop = || Crop(Region { top, left, height: side, width: side });
         let resize = || Resize::new([8, 8]);
-        let exact = ImagePipeline::new(0).then(crop()).then(resize()).image(&ramp, 0, 0)?;
-        let scaled = run(&*file, &ImagePipeline::new(0).dct_scaling(true).then(crop()).then(resize()), [8, 8])?;
-        let furthest = exact.data().iter().zip(scaled.data()).map(|(a, b)| a.abs_diff(*b)).max();
-        // Half a pixel is two levels; allow two more for the edge and the compression.
-        assert!(furthest <= Some(4), "{top} {left} {side}: {furthest:?}");
+        let exact = ImagePipeline::new(SEED).then(crop()).then(resize()).image(&ramp, DRAW, EPOCH)?;
+        let scaled = run(&*file, &ImagePipeline::new(SEED).dct_scaling(true).then(crop()).then(resize()), [8, 8])?;
+        let largest_difference = exact.data().iter().zip(scaled.data()).map(|(a, b)| a.abs_diff(*b)).max();
+        // The ramp rises by 4 levels per pixel, so an offset of half a pixel makes 2. Allow 2 more for the border and
+        // the compression.
+        assert!(largest_difference <= Some(4), "{top} {left} {side}: {largest_difference:?}");
     }
     Ok(())
 }
@@ -139,7 +145,7 @@ fn damage_at_restart_markers_is_noticed() {
     assert!(refused(&none).contains("a wrong number of restart markers"));
 }
 
-/// The offset of each marker segment from the second on, up to the first scan.
+/// The offsets of the marker segments from the second one to the header of the first scan, inclusive.
 fn segments(bytes: &[u8]) -> Vec<usize> {
     let mut at = 2;
     let next = || {
@@ -154,7 +160,7 @@ fn segments(bytes: &[u8]) -> Vec<usize> {
 fn stray_bytes_between_segments_are_skipped_as_libjpeg_does() -> Result<(), DataError> {
     for name in ["h2v2", "restarts", "scans", "progressive", "turned"] {
         let (file, expected) = (read(&format!("{name}.jpg")), decode(&format!("{name}.jpg")));
-        let upright = ImagePipeline::new(0).exif_orientation(true);
+        let upright = ImagePipeline::new(SEED).exif_orientation(true);
         let size = [expected.height(), expected.width()];
         let size = if name == "turned" { [size[1], size[0]] } else { size };
         let turned = run(file.clone(), &upright, size)?;
@@ -171,12 +177,12 @@ fn stray_bytes_between_segments_are_skipped_as_libjpeg_does() -> Result<(), Data
 }
 
 #[test]
-fn missing_tables_and_other_kinds_are_named() {
+fn errors_name_missing_tables_and_unsupported_jpegs() {
     let whole = read("h2v2.jpg");
     let without = |kind: u8| {
         let mut bytes = whole.clone();
         for at in markers(&whole, kind..=kind) {
-            bytes[at + 1] = 0xfe;
+            bytes[at + 1] = 0xfe; // a comment, which the decoder skips
         }
         bytes
     };
@@ -189,15 +195,17 @@ fn missing_tables_and_other_kinds_are_named() {
         other[frame + 1] = kind;
         assert!(refused(&other).contains("a kind of JPEG other than baseline and progressive"));
     }
-    for (place, value, expected) in [
+    // Offsets in the frame segment: 4 is the precision, 9 the number of components, 11 the first component's sampling
+    // factors, 12 its quantization table.
+    for (offset, value, expected) in [
         (4, 12, "samples of other than 8 bits"),
         (9, 2, "a damaged frame header"),
-        (11, 0x03, "a sampling that is not supported"),
-        (11, 0x51, "a sampling that is not supported"),
+        (11, 0x03, "sampling factors that are not supported"),
+        (11, 0x51, "sampling factors that are not supported"),
         (12, 9, "a missing quantization table"),
     ] {
         let mut other = whole.clone();
-        other[frame + place] = value;
+        other[frame + offset] = value;
         assert!(refused(&other).contains(expected), "{}", refused(&other));
     }
     let mut flat = whole.clone();
@@ -212,17 +220,19 @@ fn declared_sizes_are_checked_before_memory_is_taken() {
         let frame = markers(&huge, 0xc0..=0xc2)[0];
         huge[frame + 5..frame + 9].fill(0xff);
         assert!(refused(&huge).contains("expected data for 65535 x 65535 pixels"), "{name}");
-        // A file that is long enough for its declared size is refused all the same.
+        // A file that could hold the declared pixels is refused because of the memory that they would take.
         huge.resize(10 << 20, 0);
         let error = decode_image(&huge, Color::Rgb, Path::new("some.jpg")).unwrap_err();
         let bytes = match error {
             DataError::TooLarge { bytes, limit: MAX_IMAGE_BYTES, .. } => bytes,
             other => panic!("{other}"),
         };
-        let coefficients = if name.starts_with("progressive") { bytes } else { 0 };
-        assert_eq!(bytes, coefficients.max(3 * 65535 * 65535), "{name}");
+        let pixels = 3 * 65535 * 65535;
+        // A progressive image also takes memory for its coefficients.
+        let fits = if name.starts_with("progressive") { bytes >= pixels } else { bytes == pixels };
+        assert!(fits, "{name}: {bytes}");
     }
-    // Coefficients take more memory than pixels.
+    // The coefficients of 4 components, 2 bytes each, take more memory than the 3 bytes of a pixel.
     let mut large = read("progressive-cmyk.jpg");
     let frame = markers(&large, 0xc2..=0xc2)[0];
     large[frame + 5..frame + 9].copy_from_slice(&[0x20, 0, 0x30, 0]);
@@ -234,17 +244,18 @@ fn declared_sizes_are_checked_before_memory_is_taken() {
 }
 
 #[test]
-fn a_file_of_many_scans_ends() {
+fn too_many_scans_are_refused() {
+    // Each scan is a pass over the image, so a small file could keep the decoder busy for hours.
     let whole = read("progressive.jpg");
     let scan = markers(&whole, 0xda..=0xda);
     let first = &whole[scan[0]..scan[1]];
     let many: Vec<u8> = [&whole[..scan[0]], &first.repeat(300), &whole[scan[1]..]].concat();
     assert!(refused(&many).contains("more than 256 scans"));
-    // Repeats a scan that visits most of the first component's coefficients.
+    // The fifth scan visits most coefficients of the first component.
     let (start, tables) = (scan[4], markers(&whole, 0xc4..=0xc4));
     let end = *tables.iter().find(|&&table| table > start).unwrap();
     let many: Vec<u8> = [&whole[..start], &whole[start..end].repeat(100), &whole[end..]].concat();
-    assert!(refused(&many).contains("more scans than the coefficients have bits"));
+    assert!(refused(&many).contains("scans of more bits than the coefficients have"));
 }
 
 #[test]
@@ -252,6 +263,7 @@ fn the_eight_orientations_are_turned_upright() -> Result<(), DataError> {
     let stored = decode("turned.jpg");
     let (height, width) = (stored.height(), stored.width());
     let file = read("turned.jpg");
+    // The orientation's tag is 0x0112, in either byte order, and its value in this file is 6.
     let tag = file.windows(2).position(|pair| pair == b"\x01\x12" || pair == b"\x12\x01").unwrap();
     let value = (tag + 8..tag + 12).find(|&at| file[at] == 6).unwrap();
     // The stored position of each pixel, by `ImageOps.exif_transpose` of Pillow.
@@ -266,13 +278,13 @@ fn the_eight_orientations_are_turned_upright() -> Result<(), DataError> {
         |y, x, h, w| (h - 1 - x, w - 1 - y),
         |y, x, _, w| (x, w - 1 - y),
     ];
-    for (number, of) in (1u8..).zip(orientations) {
+    for (number, stored_position) in (1u8..).zip(orientations) {
         let mut bytes = file.clone();
         bytes[value] = number;
         let size = if number < 5 { [height, width] } else { [width, height] };
-        let upright = run(bytes, &ImagePipeline::new(0).exif_orientation(true), size)?;
+        let upright = run(bytes, &ImagePipeline::new(SEED).exif_orientation(true), size)?;
         for (at, pixel) in upright.data().chunks_exact(3).enumerate() {
-            let (y, x) = of(at / size[1], at % size[1], height, width);
+            let (y, x) = stored_position(at / size[1], at % size[1], height, width);
             assert_eq!(pixel, &stored.data()[3 * (y * width + x)..][..3], "{number}: {y} {x}");
         }
     }

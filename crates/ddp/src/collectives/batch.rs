@@ -37,19 +37,19 @@ impl P2pOp<'_> {
 }
 
 impl ProcessGroup {
-    /// Sends and receives, in any order among the ranks: in a ring, each rank sends to the next one and receives from the
-    /// one before. Over NCCL, a [`send_async`](Self::send_async) before a [`recv_async`](Self::recv_async) on every rank
-    /// would wait without an end: sends and receives run one after the other there, unless they are a batch.
+    /// Sends and receives, in any order among the ranks: in a ring, each rank sends to the next one and receives from
+    /// the one before. Over NCCL, a [`send_async`](Self::send_async) before a [`recv_async`](Self::recv_async) on every
+    /// rank would wait without an end: sends and receives run one after the other there, unless they are a batch.
     ///
     /// Two ranks exchange their tensors in the order of their lists.
     ///
     /// # Errors
-    /// When there are none, a tensor is not dense and contiguous, the tensors are on several devices, or the other end is
-    /// this rank, or not a rank of the group.
+    /// When there are none, a tensor is not dense and contiguous, the tensors are on several devices, or the other end
+    /// is this rank, or not a rank of the group.
     ///
     /// # Syncs
-    /// No: it does not wait for the other ranks. Over NCCL, the first collective or batch of a group connects all of its
-    /// ranks, so that every rank has to take part in it.
+    /// No: it does not wait for the other ranks. Over NCCL, the first collective or batch of a group connects all of
+    /// its ranks, so that every rank has to take part in it.
     ///
     /// # Source
     /// `torch.distributed.batch_isend_irecv`
@@ -84,7 +84,7 @@ impl ProcessGroup {
             let work = work.map_err(|source| DdpError::between(context.clone(), source))?;
             return Ok(Work::new(work, context, |_| Ok(())));
         }
-        // Gloo waits for none of them.
+        // Gloo's sends and receives do not wait for each other.
         let mut works = Vec::with_capacity(ops.len());
         for op in ops {
             works.push(match op {

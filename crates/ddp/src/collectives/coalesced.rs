@@ -31,7 +31,8 @@ impl ProcessGroup {
         self.all_gather_coalesced_async(tensors)?.wait()
     }
 
-    /// As [`all_gather_coalesced`](Self::all_gather_coalesced).
+    /// Starts [`all_gather_coalesced`](Self::all_gather_coalesced); [`Work::wait`](crate::Work::wait) waits for its
+    /// end.
     ///
     /// # Errors
     /// When the list is empty, a tensor is not dense and contiguous, or dtypes or devices differ.
@@ -41,7 +42,7 @@ impl ProcessGroup {
     pub fn all_gather_coalesced_async(&self, tensors: &[Tensor]) -> Result<Work<Vec<Vec<Tensor>>>, DdpError> {
         const OP: &str = "all_gather_coalesced";
         let first = check::first(OP, "the list", tensors)?;
-        check::list(self, OP, "tensors", tensors, ("the first", first), false)?;
+        check::list(self, OP, "tensors", tensors, ("the first", first), check::Shapes::Any)?;
         let wholes = tensors.iter().map(|tensor| whole_of(tensor, self.size())).collect::<Result<Vec<_>, _>>()?;
         let (outputs, inputs) = ((&wholes[..], self.size()), (tensors, 1));
         let work = self.start_several(OP, CollectiveKind::AllGatherInto, outputs, inputs, Mean::default())?;
@@ -72,7 +73,8 @@ impl ProcessGroup {
         self.all_gather_into_coalesced_async(outputs, inputs)?.wait()
     }
 
-    /// As [`all_gather_into_coalesced`](Self::all_gather_into_coalesced).
+    /// Starts [`all_gather_into_coalesced`](Self::all_gather_into_coalesced); [`Work::wait`](crate::Work::wait) waits
+    /// for its end.
     ///
     /// # Errors
     /// As [`all_gather_into_async`](Self::all_gather_into_async), and when a list is empty, the lists differ in length,
@@ -111,7 +113,8 @@ impl ProcessGroup {
         self.reduce_scatter_into_coalesced_async(outputs, inputs, op)?.wait()
     }
 
-    /// As [`reduce_scatter_into_coalesced`](Self::reduce_scatter_into_coalesced).
+    /// Starts [`reduce_scatter_into_coalesced`](Self::reduce_scatter_into_coalesced); [`Work::wait`](crate::Work::wait)
+    /// waits for its end.
     ///
     /// # Errors
     /// As [`reduce_scatter_into_async`](Self::reduce_scatter_into_async), and when a list is empty, the lists differ in
@@ -132,8 +135,8 @@ impl ProcessGroup {
         self.start_several(OP, CollectiveKind::ReduceScatterInto(carried), outputs, inputs, mean)
     }
 
-    /// One collective for all tensors. The caller has checked the lists. Each list comes with a number of ranks: how
-    /// many ranks' parts each of its tensors holds.
+    /// Runs one collective for all tensors. The caller has checked the lists. The number beside each list says how many
+    /// ranks' parts each of its tensors has.
     fn start_several(
         &self,
         op: &'static str,
@@ -187,7 +190,7 @@ impl ProcessGroup {
     }
 }
 
-/// Memory for every rank's tensor, one after the other.
+/// Memory for the tensors of all ranks, one after the other.
 fn whole_of(tensor: &Tensor, ranks: usize) -> Result<Tensor, DdpError> {
     let mut shape = tensor.size();
     shape.insert(0, ranks as i64);

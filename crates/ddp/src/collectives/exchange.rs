@@ -1,4 +1,4 @@
-//! All-to-all: every rank sends a part to every rank.
+//! All-to-all collectives: every rank sends a part to every rank.
 
 use overdrive_ffi::c10d::CollectiveKind;
 use tch::Tensor;
@@ -12,12 +12,12 @@ impl ProcessGroup {
     /// Sends a tensor to each rank, and overwrites `outputs` with the tensors that the ranks sent to this one.
     ///
     /// # Shapes
-    /// One tensor per rank in each list; an input must have as many elements as the receiving rank's output for this
-    /// rank.
+    /// One tensor per rank in each list. On rank r, `inputs[s]` must have as many elements as `outputs[r]` has on rank
+    /// s.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, a list does not have one tensor per rank, dtypes differ, or a rank
-    /// has exited or does not take part within the group's timeout.
+    /// When a tensor is not dense and contiguous, a list does not have one tensor per rank, dtypes or devices differ,
+    /// or a rank has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -28,21 +28,23 @@ impl ProcessGroup {
         self.all_to_all_async(outputs, inputs)?.wait()
     }
 
-    /// As [`all_to_all`](Self::all_to_all).
+    /// Starts [`all_to_all`](Self::all_to_all). `outputs` are complete after [`Work::wait`].
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, a list does not have one tensor per rank, or dtypes differ.
+    /// When a tensor is not dense and contiguous, a list does not have one tensor per rank, or dtypes or devices
+    /// differ.
     ///
     /// # Syncs
     /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn all_to_all_async(&self, outputs: &mut [Tensor], inputs: &[Tensor]) -> Result<Work, DdpError> {
         const OP: &str = "all_to_all";
-        check::one_a_rank(self, OP, "outputs", outputs)?;
-        check::one_a_rank(self, OP, "inputs", inputs)?;
+        check::one_per_rank(self, OP, "outputs", outputs)?;
+        check::one_per_rank(self, OP, "inputs", inputs)?;
         let first = ("inputs[0]", &inputs[0]);
-        check::list(self, OP, "inputs", inputs, first, false)?;
-        check::list(self, OP, "outputs", outputs, first, false)?;
-        // Gloo supports only the form with one tensor.
+        check::list(self, OP, "inputs", inputs, first, check::Shapes::Any)?;
+        check::list(self, OP, "outputs", outputs, first, check::Shapes::Any)?;
+        // Gloo has only the form with one tensor. So the inputs are concatenated, and what is received is split into
+        // the outputs.
         let _no_grad = tch::no_grad_guard();
         let numels = |tensors: &[Tensor]| tensors.iter().map(|tensor| tensor.numel() as i64).collect::<Vec<_>>();
         let (input_splits, output_splits) = (numels(inputs), numels(outputs));
@@ -72,12 +74,13 @@ impl ProcessGroup {
     /// the order of ranks.
     ///
     /// # Shapes
-    /// `splits`: how many rows of `input` go to each rank, and how many rows of `output` come from each. `None`: equal
-    /// parts.
+    /// `splits` are the numbers of rows of `input` that go to each rank, and of rows of `output` that come from each.
+    /// With `None`, all parts are equal.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, the splits do not add up to its rows, or a rank has exited or does
-    /// not take part within the group's timeout.
+    /// When a tensor is a scalar, or is not dense and contiguous; dtypes or devices differ; there is not one split per
+    /// rank, a split is negative, or the splits do not add up to the tensor's rows; without splits, when the number of
+    /// ranks does not divide the rows. When a rank has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -93,10 +96,10 @@ impl ProcessGroup {
         self.all_to_all_single_async(output, input, splits)?.wait()
     }
 
-    /// As [`all_to_all_single`](Self::all_to_all_single).
+    /// Starts [`all_to_all_single`](Self::all_to_all_single). `output` is complete after [`Work::wait`].
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, or the splits do not add up to its rows.
+    /// As [`all_to_all_single`](Self::all_to_all_single), for the tensors and the splits.
     ///
     /// # Syncs
     /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
@@ -109,7 +112,7 @@ impl ProcessGroup {
         const OP: &str = "all_to_all_single";
         check::tensor(self, OP, "output", output)?;
         check::tensor(self, OP, "input", input)?;
-        check::same(OP, "output", output, ("input", input), false)?;
+        check::same(OP, "output", output, ("input", input), check::Shapes::Any)?;
         self.check_rows("input", input, splits.map(|(inputs, _)| inputs))?;
         self.check_rows("output", output, splits.map(|(_, outputs)| outputs))?;
         let parts = Parts {
@@ -140,11 +143,12 @@ impl ProcessGroup {
             )),
             Some(splits) => {
                 let fits = splits.len() == size && splits.iter().all(|&rows| rows >= 0);
-                if fits && splits.iter().sum::<i64>() == rows {
+                if fits && splits.iter().map(|&rows| i128::from(rows)).sum::<i128>() == i128::from(rows) {
                     return Ok(());
                 }
                 let found = format!("split into {splits:?}");
-                Err(wrong(found, format!("split into {size} parts, one per rank, of {rows} rows together")))
+                let expected = format!("split into {size} parts, one per rank, of 0 rows or more and of {rows} in all");
+                Err(wrong(found, expected))
             }
         }
     }

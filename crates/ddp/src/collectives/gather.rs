@@ -27,7 +27,7 @@ impl ProcessGroup {
         self.broadcast_async(tensor, root)?.wait()
     }
 
-    /// As [`broadcast`](Self::broadcast).
+    /// Starts [`broadcast`](Self::broadcast); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// When the tensor is not dense and contiguous, or there is no such root.
@@ -59,7 +59,7 @@ impl ProcessGroup {
         self.all_gather_async(tensor)?.wait()
     }
 
-    /// As [`all_gather`](Self::all_gather).
+    /// Starts [`all_gather`](Self::all_gather); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// When the tensor is not dense and contiguous.
@@ -80,8 +80,8 @@ impl ProcessGroup {
     /// `output`: as many elements as `input`, times the number of ranks; `input` has the same size on all ranks.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, the sizes or dtypes do not match, or a rank has exited or does not
-    /// take part within the group's timeout.
+    /// When a tensor is not dense and contiguous, the sizes, dtypes or devices do not match, or a rank has exited or
+    /// does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -93,10 +93,10 @@ impl ProcessGroup {
         self.all_gather_into_async(output, input)?.wait()
     }
 
-    /// As [`all_gather_into`](Self::all_gather_into).
+    /// Starts [`all_gather_into`](Self::all_gather_into); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, or the sizes or dtypes do not match.
+    /// When a tensor is not dense and contiguous, or the sizes, dtypes or devices do not match.
     ///
     /// # Syncs
     /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
@@ -125,7 +125,7 @@ impl ProcessGroup {
         self.gather_async(tensor, root)?.wait()
     }
 
-    /// As [`gather`](Self::gather).
+    /// Starts [`gather`](Self::gather); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// When the tensor is not dense and contiguous, or there is no such root.

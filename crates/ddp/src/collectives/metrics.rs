@@ -10,7 +10,7 @@ const OP: &str = "gather_for_metrics";
 
 impl ProcessGroup {
     /// Every rank's tensors of one batch (predictions and labels, say), joined in the order of the dataset's sampler,
-    /// without the samples that fill up its last round.
+    /// without the samples that the sampler repeats to fill its last round.
     ///
     /// For a loader with a `DistributedSampler`, which deals the samples out one by one, and repeats the first ones so
     /// that all ranks get equally many. A metric over such repeats would be wrong.
@@ -52,7 +52,7 @@ impl ProcessGroup {
         let _no_grad = tch::no_grad_guard();
         let gathered = tensors.iter().map(|tensor| {
             let parts = self.all_gather(&tensor.f_contiguous()?)?;
-            // Sample by sample, because the sampler deals them out in turn.
+            // The sampler deals the samples out in turn, so one of each rank, then the next of each.
             Ok(Tensor::f_stack(&parts, 1)?.f_flatten(0, 1)?.f_narrow(0, 0, kept)?)
         });
         let gathered = gathered.collect::<Result<Vec<_>, DdpError>>()?;

@@ -72,7 +72,7 @@ impl ProcessGroup {
         self.barrier_async()?.wait()
     }
 
-    /// As [`barrier`](Self::barrier).
+    /// Starts [`barrier`](Self::barrier); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// When the backend refuses.

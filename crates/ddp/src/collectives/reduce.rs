@@ -30,7 +30,7 @@ impl ProcessGroup {
         self.all_reduce_async(tensor, op)?.wait()
     }
 
-    /// As [`all_reduce`](Self::all_reduce).
+    /// Starts [`all_reduce`](Self::all_reduce); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// When the tensor is not dense and contiguous, or the backend has no such reduction of its dtype.
@@ -59,7 +59,7 @@ impl ProcessGroup {
         self.all_reduce_coalesced_async(tensors, op)?.wait()
     }
 
-    /// As [`all_reduce_coalesced`](Self::all_reduce_coalesced).
+    /// Starts [`all_reduce_coalesced`](Self::all_reduce_coalesced); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and when the dtypes or devices differ.
@@ -69,7 +69,7 @@ impl ProcessGroup {
     pub fn all_reduce_coalesced_async(&self, tensors: &mut [Tensor], op: ReduceOp) -> Result<Work, DdpError> {
         const OP: &str = "all_reduce_coalesced";
         let first = check::first(OP, "the list", tensors)?;
-        check::list(self, OP, "tensors", tensors, ("the first", first), false)?;
+        check::list(self, OP, "tensors", tensors, ("the first", first), check::Shapes::Any)?;
         self.reduce_all(OP, tensors, op, CollectiveKind::AllReduceCoalesced)
     }
 
@@ -91,7 +91,7 @@ impl ProcessGroup {
         self.reduce_async(tensor, root, op)?.wait()
     }
 
-    /// As [`reduce`](Self::reduce).
+    /// Starts [`reduce`](Self::reduce); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and when there is no such root.

@@ -9,7 +9,7 @@ use crate::group::ProcessGroup;
 use crate::work::Work;
 
 impl ProcessGroup {
-    /// Reduces each tensor of the list over all ranks; rank i gets the i-th result.
+    /// Reduces each tensor of the list over all ranks. Rank i gets the i-th result.
     ///
     /// # Shapes
     /// One tensor per rank, all of the same shape, the same on all ranks.
@@ -27,7 +27,7 @@ impl ProcessGroup {
         self.reduce_scatter_async(inputs, op)?.wait()
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter).
+    /// Starts [`reduce_scatter`](Self::reduce_scatter); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// When a tensor is not dense and contiguous, there is not one per rank, or the backend has no such reduction of
@@ -37,8 +37,8 @@ impl ProcessGroup {
     /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn reduce_scatter_async(&self, inputs: &[Tensor], op: ReduceOp) -> Result<Work<Tensor>, DdpError> {
         const OP: &str = "reduce_scatter";
-        check::one_a_rank(self, OP, "inputs", inputs)?;
-        check::list(self, OP, "inputs", inputs, ("the first", &inputs[0]), true)?;
+        check::one_per_rank(self, OP, "inputs", inputs)?;
+        check::list(self, OP, "inputs", inputs, ("the first", &inputs[0]), check::Shapes::Same)?;
         let (carried, mut mean) = self.carried(OP, op, &inputs[0])?;
         let mut outputs = super::gather::empties_like(&inputs[0], 1)?;
         let output = outputs[0].shallow_clone();
@@ -55,8 +55,8 @@ impl ProcessGroup {
     /// `input`: as many elements as `output`, times the number of ranks.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, the sizes or dtypes do not match, the backend has no such reduction
-    /// of their dtype, or a rank has exited or does not take part within the group's timeout.
+    /// When a tensor is not dense and contiguous, the sizes, dtypes or devices do not match, the backend has no such
+    /// reduction of their dtype, or a rank has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -68,10 +68,10 @@ impl ProcessGroup {
         self.reduce_scatter_into_async(output, input, op)?.wait()
     }
 
-    /// As [`reduce_scatter_into`](Self::reduce_scatter_into).
+    /// Starts [`reduce_scatter_into`](Self::reduce_scatter_into); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, the sizes or dtypes do not match, or the backend has no such
+    /// When a tensor is not dense and contiguous, the sizes, dtypes or devices do not match, or the backend has no such
     /// reduction of their dtype.
     ///
     /// # Syncs
@@ -97,8 +97,8 @@ impl ProcessGroup {
     /// On `root`, `inputs` has one tensor per rank, each like `output`; elsewhere it is empty.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, shapes or dtypes do not match, there is no such root, or a rank has
-    /// exited or does not take part within the group's timeout.
+    /// When a tensor is not dense and contiguous, shapes, dtypes or devices do not match, there is no such root, or a
+    /// rank has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for other ranks.
@@ -109,10 +109,10 @@ impl ProcessGroup {
         self.scatter_async(output, inputs, root)?.wait()
     }
 
-    /// As [`scatter`](Self::scatter).
+    /// Starts [`scatter`](Self::scatter); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, shapes or dtypes do not match, or there is no such root.
+    /// When a tensor is not dense and contiguous, shapes, dtypes or devices do not match, or there is no such root.
     ///
     /// # Syncs
     /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
@@ -121,7 +121,7 @@ impl ProcessGroup {
         check::tensor(self, OP, "output", output)?;
         self.check_rank("the root", root)?;
         if self.rank() == root {
-            check::one_a_rank(self, OP, "inputs", inputs)?;
+            check::one_per_rank(self, OP, "inputs", inputs)?;
         } else if !inputs.is_empty() {
             return Err(DdpError::InvalidTensor {
                 op: OP,
@@ -130,7 +130,7 @@ impl ProcessGroup {
                 expected: format!("empty on every rank but the root, {root}"),
             });
         }
-        check::list(self, OP, "inputs", inputs, ("output", output), true)?;
+        check::list(self, OP, "inputs", inputs, ("output", output), check::Shapes::Same)?;
         let parts = Parts { inputs, outputs: std::slice::from_ref(output), ..Parts::default() };
         self.start(OP, CollectiveKind::Scatter(root), &parts, |_| Ok(()))
     }

@@ -24,7 +24,7 @@ impl ProcessGroup {
         self.send_async(tensor, to, tag)?.wait()
     }
 
-    /// As [`send`](Self::send).
+    /// Starts [`send`](Self::send); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// When the tensor is not dense and contiguous, or `to` is this rank, or not a rank of the group.
@@ -57,7 +57,7 @@ impl ProcessGroup {
         self.recv_async(tensor, from, tag)?.wait()
     }
 
-    /// As [`recv`](Self::recv).
+    /// Starts [`recv`](Self::recv); [`Work::wait`](crate::Work::wait) waits for its end.
     ///
     /// # Errors
     /// When the tensor is not dense and contiguous, `from` is this rank, or not a rank of the group, or NCCL is to

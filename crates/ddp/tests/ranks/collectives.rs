@@ -269,6 +269,10 @@ pub fn refusals(meeting: &Meeting) -> Result<()> {
         ),
         ("split into [1, 1]", group.all_to_all_single(&mut float(&[2]), &float(&[3]), Some((&[1, 1], &[1, 1])))),
         ("split into [4, -1]", group.all_to_all_single(&mut float(&[2]), &float(&[3]), Some((&[4, -1], &[1, 1])))),
+        (
+            "split into [9223372036854775807, 1]",
+            group.all_to_all_single(&mut float(&[2]), &float(&[3]), Some((&[i64::MAX, 1], &[1, 1]))),
+        ),
         ("a scalar", group.all_to_all_single(&mut Tensor::from(1.0), &Tensor::from(1.0), None)),
         ("with itself", group.send(&fine, meeting.rank, 0)),
         ("the other rank is rank 9", group.recv(&mut float(&[1]), Some(9), 0).map(drop)),

@@ -95,8 +95,8 @@ fn what_is_not_supported_is_told_from_damage() {
         (1, 0xc9, "a kind of JPEG other than baseline and progressive"),
         (1, 0xca, "a kind of JPEG other than baseline and progressive"),
         (4, 12, "samples of other than 8 bits"),
-        (11, 0x03, "a sampling that is not supported"),
-        (11, 0x51, "a sampling that is not supported"),
+        (11, 0x03, "sampling factors that are not supported"),
+        (11, 0x51, "sampling factors that are not supported"),
     ] {
         let mut other = whole.clone();
         other[frame + place] = value;
@@ -132,7 +132,7 @@ fn a_file_of_many_scans_ends() {
     let (start, tables) = (scan[4], markers(&whole, 0xc4..=0xc4));
     let end = *tables.iter().find(|&&table| table > start).unwrap();
     let many = [&whole[..start], &whole[start..end].repeat(100), &whole[end..]].concat();
-    assert_eq!(damage(&many), "more scans than the coefficients have bits");
+    assert_eq!(damage(&many), "scans of more bits than the coefficients have");
 }
 
 #[test]

@@ -162,7 +162,7 @@ fn invalid_options_are_refused_before_anything_starts() {
     refused(&["--rdzv-endpoint=here:there", "--nnodes=2"], "give a host and a port");
     refused(&["--numa-binding=near"], "--numa-binding near: give node, socket, exclusive or core-complex");
     refused(&["--redirects=7"], "--redirects: `7` is not a choice of outputs");
-    refused(&["--grace-period=-1"], "give seconds");
+    refused(&["--grace-period=-1"], "give a number of seconds");
     refused(&["--rdzv-conf=colour=red"], "join_timeout");
     refused(&["--signals-to-handle=SIGKILL"], "`SIGKILL` is not the name of a signal that can be forwarded");
 }
@@ -175,8 +175,8 @@ fn invalid_numbers_are_refused_with_the_options_name() {
         ("--node-rank", &["-1", "65536"], "is not in 0..=65535"),
         ("--max-restarts", &["-1", "4294967296"], "is not in 0..=4294967295"),
         ("--master-port", &["-1", "0", "65536"], "is not in 1..=65535"),
-        ("--grace-period", &["-1"], "give seconds, 0 or more"),
-        ("--failure-window", &["-1"], "give seconds, 0 or more"),
+        ("--grace-period", &["-1"], "give a number of seconds, 0 or more"),
+        ("--failure-window", &["-1"], "give a number of seconds, 0 or more"),
         ("--local-ranks-filter", &["-1"], "give local ranks"),
         ("--redirects", &["-1"], "is not a choice of outputs"),
         ("--tee", &["-1"], "is not a choice of outputs"),

@@ -1,14 +1,14 @@
-//! How often the right class is among the most likely ones.
+//! Top-k accuracy: how often the right class is among the k most likely ones.
 
 use tch::{Kind, Tensor};
 
 use crate::error::NnError;
 
-/// For each k, the percentage of samples whose target is among the k largest outputs.
+/// The top-k accuracy for each k: the percentage of samples whose target is among the k largest outputs.
 ///
 /// # Shapes
-/// `output`: `[batch, classes]`; `target`: `[batch]`, whole numbers. Returns a float32 tensor of shape `[1]` for each
-/// k.
+/// `output`: `[batch, classes]`; `target`: `[batch]`, indices of classes, int64. Returns a float32 tensor of shape
+/// `[1]` for each k.
 ///
 /// # Errors
 /// When the shapes do not fit, there is no sample, or a k is not from 1 to the number of classes.
@@ -19,7 +19,7 @@ use crate::error::NnError;
 /// # Source
 /// `accuracy(output, target, topk)` of PyTorch's ImageNet example
 pub fn accuracy(output: &Tensor, target: &Tensor, top_k: &[i64]) -> Result<Vec<Tensor>, NnError> {
-    let hits = hits(output, target, top_k)?;
+    let hits = hits("accuracy", output, target, top_k)?;
     let shape = target.size();
     if shape == [0] {
         let expected = "at least one sample".to_owned();
@@ -29,19 +29,22 @@ pub fn accuracy(output: &Tensor, target: &Tensor, top_k: &[i64]) -> Result<Vec<T
     hits.into_iter().map(percent).collect()
 }
 
-/// For each k, how many targets are among the k largest outputs: int64 scalars.
-fn hits(output: &Tensor, target: &Tensor, top_k: &[i64]) -> Result<Vec<Tensor>, NnError> {
+/// For each k, how many targets are among the k largest outputs: int64 scalars. `function` is for errors.
+fn hits(function: &'static str, output: &Tensor, target: &Tensor, top_k: &[i64]) -> Result<Vec<Tensor>, NnError> {
     let _no_grad = tch::no_grad_guard();
     let (output_size, target_size) = (output.size(), target.size());
-    if output_size.len() != 2 || output_size[..1] != target_size {
-        let expected =
-            format!("a target of shape [batch] and an output of shape [batch, classes], not {output_size:?}");
-        return Err(NnError::InvalidShape { function: "accuracy", expected, shape: target_size });
+    if output_size.len() != 2 {
+        let expected = "an output of shape [batch, classes]".to_owned();
+        return Err(NnError::InvalidShape { function, expected, shape: output_size });
+    }
+    if output_size[..1] != target_size {
+        let expected = format!("a target of shape {:?} for an output of shape {output_size:?}", &output_size[..1]);
+        return Err(NnError::InvalidShape { function, expected, shape: target_size });
     }
     let classes = output_size[1];
     if let Some(k) = top_k.iter().find(|&k| !(1..=classes).contains(k)) {
         let (found, expected) = (k.to_string(), format!("from 1 to the number of classes, {classes}"));
-        return Err(NnError::InvalidOption { layer: "accuracy", option: "top_k", found, expected });
+        return Err(NnError::InvalidOption { layer: function, option: "top_k", found, expected });
     }
     let Some(&largest) = top_k.iter().max() else { return Ok(Vec::new()) };
     let (_, predicted) = output.f_topk(largest, 1, true, true)?;
@@ -49,8 +52,8 @@ fn hits(output: &Tensor, target: &Tensor, top_k: &[i64]) -> Result<Vec<Tensor>, 
     top_k.iter().map(|&k| Ok(correct.f_narrow(1, 0, k)?.f_sum(Kind::Int64)?)).collect()
 }
 
-/// Counts, over many batches, the samples whose target is among the k largest outputs. The counts are whole numbers on
-/// the device, so the result does not depend on how the samples were divided into batches.
+/// The top-k accuracy over many batches. The counts are integers on the device, so the result does not depend on how
+/// the samples were divided into batches, and only [`compute`](Self::compute) waits.
 ///
 /// ```
 /// use overdrive_nn::metrics::TopKAccuracy;
@@ -72,23 +75,23 @@ pub struct TopKAccuracy {
 }
 
 impl TopKAccuracy {
-    /// A meter for each of these k.
+    /// A meter that counts for each of these k.
     pub fn new(top_k: &[i64]) -> Self {
         Self { top_k: top_k.to_vec(), hits: Vec::new(), samples: 0 }
     }
 
-    /// Counts a batch.
+    /// Counts a batch, which may be empty.
     ///
     /// # Shapes
     /// As [`accuracy`].
     ///
     /// # Errors
-    /// As [`accuracy`].
+    /// When the shapes do not fit, or a k is not from 1 to the number of classes. The counts stay as they were.
     ///
     /// # Syncs
     /// No.
     pub fn update(&mut self, output: &Tensor, target: &Tensor) -> Result<(), NnError> {
-        let new = hits(output, target, &self.top_k)?;
+        let new = hits("TopKAccuracy::update", output, target, &self.top_k)?;
         self.hits = match self.hits.is_empty() {
             true => new,
             false => self.hits.iter().zip(&new).map(|(old, new)| old.f_add(new)).collect::<Result<_, _>>()?,
@@ -117,7 +120,7 @@ impl TopKAccuracy {
         self.samples
     }
 
-    /// Begins anew.
+    /// Sets all counts to zero.
     pub fn reset(&mut self) {
         (self.hits, self.samples) = (Vec::new(), 0);
     }

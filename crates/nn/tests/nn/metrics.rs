@@ -43,7 +43,14 @@ fn counts_do_not_depend_on_the_batches() -> Result<(), NnError> {
     assert_eq!((parts.samples(), parts.compute()?), (97, whole.compute()?));
     let hits = output.argmax(1, false).eq_tensor(&target).sum(Kind::Int64).int64_value(&[]);
     assert_eq!(whole.compute()?[0], hits as f64 * 100.0 / 97.0);
-    assert!(whole.update(&output, &target.narrow(0, 0, 5)).is_err() && whole.samples() == 97);
+    let error = whole.update(&output, &target.narrow(0, 0, 5)).unwrap_err().to_string();
+    let expected = "needs a target of shape [97] for an output of shape [97, 10], not a tensor of shape [5]";
+    assert_eq!((error, whole.samples()), (format!("`TopKAccuracy::update` {expected}"), 97));
+    let error = whole.update(&output.narrow(1, 0, 4), &target).unwrap_err().to_string();
+    assert_eq!(error, "TopKAccuracy::update: `top_k` is 5, but has to be from 1 to the number of classes, 4");
+    assert!(whole.update(&target, &target).is_err());
+    whole.update(&output.narrow(0, 0, 0), &target.narrow(0, 0, 0))?;
+    assert_eq!((whole.samples(), whole.compute()?), (97, parts.compute()?), "nothing was counted");
     parts.reset();
     assert_eq!(parts.samples(), 0);
     Ok(())

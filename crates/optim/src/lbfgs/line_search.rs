@@ -5,15 +5,15 @@ use tch::Tensor;
 
 use super::number::Number;
 
-/// How far the loss has to fall, as a share of what the slope promises.
+/// Sufficient decrease (Armijo): how far the loss has to fall, as a fraction of what the slope predicts.
 const C1: f64 = 1e-4;
-/// How far the slope has to flatten.
+/// Curvature condition: the largest slope at the end, as a fraction of the slope at the start.
 const C2: f64 = 0.9;
 
 /// A point on the line.
 #[derive(Debug)]
 pub(super) struct Point {
-    /// How many directions it is from the start.
+    /// Its distance from the start, in multiples of the direction.
     pub t: Number,
     pub loss: Number,
     pub grad: Tensor,
@@ -44,8 +44,8 @@ pub(super) fn largest(tensor: &Tensor) -> Result<Number, TorchError> {
 /// Searches from `start` along `direction`, first at `t`. Returns the best point, and how often it has evaluated.
 ///
 /// # Source
-/// `_strong_wolfe` of torch/optim/lbfgs.py, in the same order of operations. A loss of NaN, from which it would go on to a
-/// step of NaN, counts as infinite here.
+/// `_strong_wolfe` of torch/optim/lbfgs.py, in the same order of operations. A loss of NaN, from which it would go on
+/// to a step of NaN, counts as infinite here.
 pub(super) fn strong_wolfe<E: From<OptimizerError>>(
     start: Point,
     t: Number,

@@ -252,7 +252,7 @@ impl Lbfgs {
         Ok(TensorList::new(&copies.map_err(TorchError::from)?)?)
     }
 
-    /// Moves the parameters `t` directions.
+    /// Moves the parameters by `t` times the direction.
     fn advance(&self, t: Number, direction: &Tensor) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
         let (mut parts, mut start) = (Vec::new(), 0);

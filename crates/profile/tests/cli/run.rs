@@ -182,7 +182,8 @@ fn of_several_records_one_is_kept_and_the_others_are_noted() {
     let ended = end(run_script(folder.path(), first));
     assert_eq!((ended.code, names(folder.path())), (Some(0), FILES.map(str::to_owned).to_vec()), "{}", ended.err);
     let notes = RunProfile::read_json(folder.path().join("profile.json")).unwrap().notes;
-    assert!(notes.len() == 1 && notes[0].starts_with("a shorter record is left out: 12 steps"), "{notes:?}");
+    let expected = "a record of rank 0 is left out, with 12 steps of `";
+    assert!(notes.len() == 1 && notes[0].starts_with(expected), "{notes:?}");
 }
 
 fn foreign_files_are_not_touched() {

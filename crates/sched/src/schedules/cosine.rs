@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use crate::error::Check;
 use crate::{At, Schedule, ScheduleError};
 
-/// Half a cosine from the base rate to `eta_min` within `t_max` steps, and back up after that.
+/// Cosine annealing from the base rate to `eta_min` within `t_max` steps, and back up after that.
 ///
 /// ```
 /// use overdrive_sched::{CosineAnnealingLr, Scheduler};
@@ -73,7 +73,8 @@ impl Schedule for CosineAnnealingLr {
     }
 }
 
-/// Half a cosine from the base rate to `eta_min`, repeated, each cycle `t_mult` times as long as the previous one.
+/// Cosine annealing from the base rate to `eta_min` with restarts. Each cycle is `t_mult` times as long as the one
+/// before.
 ///
 /// # Source
 /// `CosineAnnealingWarmRestarts`; Loshchilov and Hutter, "SGDR" (2017).

@@ -97,7 +97,7 @@ impl CyclicLr {
         self
     }
 
-    /// Whether the momentum is cycled; default true.
+    /// Sets whether the momentum is cycled; default true.
     pub fn cycle_momentum(mut self, cycle_momentum: bool) -> Self {
         self.cycle_momentum = cycle_momentum;
         self

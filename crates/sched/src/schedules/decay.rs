@@ -16,7 +16,7 @@ pub struct StepLr {
 }
 
 impl StepLr {
-    /// Every `step_size` steps, which should be at least 1.
+    /// A schedule that multiplies the rate every `step_size` steps, which should be at least 1.
     pub fn new(step_size: u64) -> Self {
         Self { step_size, gamma: 0.1 }
     }
@@ -61,7 +61,7 @@ pub struct MultiStepLr {
 }
 
 impl MultiStepLr {
-    /// At these steps, in ascending order; a step given twice counts twice.
+    /// A schedule with these milestones, in ascending order. A step given twice counts twice.
     pub fn new(milestones: impl IntoIterator<Item = u64>) -> Self {
         Self { milestones: milestones.into_iter().collect(), gamma: 0.1 }
     }
@@ -112,7 +112,7 @@ pub struct ExponentialLr {
 }
 
 impl ExponentialLr {
-    /// With this factor.
+    /// A schedule with this factor.
     pub fn new(gamma: f64) -> Self {
         Self { gamma }
     }

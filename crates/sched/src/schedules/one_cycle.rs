@@ -87,7 +87,7 @@ impl OneCycleLr {
         self
     }
 
-    /// Whether the momentum is cycled; default true.
+    /// Sets whether the momentum is cycled; default true.
     pub fn cycle_momentum(mut self, cycle_momentum: bool) -> Self {
         self.cycle_momentum = cycle_momentum;
         self
@@ -117,7 +117,7 @@ impl OneCycleLr {
         self
     }
 
-    /// Whether the rate falls to the first one in as many steps as it rose, and then from there to the last one;
+    /// Sets whether the rate first falls to the initial one, in as many steps as it rose, and then to the last one;
     /// default false.
     pub fn three_phase(mut self, three_phase: bool) -> Self {
         self.three_phase = three_phase;
@@ -199,7 +199,7 @@ impl Schedule for OneCycleLr {
         let check = Check(self.name());
         check.per_group("max_lr", &self.max_lr, groups, Check::factor)?;
         check.at_least_1("total_steps", self.total_steps)?;
-        check.share("pct_start", self.pct_start)?;
+        check.fraction("pct_start", self.pct_start)?;
         check.per_group("base_momentum", &self.base_momentum, groups, Check::momentum)?;
         check.per_group("max_momentum", &self.max_momentum, groups, Check::momentum)?;
         check.positive("div_factor", self.div_factor)?;

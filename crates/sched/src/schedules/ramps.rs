@@ -1,4 +1,7 @@
-//! Ramps within a number of steps: a constant factor, a line, a power.
+//! Schedules that end after a fixed number of steps: a constant factor, a linear one, and a polynomial decay.
+//!
+//! As in PyTorch, a schedule computes the rate from the rate of the step before, not from the base rate, so that
+//! chained schedules multiply.
 
 use crate::error::Check;
 use crate::{At, Schedule, ScheduleError};
@@ -56,11 +59,12 @@ impl Schedule for ConstantLr {
 
     fn check(&self, _groups: usize) -> Result<(), ScheduleError> {
         let check = Check(self.name());
-        check.positive_share("factor", self.factor)
+        check.positive_fraction("factor", self.factor)
     }
 }
 
-/// A line from `start_factor` to `end_factor` of the base rate within `total_iters` steps: usually a warm-up.
+/// The base rate times a factor that changes linearly from `start_factor` to `end_factor` within `total_iters` steps,
+/// usually a warm-up.
 ///
 /// # Source
 /// `LinearLR`
@@ -75,7 +79,7 @@ pub struct LinearLr {
 
 impl LinearLr {
     /// From a third of the base rate to all of it within 5 steps.
-    #[allow(clippy::new_without_default)] // like ConstantLr's
+    #[allow(clippy::new_without_default)] // see `ConstantLr::new`
     pub fn new() -> Self {
         Self { start_factor: 1.0 / 3.0, end_factor: 1.0, total_iters: 5 }
     }
@@ -92,7 +96,7 @@ impl LinearLr {
         self
     }
 
-    /// The number of steps; default 5. With 0 the rate stays at `start_factor`, as in PyTorch.
+    /// The number of steps; default 5. With 0 the factor stays at `start_factor`, as in PyTorch.
     pub fn total_iters(mut self, total_iters: u64) -> Self {
         self.total_iters = total_iters;
         self
@@ -112,8 +116,9 @@ impl Schedule for LinearLr {
             return at.lr;
         }
         let rise = self.end_factor - self.start_factor;
-        let before = self.total_iters as f64 * self.start_factor + (at.step - 1) as f64 * rise;
-        at.lr * (1.0 + rise / before)
+        // The factor of the step before, times `total_iters`.
+        let current = self.total_iters as f64 * self.start_factor + (at.step - 1) as f64 * rise;
+        at.lr * (1.0 + rise / current)
     }
 
     fn restart(&self, at: &At) -> f64 {
@@ -122,12 +127,12 @@ impl Schedule for LinearLr {
 
     fn check(&self, _groups: usize) -> Result<(), ScheduleError> {
         let check = Check(self.name());
-        check.positive_share("start_factor", self.start_factor)?;
-        check.share("end_factor", self.end_factor)
+        check.positive_fraction("start_factor", self.start_factor)?;
+        check.fraction("end_factor", self.end_factor)
     }
 }
 
-/// From the base rate to zero within `total_iters` steps, as a power of the remaining fraction of steps.
+/// Polynomial decay from the base rate to zero: base rate * (1 - step / total_iters)^power.
 ///
 /// # Source
 /// `PolynomialLR`
@@ -140,8 +145,8 @@ pub struct PolynomialLr {
 }
 
 impl PolynomialLr {
-    /// A line to zero within 5 steps.
-    #[allow(clippy::new_without_default)] // like ConstantLr's
+    /// Linear decay to zero within 5 steps.
+    #[allow(clippy::new_without_default)] // see `ConstantLr::new`
     pub fn new() -> Self {
         Self { total_iters: 5, power: 1.0 }
     }
@@ -165,6 +170,8 @@ impl Schedule for PolynomialLr {
     }
 
     fn lr(&self, at: &At) -> f64 {
+        // As in PyTorch, which tests here whether the value is the initial one, and in the others whether the step is
+        // 0.
         if at.initial || self.total_iters == 0 || at.step > self.total_iters {
             return at.lr;
         }

@@ -22,7 +22,7 @@ pub struct SwaLr {
 }
 
 impl SwaLr {
-    /// Half a cosine of 10 steps to this rate, for all groups or for each.
+    /// A schedule that takes 10 steps of cosine annealing to this rate, for all groups or for each.
     pub fn new(swa_lr: impl Into<PerGroup>) -> Self {
         Self { swa_lr: swa_lr.into(), anneal_epochs: 10, anneal_strategy: AnnealStrategy::Cos }
     }
@@ -39,7 +39,7 @@ impl SwaLr {
         self
     }
 
-    /// The constant rate's share of the rate after `step` steps: rises from 0 to 1.
+    /// The weight of the constant rate after `step` steps; it rises from 0 to 1.
     fn share(&self, step: u64) -> f64 {
         let part = (step as f64 / self.anneal_epochs.max(1) as f64).min(1.0);
         match self.anneal_strategy {
@@ -57,7 +57,7 @@ impl Schedule for SwaLr {
     fn lr(&self, at: &At) -> f64 {
         let (swa_lr, step) = (self.swa_lr.get(at.group), at.step.max(u64::from(self.anneal_epochs == 0)));
         let before = self.share(step.saturating_sub(1));
-        // The rate before the first step: follows from the previous rate and the constant rate's share of it.
+        // The rate before the first step, from the previous rate and the weight of the constant rate in it.
         let initial = if before == 1.0 { swa_lr } else { (at.lr - before * swa_lr) / (1.0 - before) };
         let share = self.share(step);
         swa_lr * share + initial * (1.0 - share)

@@ -1,4 +1,4 @@
-//! What PyTorch lacks: schedules with a warm-up (cosine, warmup-stable-decay, inverse square root, Noam), and
+//! Schedules that PyTorch lacks: those with a warm-up (cosine, warmup-stable-decay, inverse square root, Noam), and
 //! layer-wise learning rates.
 
 use std::f64::consts::PI;
@@ -11,7 +11,7 @@ fn warm_up(step: u64, warmup: u64, start_factor: f64) -> f64 {
     start_factor + (1.0 - start_factor) * (step as f64 / warmup as f64)
 }
 
-/// A linear warm-up, then half a cosine down. After the last step the rate stays at its final value.
+/// A linear warm-up, then cosine annealing. After the last step the rate stays at its final value.
 ///
 /// # Source
 /// Goyal et al., "Accurate, Large Minibatch SGD" (2017) for the warm-up, Loshchilov and Hutter, "SGDR" (2017) for the
@@ -68,7 +68,7 @@ impl Schedule for WarmupCosineLr {
         let check = Check(self.name());
         let above = format_args!("above warmup_steps ({})", self.warmup_steps).to_string();
         check.that(self.total_steps > self.warmup_steps, "total_steps", above, self.total_steps)?;
-        check.share("start_factor", self.start_factor)?;
+        check.fraction("start_factor", self.start_factor)?;
         check.factor("end_factor", self.end_factor)
     }
 }
@@ -166,7 +166,7 @@ impl Schedule for WarmupStableDecayLr {
     fn check(&self, _groups: usize) -> Result<(), ScheduleError> {
         let check = Check(self.name());
         check.at_least_1("decay_steps", self.decay_steps)?;
-        check.share("start_factor", self.start_factor)?;
+        check.fraction("start_factor", self.start_factor)?;
         check.factor("end_factor", self.end_factor)
     }
 }
@@ -274,7 +274,7 @@ impl Schedule for NoamLr {
 pub fn layer_wise_lrs(lr: f64, decay: f64, groups: usize) -> Result<Vec<f64>, ScheduleError> {
     let check = Check("layer_wise_lrs");
     check.factor("lr", lr)?;
-    check.positive_share("decay", decay)?;
+    check.positive_fraction("decay", decay)?;
     check.that(groups >= 1, "groups", "at least 1", groups)?;
     Ok((0..groups).rev().map(|above| lr * decay.powf(above as f64)).collect())
 }

@@ -9,7 +9,7 @@ use overdrive_compile as compile;
 use crate::beside::strict;
 use crate::losses::{batch, mlp};
 
-/// Trains two models with averages of these options, one compiled, for 20 steps.
+/// Trains two models for 20 steps, one of them compiled, with averages of these options, and compares the averages.
 fn follow(averaging: Averaging, options: fn(AveragedModelBuilder) -> AveragedModelBuilder) {
     let Some(_alone) = crate::compiling() else { return };
     let (plain, compiled) = (mlp(), mlp());
@@ -39,7 +39,7 @@ fn follow(averaging: Averaging, options: fn(AveragedModelBuilder) -> AveragedMod
             assert!(is_close, "step {number}: the average of {:?}", expected.name());
         }
     }
-    // The first step copies the weights, one more is not recorded, and two are.
+    // The first step copies the weights, the second runs without being recorded, and the next two are recorded.
     assert_eq!((calls.get(), step.why_eager()), (4, None));
 }
 
@@ -53,7 +53,8 @@ fn a_mean_follows_a_plain_one() {
     follow(Averaging::Swa, |builder| builder);
 }
 
-/// They are other steps: one without leaves the averages alone, also once both are compiled.
+/// Steps with and without averages are recorded separately. A step without them leaves the averages alone, also once
+/// both are compiled.
 #[test]
 fn steps_with_and_without_averages_take_turns() {
     let Some(_alone) = crate::compiling() else { return };

@@ -17,7 +17,7 @@ fn quiet() -> Options {
     Options { verbose: false, ..Options::default() }
 }
 
-/// `z.conj().imag()` is the negative of what lies in memory.
+/// `z.conj().imag()` has its values in memory with the opposite sign.
 #[test]
 fn tensors_that_are_negated_lazily_have_their_values() {
     let Some(_alone) = crate::compiling() else { return };
@@ -55,7 +55,7 @@ fn sparse_and_undefined_tensors_run_uncompiled_or_are_errors() {
     }
 }
 
-/// A model may have one among its buffers, a graph's edges for instance.
+/// A model can have such a tensor among its buffers, the edges of a graph for instance.
 #[test]
 fn a_captured_sparse_tensor_is_a_reason_not_to_compile() {
     let _alone = crate::alone();
@@ -70,7 +70,7 @@ fn a_captured_sparse_tensor_is_a_reason_not_to_compile() {
     assert!(why.contains("make it dense"), "{why}");
 }
 
-/// The weight is used through a `detach` first, which has no gradient, and then itself.
+/// The weight is used by a `detach` of it first, which has no gradient, and then itself.
 #[test]
 fn a_parameter_whose_detached_view_comes_first_gets_its_gradient() {
     let Some(_alone) = crate::compiling() else { return };
@@ -99,7 +99,7 @@ fn a_parameter_whose_detached_view_comes_first_gets_its_gradient() {
     }
 }
 
-/// The batch is an encoder's output. While a step is recorded it is a leaf, which cannot be changed in place.
+/// The batch is the output of an encoder. While a step is recorded, it is a leaf, which cannot be changed in place.
 #[test]
 fn a_batch_with_a_gradient_may_be_written_to_in_a_step_that_is_not_compiled() {
     let _alone = crate::alone();
@@ -125,7 +125,7 @@ fn a_batch_with_a_gradient_may_be_written_to_in_a_step_that_is_not_compiled() {
     assert!(why.contains("requires a gradient") && why.contains("in-place"), "{why}");
 }
 
-/// While it is recorded, both tensors are the same one; later they are two.
+/// While the step is recorded, both are the same tensor; later they are two.
 #[test]
 fn a_batch_that_was_one_tensor_twice_may_be_two() {
     let Some(_alone) = crate::compiling() else { return };
@@ -151,7 +151,7 @@ fn a_batch_that_was_one_tensor_twice_may_be_two() {
     }
 }
 
-/// A whole step hands out no gradient of its own, so only the loss is compiled.
+/// A whole step returns no gradients, so only the loss is compiled.
 #[test]
 fn a_step_over_a_batch_that_requires_a_gradient_hands_it_out() {
     let Some(_alone) = crate::compiling() else { return };
@@ -169,7 +169,7 @@ fn a_step_over_a_batch_that_requires_a_gradient_hands_it_out() {
     assert!(step.why_eager().unwrap().contains("requires a gradient"));
 }
 
-/// The batch of the recorded steps is captured as well, and stays when the batch changes.
+/// The recorded steps also capture their batch, which stays the same when the batch changes.
 #[test]
 fn a_captured_tensor_is_not_the_batch_that_it_was_at_first() {
     let Some(_alone) = crate::compiling() else { return };
@@ -186,7 +186,7 @@ fn a_captured_tensor_is_not_the_batch_that_it_was_at_first() {
     }
 }
 
-/// A step that writes to its batch, which later is one tensor twice, reads what it has written.
+/// The step writes to its batch. Later the batch has the same tensor twice, so that the step reads what it has written.
 #[test]
 fn a_batch_that_is_written_under_another_name_runs_uncompiled() {
     let Some(_alone) = crate::compiling() else { return };

@@ -8,7 +8,7 @@ use overdrive_compile as compile;
 use overdrive_compile::{LossResult, Options};
 use tch::Tensor;
 
-/// What is known of a compiled step that was run.
+/// What a test learns of a compiled step that it has run.
 pub struct Followed {
     /// How often its closure was called.
     pub calls: usize,
@@ -20,8 +20,8 @@ pub fn strict() -> Options {
     Options { strict: true, ..Options::default() }
 }
 
-/// Trains two models of the same initial values, one uncompiled; each loss has to be the same to 1e-5. `batch` gets the
-/// step's number.
+/// Trains two models with the same initial values, one of them compiled, and compares their losses to 1e-5. `batch`
+/// makes the batch of a step from its number.
 pub fn follows<M: Module + Forward, O: Optimizer>(
     model: impl Fn() -> M,
     optimizer: impl Fn(&M) -> O,
@@ -32,7 +32,7 @@ pub fn follows<M: Module + Forward, O: Optimizer>(
     follows_changes(model, optimizer, |_, _, _| (), batch, steps, options)
 }
 
-/// The same where `change` is made to each model and its optimizer before each step.
+/// As [`follows`], and calls `change` with each model and its optimizer before each step.
 pub fn follows_changes<M: Module + Forward, O: Optimizer>(
     model: impl Fn() -> M,
     optimizer: impl Fn(&M) -> O,

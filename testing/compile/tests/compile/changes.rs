@@ -1,4 +1,4 @@
-//! What changes between steps, and is noticed.
+//! Settings that change between steps: a compiled step follows them.
 
 use overdrive::amp::autocast;
 use overdrive::core::{Module, Optimizer};
@@ -42,7 +42,7 @@ fn counts_of_steps_of_a_layer_that_was_frozen() {
 fn a_momentum_that_becomes_0_and_leaves_it() {
     let Some(_alone) = crate::compiling() else { return };
     let sgd = |model: &nn::Sequential| Sgd::builder(model).lr(0.1).momentum(0.9).fused(true).build().unwrap();
-    // Where it is 0, the kernel leaves the state alone.
+    // With a momentum of 0, the kernel leaves the state alone.
     let change = |_: &nn::Sequential, opt: &mut Sgd, step: usize| {
         if step > 0 && step.is_multiple_of(5) {
             opt.set_momentum(0, if step == 5 { 0.0 } else { 0.9 }).unwrap();
@@ -51,7 +51,8 @@ fn a_momentum_that_becomes_0_and_leaves_it() {
     follows_changes(mlp, sgd, change, |step| batch(step as i64), 16, strict());
 }
 
-/// Three uncompiled steps, ten of each way, and more in the faster one: the same training whichever it is.
+/// Trains three steps uncompiled, ten in each way, and the rest in the faster way: the result does not depend on which
+/// way that is.
 #[test]
 fn the_way_that_auto_finds_faster() {
     let Some(_alone) = crate::compiling() else { return };
@@ -60,7 +61,7 @@ fn the_way_that_auto_finds_faster() {
     assert!(why.as_ref().is_none_or(|why| why.contains("it runs uncompiled from now on")), "{why:?}");
 }
 
-/// Steps of replaced options do not come again: they take no room from those of the new ones.
+/// Steps of options that were replaced are forgotten: they take no room from steps of the new options.
 #[test]
 fn options_that_change_often_leave_steps_compiled() {
     let Some(_alone) = crate::compiling() else { return };
@@ -90,7 +91,7 @@ fn the_momentum_of_batch_normalization() {
     follows_changes(norm, sgd, change, |step| batch(step as i64), 8, strict());
 }
 
-/// The closure uses a second model, which drops while it trains.
+/// The closure uses a second model, which has dropout while it is in training mode.
 #[test]
 fn the_mode_of_a_teacher_that_is_watched() {
     let Some(_alone) = crate::compiling() else { return };

@@ -1,4 +1,4 @@
-//! Indices that are out of range: libtorch's operators refuse them, and so do compiled steps.
+//! Indices that are out of range. libtorch's operators refuse them, and so do compiled steps.
 
 use std::cell::Cell;
 
@@ -17,18 +17,18 @@ fn strict() -> Options {
     Options { strict: true, ..Options::default() }
 }
 
-/// All parameters and buffers.
+/// All parameters and buffers of a model.
 fn values(model: &impl Module) -> Vec<Tensor> {
     let params = model.named_parameters().into_iter().map(|it| it.tensor().detach().copy());
     params.chain(model.named_buffers().into_iter().map(|(_, buffer)| buffer.copy())).collect()
 }
 
-/// Without the panic of `cross_entropy_for_logits`.
+/// As `cross_entropy_for_logits`, which panics on an error.
 fn cross_entropy(y: &Tensor, labels: &Tensor) -> compile::LossResult {
     Ok(y.f_cross_entropy_loss::<Tensor>(labels, None, tch::Reduction::Mean, -100, 0.0)?)
 }
 
-/// A model with batch normalization over rows of an embedding, so that a step writes to buffers as well.
+/// A model with an embedding and batch normalization, so that a step writes to buffers too.
 fn bag() -> nn::Sequential {
     sequential![
         nn::Embedding::new(50, 8).unwrap(),
@@ -38,8 +38,8 @@ fn bag() -> nn::Sequential {
     ]
 }
 
-/// A step whose labels or tokens are out of range is libtorch's own error, and changes nothing that a compiled step
-/// writes: on several threads too, where an exception would end the process.
+/// A step with labels or tokens out of range gives libtorch's own error, and changes nothing that a compiled step
+/// writes. That holds on several threads too, where an exception would end the process.
 #[test]
 fn labels_and_tokens_out_of_range_are_errors_and_change_nothing() {
     let Some(_alone) = crate::compiling() else { return };
@@ -59,15 +59,16 @@ fn labels_and_tokens_out_of_range_are_errors_and_change_nothing() {
         assert!(matches!(&error, CompileError::Step(_)), "{error}");
         let text = error.to_string();
         assert!(text.contains("out of") || text.contains("out of bounds"), "{which}, {value}: {text}");
-        // The closure counts the batch before it fails: `num_batches_tracked` and the running statistics are eager's.
+        // The closure counts the batch before it fails, so `num_batches_tracked` and the running statistics are those
+        // of an eager step.
         let params = model.named_parameters().len();
         assert!(values(&model)[..params].iter().zip(&before).all(|(now, before)| now == before), "{which}, {value}");
     }
     assert!(step.run(&mut opt, &batch()).unwrap().double_value(&[]).is_finite());
 }
 
-/// Steps with a label out of range, whose gradients would be infinite besides, are as if they had failed uncompiled:
-/// weights, the optimizer's state and buffers go on as those of an uncompiled loop.
+/// A step with a label out of range, whose gradients would also be infinite, fails as it would uncompiled. Weights, the
+/// optimizer's state and buffers then go on as in an uncompiled loop.
 fn goes_on_as_uncompiled<O: Optimizer>(optimizer: impl Fn(&nn::Sequential) -> O) {
     let Some(_alone) = crate::compiling() else { return };
     tch::manual_seed(1);
@@ -108,8 +109,8 @@ fn sgd_goes_on_after_a_label_out_of_range() {
     goes_on_as_uncompiled(|model| Sgd::builder(model).lr(0.1).momentum(0.9).fused(true).build().unwrap());
 }
 
-/// Steps with a label out of range, whose gradients would be infinite besides, leave weights, the optimizer's state and
-/// averages of the weights as they were, to the bit.
+/// A step with a label out of range, whose gradients would also be infinite, leaves the weights, the optimizer's state
+/// and the averages of the weights as they were, to the bit.
 fn stays_as_it_was(kind: Kind, with_averages: bool) {
     let Some(_alone) = crate::compiling() else { return };
     tch::manual_seed(1);
@@ -166,7 +167,7 @@ fn weights_of_bfloat16_stay_as_they_were_after_a_label_out_of_range() {
     stays_as_it_was(Kind::BFloat16, false);
 }
 
-/// -100 stands for no label, also in place of others.
+/// -100 means that a row has no label. Here it replaces labels within the step.
 #[test]
 fn labels_that_are_ignored_stay_so() {
     let Some(_alone) = crate::compiling() else { return };
@@ -185,7 +186,7 @@ fn labels_that_are_ignored_stay_so() {
     }
 }
 
-/// Indices that are computed within the step are checked too; those of `take` count from the end if they are negative.
+/// Indices that the step computes are checked too. For `take`, negative ones count from the end.
 #[test]
 fn computed_indices_are_checked_and_those_from_the_end_are_not_refused() {
     let Some(_alone) = crate::compiling() else { return };

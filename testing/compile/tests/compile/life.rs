@@ -42,10 +42,10 @@ fn a_state_goes_from_plain_steps_to_compiled_ones_and_back() {
     };
     let mut compiled_step = |opt: &mut AdamW, batch: &[Tensor; 2]| step.run(opt, batch).unwrap().double_value(&[]);
     let saved = (0..8).map(|number| both(number, &mut compiled_step, &mut opt)).last().unwrap();
-    // The state of the uncompiled run, loaded into the compiled one.
+    // Loads the state of the uncompiled run into the compiled one.
     opt.load_state_dict(&saved).unwrap();
     (8..16).for_each(|number| drop(both(number, &mut compiled_step, &mut opt)));
-    // And what compiled steps have left goes on uncompiled.
+    // The state of the compiled run goes on uncompiled.
     let mut plain_steps = |opt: &mut AdamW, batch: &[Tensor; 2]| plain_step(&compiled, opt, batch);
     (16..20).for_each(|number| drop(both(number, &mut plain_steps, &mut opt)));
 }
@@ -121,7 +121,7 @@ fn a_whole_step_leaves_no_gradient_and_refuses_those_of_other_tensors() {
         let _ = step.run(&mut opt, &batch(number)).unwrap();
         assert!(!model.named_parameters().iter().any(|it| it.tensor().grad().defined()), "step {number}");
     }
-    // Another optimizer has the other parameters.
+    // The other parameters are in another optimizer.
     let first = model.named_parameters().into_iter().take(2).collect::<Vec<_>>();
     let mut opt = AdamW::builder(first).build().unwrap();
     let mut step = compile::step(&model, loss).options(strict());

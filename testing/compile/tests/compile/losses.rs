@@ -25,8 +25,8 @@ pub fn batch(step: i64) -> [Tensor; 2] {
     [Tensor::randn([16, 20], (Kind::Float, Device::Cpu)), Tensor::randint(5, [16], (Kind::Int64, Device::Cpu))]
 }
 
-/// Trains two models of the same initial values, one with a compiled loss: over windows of micro-batches, clipped, with an
-/// average of the weights.
+/// Trains two models with the same initial values, one with a compiled loss, over windows of micro-batches, with
+/// clipping and an average of the weights.
 fn follows(kind: Option<Kind>, micro_batches: usize, tolerance: f64) {
     let Some(_alone) = crate::compiling() else { return };
     let (plain, compiled) = (mlp(), mlp());
@@ -67,7 +67,8 @@ fn follows(kind: Option<Kind>, micro_batches: usize, tolerance: f64) {
     }
 }
 
-/// Gradients in float16, of a loss that is multiplied by these scales, beside uncompiled ones where those are not 0.
+/// Compares gradients in float16 with uncompiled ones, if those are not 0, for a loss that is multiplied by these
+/// scales.
 fn follows_in_float16(scale: fn(i64) -> f64) {
     let Some(_alone) = crate::compiling() else { return };
     let [plain, compiled] = [1; 2].map(|seed| {
@@ -92,7 +93,7 @@ fn follows_in_float16(scale: fn(i64) -> f64) {
         let found = grad(&compiled, loss_of.run(&batch).unwrap(), scale(number));
         let largest = expected.abs().max().double_value(&[]);
         assert_eq!(largest > 0.0, scale(number) > 1.0);
-        // The first one was computed before any scale was known.
+        // The first one was computed before a scale was known.
         if number > 0 && largest > 0.0 {
             let error = (found - expected).abs().max().double_value(&[]);
             assert!(error <= 1e-2 * largest, "step {number}: off by {error} of {largest}");
@@ -100,13 +101,13 @@ fn follows_in_float16(scale: fn(i64) -> f64) {
     }
 }
 
-/// The gradient of a loss that is this small is 0 in float16, unless the scale is in it from the first operator on.
+/// The gradient of so small a loss is 0 in float16, unless the scale is part of it from the first operator on.
 #[test]
 fn gradients_in_float16_have_the_scale_of_the_last_backward_pass() {
     follows_in_float16(|number| if number < 6 { 65536.0 } else { 32768.0 });
 }
 
-/// As of a loss that has a tiny weight in each second step.
+/// As with a loss that has a tiny weight in every second step.
 #[test]
 fn a_tiny_scale_does_not_take_the_next_gradients_in_float16_away() {
     follows_in_float16(|number| if number % 2 == 0 { 65536.0 } else { 65536e-6 });
@@ -117,13 +118,13 @@ fn losses_follow_plain_ones_over_windows_of_micro_batches() {
     follows(None, 2, 1e-5);
 }
 
-/// Fused loops round to bfloat16 in other places, which has 3 digits.
+/// Fused loops round to bfloat16 at other points than eager operators, and bfloat16 has only 3 decimal digits.
 #[test]
 fn losses_in_bfloat16_follow_plain_ones() {
     follows(Some(Kind::BFloat16), 1, 1e-2);
 }
 
-/// Batches of two epochs that are under way at a time, in turns.
+/// Takes batches from two epochs of one loader in turns.
 #[test]
 fn two_epochs_of_one_loader_feed_one_step() {
     let Some(_alone) = crate::compiling() else { return };
@@ -164,7 +165,7 @@ fn two_epochs_of_one_loader_feed_one_step() {
     })
     .options(Options { strict: true, ..Options::default() });
     let (found, same) = train(&compiled, &mut |opt, batch| step.run(opt, batch).unwrap());
-    // The first step and two that are recorded.
+    // The first step, and two that are recorded.
     assert_eq!((order.len(), calls.get()), (4 * 64, 3));
     assert!(order == same && order[..16] != order[16..32], "two epochs, each in its own order");
     for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
@@ -172,14 +173,15 @@ fn two_epochs_of_one_loader_feed_one_step() {
     }
 }
 
-/// Inductor's own way of drawing a mask let the kernel read it before it was drawn, here.
+/// Inductor's own way to draw a mask let the kernel read the mask here before it was drawn.
 #[test]
 fn a_loss_with_batch_normalization_and_dropout() {
     let Some(_alone) = crate::compiling() else { return };
     let make = || {
         tch::manual_seed(1);
         sequential![
-            // Normalization would make a bias meaningless, and AdamW enlarge the rounding of its gradient.
+            // Without a bias: normalization cancels it, so that its gradient is rounding error, which AdamW would
+            // enlarge.
             nn::Linear::builder(6, 32).bias(false).build().unwrap(),
             nn::BatchNorm1d::new(32).unwrap(),
             nn::Relu,

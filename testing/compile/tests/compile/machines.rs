@@ -1,4 +1,4 @@
-//! Machines that lack something, or have another version of it.
+//! Machines that lack a program or a library, or have another version of it.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -14,12 +14,13 @@ fn this_program() -> Command {
     Command::new(std::env::current_exe().unwrap())
 }
 
-/// What a process says that trains with this command, with its errors.
+/// The output of a process that trains with this command, with its errors.
 fn train(command: Command, cache: &Path) -> (String, String) {
     end(start_by(command, cache))
 }
 
-/// A program that answers as a Python with this torch does (none if empty), and compiles by these lines.
+/// Makes a program that answers like a Python with this version of torch (an empty one: without torch), and compiles by
+/// these lines.
 fn python(folder: &Path, torch: &str, compiles: &str) -> PathBuf {
     let path = folder.join("python3");
     let answer = if torch.is_empty() { "exit 1".to_owned() } else { format!("echo {torch}") };
@@ -44,7 +45,7 @@ fn a_python_with_another_torch_or_without_is_named() {
     }
 }
 
-/// Where a package for a GPU finds CUDA's headers, with modules in place of torch's.
+/// Where CUDA's headers are found for a package for a GPU. Stand-ins replace torch's modules.
 #[test]
 fn headers_of_cuda_are_found_or_named() {
     const CUDA: &str = include_str!("../../../../crates/compile/src/python/cuda.py");
@@ -71,14 +72,14 @@ fn headers_of_cuda_are_found_or_named() {
     assert!(ask(None).contains("without CUDA (2.11.0+cpu): set OVERDRIVE_PYTHON"), "{}", ask(None));
     let nowhere = ask(Some("13.0"));
     assert!(nowhere.contains("toolkit nor in") && nowhere.contains("nvidia/cu13: set CUDA_HOME"), "{nowhere}");
-    // A folder of a toolkit without headers, as in images for running programs.
+    // A toolkit without headers, as in images that only run programs.
     write("site/nvidia/cu13/include/cuda.h", "");
     assert_eq!(ask(Some("13.0")), path("site/nvidia/cu13").to_string_lossy());
     write("toolkit/include/cuda.h", "");
     assert_eq!(ask(Some("13.0")), path("toolkit").to_string_lossy());
 }
 
-/// A whole step fails once, and then its loss by itself.
+/// The whole step fails to compile once, and then its loss alone.
 #[test]
 fn a_failed_compilation_is_not_tried_again() {
     let Some(_alone) = crate::compiling() else { return };
@@ -108,7 +109,7 @@ fn a_python_that_never_ends_is_ended() {
     assert!(!left.flatten().any(|it| it.file_name().to_string_lossy().contains("compiling-")));
 }
 
-/// Inductor has `openssl` compute the checksums of headers that it compiles in advance.
+/// Inductor calls `openssl` to compute the checksums of headers that it precompiles.
 #[test]
 fn a_machine_without_openssl_compiles() {
     let Some(_alone) = crate::compiling() else { return };
@@ -117,7 +118,7 @@ fn a_machine_without_openssl_compiles() {
     fs::create_dir(&programs).unwrap();
     for found in std::env::split_paths(&std::env::var_os("PATH").unwrap()) {
         for entry in fs::read_dir(found).into_iter().flatten().flatten() {
-            // The first one counts.
+            // Of programs with the same name, the first one in `PATH` counts.
             let _ = symlink(entry.path(), programs.join(entry.file_name()));
         }
     }
@@ -135,7 +136,7 @@ fn a_cache_whose_path_the_compiler_gets_in_pieces_is_refused_by_name() {
     let cache = folder.path().join("my cache");
     let (line, _) = train(this_program(), &cache);
     assert!(line.contains("my cache, has ' ' in its path") && line.contains("OVERDRIVE_COMPILE_CACHE"), "{line}");
-    // A package that is there is used: here, one of the same record that was made elsewhere.
+    // A package in the cache is used; here it is one that was made elsewhere for the same record.
     let elsewhere = folder.path().join("cache");
     fs::rename(&cache, &elsewhere).unwrap();
     compile::prepare(&elsewhere, |_, prepared| _ = prepared.unwrap()).unwrap();
@@ -172,7 +173,7 @@ fn a_package_that_has_its_checksum_and_cannot_be_loaded_is_named() {
     assert!(errors.contains("not compiled"), "{errors}");
 }
 
-/// No `PATH`, and no variable that names a Python or libtorch.
+/// The process has no `PATH`, and no variable that names a Python or libtorch.
 #[test]
 fn an_environment_without_programs_runs_a_package_that_was_prepared_elsewhere() {
     let Some(_alone) = crate::compiling() else { return };

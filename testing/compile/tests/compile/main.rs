@@ -1,10 +1,10 @@
-//! Compiled steps beside plain ones.
+//! Tests of compiled steps, mostly beside the same steps uncompiled.
 
 mod averages;
 mod batches;
 mod beside;
 mod changes;
-mod halves;
+mod half_precision;
 mod indices;
 mod inference;
 mod life;
@@ -20,13 +20,13 @@ mod strict;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Tests that draw numbers run one after the other: libtorch's generator is the process's.
+/// Locks out the other tests that draw random numbers, because all threads of a process share libtorch's generator.
 fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same for tests that compile; `None` where nothing can be compiled.
+/// As [`alone`], for tests that compile; `None` on a machine that cannot compile.
 fn compiling() -> Option<MutexGuard<'static, ()>> {
     match overdrive_compile::check_compiler() {
         Ok(()) => Some(alone()),
@@ -37,7 +37,7 @@ fn compiling() -> Option<MutexGuard<'static, ()>> {
     }
 }
 
-/// A tensor that is a new object each time, made where no recorder sees it.
+/// A tensor that is a new object at each call, and that no recorded operator has made.
 fn outside() -> tch::Tensor {
     std::thread::spawn(|| tch::Tensor::from(2.0f32)).join().unwrap()
 }

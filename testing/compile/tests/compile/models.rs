@@ -64,7 +64,7 @@ fn a_gpt_with_tied_weights_and_dropout() {
 #[test]
 fn a_resnet18_with_sgd_and_momentum() {
     let Some(_alone) = crate::compiling() else { return };
-    // In float64: normalization over a few values makes differences of the last bit large.
+    // In float64, because normalization over a few values enlarges differences in the last bit.
     let model = || {
         let model = resnet18().unwrap();
         model.to(Kind::Double).unwrap();

@@ -1,4 +1,4 @@
-//! Tensors from outside of a step that change between its runs.
+//! External tensors of a step that change between its runs.
 
 use std::cell::Cell;
 
@@ -14,7 +14,7 @@ use crate::losses::{batch, mlp};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
-/// The new one has the memory of the other one's data.
+/// Gives a tensor the memory of `data`.
 fn replace(tensor: &Tensor, data: &Tensor) {
     tensor.shallow_clone().f_set_data(&data.detach()).unwrap();
 }
@@ -27,7 +27,7 @@ fn weights_that_come_to_share_memory_train_as_tied_ones() {
     let tie = |model: &nn::Sequential, _: &mut Sgd, step: usize| {
         let params = model.named_parameters();
         match step {
-            // In memory of its own, a step goes on.
+            // The tensor gets memory of its own, and the step goes on.
             5 => replace(params[0].tensor(), &params[0].tensor().copy()),
             7 => replace(params[2].tensor(), params[0].tensor()),
             _ => {}
@@ -84,7 +84,7 @@ fn a_captured_tensor_of_another_shape_each_time_is_named() {
     assert!(text.contains("pass it in the batch"), "{text}");
 }
 
-/// libtorch's fused AdamW does not count what it writes (`Tensor._version`); compiled steps do.
+/// libtorch's fused AdamW does not increment `Tensor._version` for what it writes; compiled steps do.
 #[test]
 fn a_backward_pass_over_weights_that_a_compiled_step_has_changed_is_an_error() {
     let Some(_alone) = crate::compiling() else { return };
@@ -107,7 +107,7 @@ fn a_backward_pass_over_weights_that_a_compiled_step_has_changed_is_an_error() {
     assert_eq!(calls.get(), 3);
 }
 
-/// Batch normalization does not count what it writes to its statistics, and its backward pass keeps them.
+/// Batch normalization does not increment the version of its statistics, and its backward pass keeps them.
 #[test]
 fn running_statistics_may_move_before_a_backward_pass() {
     let Some(_alone) = crate::compiling() else { return };

@@ -1,4 +1,4 @@
-//! Several processes, some of them without Python, and one folder of packages.
+//! Several processes that share a folder of packages, some of them without Python.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -10,13 +10,13 @@ use overdrive_compile::Prepared;
 
 use crate::losses::{batch, mlp};
 
-/// Is set for a process that trains.
+/// The variable that is set for a process that trains.
 const TRAINS: &str = "OVERDRIVE_TEST_COMPILE_TRAINS";
 
-/// The seconds that such a process lets a compilation take.
+/// How many seconds such a process waits for a compilation.
 pub const TIMEOUT: &str = "OVERDRIVE_TEST_COMPILE_TIMEOUT";
 
-/// Trains, and says how the steps ran. Started by the tests below.
+/// Trains, and prints how the steps ran. The tests below start it.
 #[test]
 fn a_process_that_trains() {
     if std::env::var_os(TRAINS).is_none() {
@@ -48,14 +48,14 @@ pub fn start(cache: &Path, python: Option<&str>) -> Child {
     start_by(command, cache)
 }
 
-/// By a command that runs this program.
+/// A command that starts this program again, to train.
 pub fn start_by(mut command: Command, cache: &Path) -> Child {
     command.args(["--exact", "processes::a_process_that_trains", "--nocapture"]).env(TRAINS, "1");
     command.env("OVERDRIVE_COMPILE_CACHE", cache);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// The line that the process has said, and its errors.
+/// The line that the process has printed, and its errors.
 pub fn end(child: Child) -> (String, String) {
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     let (out, errors) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr).into_owned());
@@ -75,7 +75,7 @@ fn of_four_processes_one_compiles_and_all_run() {
     assert_eq!(compiled, 1, "{ended:?}");
 }
 
-/// `CXX` as it is set for ccache, and a folder for temporary files of this process alone.
+/// `CXX` is set as for ccache, and only this process uses the folder for temporary files.
 #[test]
 fn a_compiler_with_arguments_compiles_and_nothing_is_left_among_temporary_files() {
     let Some(_alone) = crate::compiling() else { return };
@@ -119,13 +119,13 @@ fn a_machine_without_python_runs_a_package_that_was_prepared_elsewhere() {
     assert!(again.iter().all(|prepared| matches!(prepared, Prepared::Present)), "{again:?}");
 }
 
-/// What is in a folder of packages besides locks and notes about the machine.
+/// The files in a folder of packages, except locks and notes about the machine.
 fn left_in(cache: &Path) -> Vec<String> {
     let names = std::fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| !name.ends_with(".lock") && !name.starts_with("vectors-")).collect()
 }
 
-/// The process whose parent is this one.
+/// The process that has this parent.
 fn child_of(parent: u32) -> Option<u32> {
     let is_child = |pid: &u32| {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -149,7 +149,7 @@ fn a_killed_compiler_leaves_an_uncompiled_run_and_the_next_one_compiles() {
     let errors = reader.join().unwrap().join("\n");
     assert!(line.contains("signal: 9") && errors.contains("not compiled"), "{line}\n{errors}");
     let left = left_in(folder.path());
-    // The loss by itself was compiled then; of the killed step, the record is left.
+    // The loss alone was compiled then; of the step whose compiler was killed, the record is left.
     let packages = left.iter().filter(|name| name.ends_with(".pt2")).count();
     assert!(packages == 1 && !left.iter().any(|name| name.contains("compiling-")), "{left:?}");
 
@@ -158,7 +158,7 @@ fn a_killed_compiler_leaves_an_uncompiled_run_and_the_next_one_compiles() {
     assert_eq!(again.split(',').next(), line.split(',').next(), "the losses");
 }
 
-/// A disk of this size, on which this program trains. `None` where this user cannot mount one.
+/// A disk of this size, on which this program trains; `None` if this user cannot mount one.
 fn start_on_disk(size: &str, folder: &Path) -> Option<Child> {
     let mount = r#"mount -t tmpfs -o mode=700,size="$0" none "$1" || exit 99; shift; exec "$@""#;
     let on_disk = |program: &[&std::ffi::OsStr]| {
@@ -178,7 +178,7 @@ fn start_on_disk(size: &str, folder: &Path) -> Option<Child> {
 fn a_full_disk_leaves_an_uncompiled_run() {
     let Some(_alone) = crate::compiling() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // The record fits on the second one.
+    // The second disk has room for the record.
     for (size, expected) in [("4k", "cannot write the record"), ("256k", "No space left on device")] {
         let Some(child) = start_on_disk(size, folder.path()) else { return };
         let (line, errors) = end(child);

@@ -1,4 +1,4 @@
-//! What cannot be compiled: named with the operator and the caller's line, while the step still runs.
+//! Steps that cannot be compiled: they run uncompiled, and an error names the operator and the caller's line.
 
 use overdrive::core::Optimizer;
 use overdrive::memory::checkpoint;
@@ -48,7 +48,7 @@ fn a_shape_that_depends_on_values() {
     is_named(&error, "aten::masked_select");
 }
 
-/// Compiled code would draw other numbers when it computes the function again.
+/// Compiled code would draw other numbers when it recomputes the function.
 #[test]
 fn a_checkpointed_function_that_draws() {
     let error = why(|model, batch| {
@@ -58,7 +58,7 @@ fn a_checkpointed_function_that_draws() {
     assert!(error.to_string().contains("draws after the state of a generator was set"), "{error}");
 }
 
-/// libtorch's own operators refuse probabilities beyond 1, classes and places out of range.
+/// libtorch's operators refuse probabilities above 1 and indices out of range; compiled code would not.
 #[test]
 fn operators_whose_checks_compiled_code_lacks() {
     let error = why(|model, batch| {
@@ -93,7 +93,7 @@ fn operators_whose_checks_compiled_code_lacks() {
     is_named(&error, "aten::_linalg_check_errors");
 }
 
-/// Its learning rate would stay what it was.
+/// Its learning rate would be compiled in, and so never change.
 #[test]
 fn a_second_optimizer_that_steps_before_the_update() {
     let _alone = crate::alone();
@@ -157,6 +157,8 @@ fn two_views_of_one_memory_that_is_written() {
         Ok(model.forward(&batch[0])?.mean(Kind::Float) + all.sum(Kind::Float))
     });
     assert!(error.to_string().contains("share memory"), "{error}");
+    // No operator is to blame, so no line is named.
+    assert!(matches!(error, CompileError::NotRecordable { caller: None, .. }), "{error}");
 }
 
 #[test]

@@ -9,8 +9,8 @@ use overdrive_compile as compile;
 use crate::beside::strict;
 use crate::losses::mlp;
 
-/// Trains up to this step from where the last checkpoint in the folder is, and saves. Batches and dropout are drawn by the
-/// generator that is saved. Returns the losses, and how often the closure was called.
+/// Continues from the last checkpoint in the folder, trains up to this step, and saves. The checkpoint has the random
+/// generator that draws batches and dropout. Returns the losses, and how often the closure was called.
 fn train(folder: &Path, until: u64, is_compiled: bool) -> (Vec<f64>, usize) {
     let mut model = mlp();
     let mut opt = AdamW::builder(&model).lr(0.01).build().unwrap();
@@ -65,7 +65,7 @@ fn a_checkpoint_goes_from_compiled_steps_to_uncompiled_ones_and_back() {
             let (losses, calls) = train(folder.path(), until, is_compiled);
             assert_eq!((losses.len(), calls), (8, if is_compiled { 3 } else { 8 }));
             found.extend(losses);
-            // What comes is the checkpoint's.
+            // The next run takes the generator's state from the checkpoint, not this one.
             tch::manual_seed(99);
         }
         for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {

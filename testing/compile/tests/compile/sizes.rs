@@ -12,7 +12,7 @@ use crate::beside::{follows, strict};
 use crate::losses::mlp;
 use crate::models::{gpt, tokens};
 
-/// How often the closure of a compiled step is called for batches of these sizes.
+/// Runs a compiled step on batches of these sizes. Returns how often its closure is called.
 fn calls<M: Module + Forward>(
     model: impl Fn() -> M,
     batch: fn(i64) -> [Tensor; 2],
@@ -27,7 +27,8 @@ fn numbers(size: i64) -> [Tensor; 2] {
     [Tensor::randn([size, 20], (Kind::Float, Device::Cpu)), Tensor::randint(5, [size], (Kind::Int64, Device::Cpu))]
 }
 
-/// The first two sizes are recorded twice and compiled; each further one is recorded once, to see that it is the same step.
+/// The first two sizes are recorded twice each and compiled. Each further size is recorded once, to check that it is
+/// the same step.
 #[test]
 fn a_second_size_is_compiled_for_all_sizes() {
     let Some(_alone) = crate::compiling() else { return };
@@ -40,10 +41,10 @@ fn a_batch_of_one_is_compiled_for_itself() {
     let Some(_alone) = crate::compiling() else { return };
     let sizes = [16, 16, 16, 7, 7, 7, 1, 1, 1, 1, 1];
     assert_eq!(calls(mlp, numbers, &sizes, strict()), 3 + 3 + 3);
-    // It does not keep others from being compiled for all sizes.
+    // A batch of one does not prevent that others are compiled for all sizes.
     let sizes = [1, 1, 1, 7, 7, 7, 16, 16, 16, 9, 9, 9];
     assert_eq!(calls(mlp, numbers, &sizes, strict()), 3 + 3 + 3 + 2);
-    // Here it takes the only room.
+    // Here it takes the only room that there is.
     let options = Options { shapes: 1, ..Options::default() };
     assert_eq!(calls(mlp, numbers, &[1, 1, 1, 1, 7, 7, 7, 7], options), 3 + 4);
 }
@@ -67,7 +68,8 @@ fn convolutions_and_batch_normalization_train_on_batches_of_any_size() {
     let Some(_alone) = crate::compiling() else { return };
     let cnn = || {
         sequential![
-            // Without a bias: its gradient before a normalization is rounding, which Adam makes a step of.
+            // Without a bias: normalization cancels it, so that its gradient is rounding error, which Adam turns into a
+            // step.
             nn::Conv2d::builder(3, 8, 3).padding(1).bias(false).build().unwrap(),
             nn::BatchNorm2d::new(8).unwrap(),
             nn::Relu,
@@ -84,7 +86,7 @@ fn convolutions_and_batch_normalization_train_on_batches_of_any_size() {
     assert_eq!(calls(cnn, images, &sizes, strict()), 3 + 3 + 2 + 2);
 }
 
-/// The first dimension of the second tensor is no size of the batch, so another one is another step.
+/// The first dimension of the second tensor is not the size of the batch, so another one makes another step.
 #[test]
 fn other_tensors_of_a_batch_may_have_other_sizes() {
     let Some(_alone) = crate::compiling() else { return };
@@ -103,7 +105,7 @@ fn other_tensors_of_a_batch_may_have_other_sizes() {
     }
 }
 
-/// The difference of neighbours has a dimension of b - 1, which is 1 for a batch of 2.
+/// The differences of neighbours have b - 1 rows, which is 1 for a batch of 2.
 #[test]
 fn a_dimension_that_is_one_less_than_the_batch() {
     let Some(_alone) = crate::compiling() else { return };
@@ -117,7 +119,7 @@ fn a_dimension_that_is_one_less_than_the_batch() {
     };
     let mut loss_of = compile::loss(&model, loss).options(Options { strict: true, ..Options::default() });
     let mut expected_calls = 0;
-    // Neither before nor after the package for all sizes, a batch of 2 is computed as another one.
+    // A batch of 2 is not computed as one of another size, neither before nor after the package for all sizes exists.
     for (size, recorded) in [(8, 2), (8, 0), (5, 2), (5, 0), (2, 2), (2, 0), (6, 1), (3, 1), (3, 0), (8, 0)] {
         for number in 0..recorded.max(1) {
             let x = Tensor::randn([size, 4], (Kind::Float, Device::Cpu));
@@ -133,7 +135,7 @@ fn a_dimension_that_is_one_less_than_the_batch() {
     }
 }
 
-/// A loop over the samples is another list of operators at each size.
+/// A loop over the samples gives another list of operators at each size.
 #[test]
 fn a_step_whose_operators_depend_on_the_size_is_compiled_for_each() {
     let Some(_alone) = crate::compiling() else { return };

@@ -16,7 +16,7 @@ fn values(model: &impl Module) -> Vec<Tensor> {
     model.named_parameters().into_iter().map(|it| it.tensor().detach().copy()).collect()
 }
 
-/// A caller that gives a batch again after an error trains on it once.
+/// A caller that passes a batch again after an error trains on it once.
 #[test]
 fn an_error_comes_before_a_step_changes_anything_and_stays() {
     let _alone = crate::alone();
@@ -39,11 +39,11 @@ fn an_error_comes_before_a_step_changes_anything_and_stays() {
             matches!(error, CompileError::NotRecordable { .. })
         }));
     }
-    // The first step and the one that was recorded ran.
+    // The first step ran, and the one that was recorded.
     assert_eq!((kinds, calls.get()), (vec![true, false, false, false], 2));
 }
 
-/// Each k-th step of Lookahead does more than the others, which a compiled step would not do.
+/// Every k-th step of Lookahead does more than the others. A compiled step would not do that.
 #[test]
 fn an_optimizer_whose_steps_differ_is_not_half_compiled_unsaid() {
     let Some(_alone) = crate::compiling() else { return };
@@ -74,7 +74,8 @@ fn two_optimizers_that_are_joined_are_compiled() {
     assert_eq!((followed.calls, followed.why_eager), (3, None));
 }
 
-/// A group that is added to the first optimizer is numbered behind those of the second.
+/// The groups of the second optimizer come after those of the first. So a group that is added to the first one is
+/// numbered after them.
 #[test]
 fn a_joint_optimizer_tells_its_groups_as_long_as_they_are_in_the_order_of_the_parameters() {
     let weights = || [Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true)];

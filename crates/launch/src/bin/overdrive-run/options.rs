@@ -15,7 +15,7 @@ const DEFAULT_PORT: u16 = 29500;
 /// etcd's own default.
 const ETCD_PORT: u16 = 2379;
 
-/// torchrun's two names; both mean version 3 of etcd's protocol here.
+/// Whether the launchers meet by an etcd. torchrun has two names for that; here both mean version 3 of etcd's protocol.
 fn is_etcd(backend: &str) -> bool {
     matches!(backend, "etcd" | "etcd-v2")
 }
@@ -30,10 +30,10 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
     let (program, args) = command_line(cli)?;
     let rendezvous = values::rendezvous(&cli.rdzv_conf)?;
     let Some(grace) = values::seconds(cli.grace_period) else {
-        return refuse(format!("--grace-period {}: give seconds, 0 or more", cli.grace_period));
+        return refuse(format!("--grace-period {}: give a number of seconds, 0 or more", cli.grace_period));
     };
     let Some(window) = values::seconds(cli.failure_window) else {
-        return refuse(format!("--failure-window {}: give seconds, 0 or more", cli.failure_window));
+        return refuse(format!("--failure-window {}: give a number of seconds, 0 or more", cli.failure_window));
     };
     let mut launch = Launch::new(program)
         .args(args)
@@ -51,6 +51,7 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
     if let Some(folder) = &cli.log_dir {
         launch = launch.log_dir(folder);
     }
+    // torchrun's default is an empty list, which means all.
     if let Some(shown) = cli.local_ranks_filter.as_deref().filter(|it| !it.is_empty()) {
         launch = launch.local_ranks_filter(values::local_ranks(shown)?);
     }
@@ -69,6 +70,7 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
 /// Refuses torchrun's options that this launcher does not support, instead of ignoring them.
 fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
     match cli.rdzv_backend.as_str() {
+        // Both mean this launcher's own protocol, which node 0 serves at the endpoint.
         "static" | "c10d" => {}
         name if is_etcd(name) => {}
         other => {
@@ -77,7 +79,7 @@ fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
             ));
         }
     }
-    // `null` is torchrun's default, no handler, so it is accepted.
+    // torchrun's default, `null`, means no handler, so it is accepted.
     let is_null = |handler: &&String| handler.as_str() != "null";
     let unsupported = [
         ("--event-log-handler", cli.event_log_handler.as_ref().filter(is_null).is_some()),
@@ -92,7 +94,7 @@ fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
 
 /// What to execute: the program itself, or Python with the program as its argument.
 fn command_line(cli: &Cli) -> Result<(OsString, Vec<OsString>), LaunchError> {
-    // --run-path overrides both.
+    // --run-path overrides --module and --no-python.
     if cli.module && cli.no_python && !cli.run_path {
         return refuse("--module and --no-python contradict each other: only Python runs modules");
     }
@@ -127,12 +129,12 @@ fn signals(names: &str) -> Result<Vec<i32>, LaunchError> {
     names.split(',').filter(|name| !name.trim().is_empty()).map(number).collect()
 }
 
-/// Sets the number of hosts, this host's rank, and the endpoint at which the launchers join.
+/// Sets the number of hosts, this host's rank, and the rendezvous endpoint.
 fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, LaunchError> {
-    let (fewest, nnodes) = if cli.standalone { (1, 1) } else { values::nnodes(&cli.nnodes)? };
+    let (min_nodes, nnodes) = if cli.standalone { (1, 1) } else { values::nnodes(&cli.nnodes)? };
     let mut launch = launch
         .nnodes(nnodes)
-        .min_nodes(fewest)
+        .min_nodes(min_nodes)
         .keep_alive(rendezvous.keep_alive_interval, rendezvous.keep_alive_max_attempt);
     if let Some(timeout) = rendezvous.join_timeout {
         launch = launch.join_timeout(timeout);
@@ -159,8 +161,9 @@ fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launc
         });
     }
     launch = set_secret(launch, cli)?;
-    let elects = is_etcd(&cli.rdzv_backend);
-    let slurm = if cli.node_rank.is_none() { values::slurm_node(nnodes)?.filter(|_| !elects) } else { None };
+    let uses_etcd = is_etcd(&cli.rdzv_backend);
+    // With etcd the launchers elect node 0 and number the others as they join, so Slurm's number is not used.
+    let slurm = if cli.node_rank.is_none() { values::slurm_node(nnodes)?.filter(|_| !uses_etcd) } else { None };
     if let Some(rank) = cli.node_rank.or(slurm) {
         launch = launch.node_rank(rank);
     }
@@ -171,14 +174,14 @@ fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launc
         launch = launch.master_addr(address);
     }
     match (&cli.rdzv_endpoint, &cli.master_addr) {
-        (Some(endpoint), _) if elects => {
+        (Some(endpoint), _) if uses_etcd => {
             let (host, port) = values::endpoint(endpoint, ETCD_PORT)?;
             if let Some(port) = cli.master_port {
                 launch = launch.master_port(port);
             }
             Ok(launch.rdzv_etcd(host, port))
         }
-        (None, _) if elects => {
+        (None, _) if uses_etcd => {
             refuse("--rdzv-backend etcd: give etcd's host and port, like --rdzv-endpoint etcd0:2379")
         }
         (Some(endpoint), _) if !endpoint.is_empty() => {

@@ -38,13 +38,13 @@ fn gpus() -> usize {
     }
 }
 
-/// `/dev/nvidia0`, not `/dev/nvidiactl`.
+/// Whether a file in `/dev` is a GPU: `nvidia0`, not `nvidiactl`.
 fn is_gpu(name: &str) -> bool {
     name.strip_prefix("nvidia").is_some_and(|number| !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit()))
 }
 
-/// Counts entries as CUDA does: up to the first that is empty or negative. Slurm says `NoDevFiles` in a job without
-/// GPUs.
+/// The number of GPUs in `CUDA_VISIBLE_DEVICES`. As CUDA does, it counts entries up to the first one that is empty or
+/// negative. Slurm sets `NoDevFiles` in a job without GPUs.
 fn visible(list: &str) -> usize {
     if list == "NoDevFiles" {
         return 0;
@@ -52,7 +52,7 @@ fn visible(list: &str) -> usize {
     list.split(',').take_while(|entry| !entry.trim().is_empty() && !entry.trim().starts_with('-')).count()
 }
 
-/// The fewest and the most hosts: `2`, or `1:4` for an elastic run.
+/// Reads the least and the largest number of hosts: `2`, or `1:4` for an elastic run.
 pub fn nnodes(text: &str) -> Result<(usize, usize), LaunchError> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let (least, most) = text.split_once(':').unwrap_or((text, text));
@@ -72,7 +72,7 @@ pub fn host(text: &str) -> Result<String, &'static str> {
     if is_host(text) { Ok(text.to_owned()) } else { Err("give a host's name or address, without a port, like node0") }
 }
 
-/// `host:port`, `host`, `[::1]:port`.
+/// Reads an endpoint: `host:port`, `host`, or `[::1]:port`.
 pub fn endpoint(text: &str, default_port: u16) -> Result<(String, u16), LaunchError> {
     let wrong = || refuse(format!("--rdzv-endpoint {text}: give a host and a port, like node0:29500 or [::1]:29500"));
     let (host, port) = match text.rsplit_once(':') {
@@ -89,19 +89,19 @@ pub fn endpoint(text: &str, default_port: u16) -> Result<(String, u16), LaunchEr
     }
 }
 
-/// `0,2`.
+/// Reads a list of local ranks: `0,2`.
 pub fn local_ranks(text: &str) -> Result<Vec<usize>, LaunchError> {
     let ranks: Result<Vec<usize>, _> = text.split(',').map(|rank| rank.trim().parse()).collect();
     ranks.or_else(|_| refuse(format!("--local-ranks-filter {text}: give local ranks, like 0,1")))
 }
 
-/// Texts separated by commas. A comma within a text is written twice, as for torchrun.
+/// Reads texts that are separated by commas. A comma within a text is written twice, as for torchrun.
 pub fn texts(list: Option<&str>) -> Vec<String> {
     let parts = list.unwrap_or_default().replace(",,", "\0");
     parts.split(',').filter(|text| !text.is_empty()).map(|text| text.replace('\0', ",")).collect()
 }
 
-/// None if the value is negative, not a number, or too large.
+/// A number of seconds as a duration; None if it is negative, NaN, or too large.
 pub fn seconds(value: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(value).ok().filter(|it| *it < Duration::from_secs(u32::MAX.into()))
 }
@@ -130,8 +130,9 @@ impl Default for Rendezvous {
     }
 }
 
+/// Reads `key=value` pairs that are separated by commas.
 pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
-    // Options of torchrun's store and of its rounds, which this launcher does not have.
+    // Options of torchrun's store and of its rendezvous rounds. This launcher has neither.
     const IGNORED: [&str; 7] =
         ["read_timeout", "close_timeout", "heartbeat_timeout", "store_type", "use_libuv", "rank", "local_addr"];
     let mut conf = Rendezvous::default();
@@ -166,11 +167,12 @@ pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
 fn time(pair: &str, value: &str) -> Result<Duration, LaunchError> {
     match value.parse().ok().and_then(seconds) {
         Some(time) => Ok(time),
-        None => refuse(format!("--rdzv-conf {pair}: give seconds")),
+        None => refuse(format!("--rdzv-conf {pair}: give a number of seconds")),
     }
 }
 
-/// This host's rank in a Slurm step (else job) of `nnodes` nodes; None elsewhere.
+/// This host's number among the nodes of a Slurm step, or of a job without steps, if that has `nnodes` nodes. None
+/// elsewhere.
 pub fn slurm_node(nnodes: usize) -> Result<Option<usize>, LaunchError> {
     let number = |name| env::var(name).ok()?.parse::<usize>().ok();
     let nodes = number("SLURM_STEP_NUM_NODES").or_else(|| number("SLURM_NNODES"));

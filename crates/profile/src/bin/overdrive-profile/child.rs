@@ -19,12 +19,13 @@ const FORWARDED: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2]
 /// Runs the program to its end, and forwards signals.
 ///
 /// # Errors
-/// When it cannot be started.
+/// When the program cannot be started.
 pub fn run(command: &mut Command) -> io::Result<ExitStatus> {
     let forwarded = not_ignored();
     let mut signals = SignalsInfo::<WithOrigin>::new(&forwarded)?;
     let handle = signals.handle();
     let mut child = command.spawn()?;
+    // The process ID, until the program has ended.
     let living = Mutex::new(Some(Pid::from_child(&child)));
     let status = thread::scope(|scope| {
         scope.spawn(|| {
@@ -51,7 +52,7 @@ pub fn run(command: &mut Command) -> io::Result<ExitStatus> {
     status
 }
 
-/// Waits for the child. Clears `living` before the process ID can be reused.
+/// Waits for the child. Clears `living` before it reaps the child, because the process ID can be reused from then on.
 fn wait(child: &mut Child, living: &Mutex<Option<Pid>>) -> io::Result<ExitStatus> {
     let pid = WaitId::Pid(Pid::from_child(child));
     while let Err(Errno::INTR) = waitid(pid.clone(), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
@@ -59,7 +60,8 @@ fn wait(child: &mut Child, living: &Mutex<Option<Pid>>) -> io::Result<ExitStatus
     child.wait()
 }
 
-/// Drops the signals that this program inherited as ignored, such as SIGHUP under `nohup`; the child inherits that too.
+/// The signals to forward: not those that this program inherited as ignored, such as SIGHUP under `nohup`, because the
+/// child inherits that too.
 fn not_ignored() -> Vec<i32> {
     let ignored = Process::myself().and_then(|it| it.status()).map_or(0, |status| status.sigign);
     FORWARDED.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0).collect()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, value_parser};
 
-/// A larger number of steps is a typing mistake.
+/// The largest number of steps that is accepted; a larger one is taken for a typing mistake.
 const MOST_STEPS: u64 = 1_000_000_000;
 
 /// Finds what a training run waits for

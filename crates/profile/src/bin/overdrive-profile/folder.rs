@@ -1,5 +1,5 @@
-//! The folder that a run is recorded into: other files are not touched, and an earlier record is replaced only by a
-//! complete one.
+//! The folder that `overdrive-profile run` records into. Files of other programs are not touched, and an earlier record
+//! is replaced only when the new one is complete.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const PAGE: &str = "profile.html";
 
 pub struct Folder {
     path: PathBuf,
-    /// Where the program records until the record is complete.
+    /// The folder within it that the program writes to. Its files move to `path` when the record is complete.
     recording: TempDir,
     was_there: bool,
 }
@@ -23,12 +23,13 @@ impl Folder {
     /// Creates the folder if it is missing.
     ///
     /// # Errors
-    /// When foreign files have the names of a record's files, or the folder cannot be written.
+    /// When a file that is not of an earlier run has a name that the record's files get, or the folder cannot be
+    /// written.
     pub fn prepare(path: &Path) -> Result<Self> {
         let was_there = path.exists();
         fs::create_dir_all(path).with_context(|| format!("cannot create the folder {}", path.display()))?;
         refuse_foreign_files(path)?;
-        // Absolute, because ranks may change their working directory.
+        // The program gets an absolute path, because it may change its working directory.
         let path = path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?;
         let recording = tempfile::Builder::new()
             .prefix(".recording-")
@@ -37,12 +38,13 @@ impl Folder {
         Ok(Self { path, recording, was_there })
     }
 
-    /// Where the program records.
+    /// The folder that the program writes to.
     pub fn recording(&self) -> &Path {
         self.recording.path()
     }
 
-    /// Completes the record, and replaces an earlier one. Returns the files' paths, the page first.
+    /// Adds the page and the merged record, and replaces the files of an earlier run. Returns the new files' paths, the
+    /// page first.
     pub fn complete(self, records: &Records, diagnosis: &Diagnosis) -> Result<Vec<PathBuf>> {
         records.tidy(self.recording())?;
         records.run.write_html(diagnosis, self.recording().join(PAGE))?;
@@ -64,7 +66,7 @@ impl Folder {
     pub fn discard(self) {
         drop(self.recording);
         if !self.was_there {
-            // Fails if something else is in it, as it should.
+            // Fails if another program has put a file into it; then the folder should stay.
             let _ = fs::remove_dir(&self.path);
         }
     }
@@ -74,11 +76,12 @@ fn is_ours(name: &str) -> bool {
     name == PAGE || is_record(name) || is_trace(name)
 }
 
-/// Refuses a folder with files that have our names but are not an earlier run's.
+/// Refuses a folder in which a file has one of our names but is not of an earlier run. Without a record in the folder,
+/// nothing shows that a page or a trace is of a run.
 fn refuse_foreign_files(path: &Path) -> Result<()> {
     let found = names(path, is_ours)?;
     let records: Vec<&String> = found.iter().filter(|name| is_record(name)).collect();
-    // Records of other versions are accepted.
+    // Records of other versions cannot be read, but are of an earlier run too.
     let is_foreign = |name: &&&String| match RunProfile::read_json(path.join(name)) {
         Ok(_) => false,
         Err(ProfileError::Setting { .. }) => !has_schema(&path.join(name)),
@@ -95,7 +98,7 @@ fn refuse_foreign_files(path: &Path) -> Result<()> {
     }
 }
 
-/// Whether a file that cannot be read as a record looks like one of another version.
+/// Whether a file that cannot be read as a record has the fields that records of every version have.
 fn has_schema(path: &Path) -> bool {
     let value = fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok());
     value.is_some_and(|value| value["schema"].is_u64() && value["command"].is_array() && value["machine"].is_object())

@@ -1,4 +1,4 @@
-//! Reads a run on several hosts, each with a folder of its ranks' records.
+//! Merges the records of a run on several hosts. Each host has a folder with the records of its ranks.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use overdrive_profile::RunProfile;
 
 use crate::records::{self, MERGED, Record, is_record};
 
-/// The record of all ranks in these folders and files. A single path is read as it is.
+/// Merges the records of all ranks in these folders and files. A single path may also be a merged record.
 ///
 /// # Errors
-/// When one has no record, a rank appears twice, or they are not of one run.
+/// When a folder or file has no record, a rank appears twice, or the records are not of one run.
 pub fn read(paths: &[PathBuf]) -> Result<RunProfile> {
     if let [path] = paths {
         return records::read(path);
@@ -31,7 +31,7 @@ pub fn read(paths: &[PathBuf]) -> Result<RunProfile> {
     Ok(run)
 }
 
-/// The records of a host's ranks, and further notes about its run.
+/// The records of a host's ranks, and notes about its run that the ranks' records do not have.
 fn of_folder(folder: &Path) -> Result<(Vec<Record>, Vec<String>)> {
     let merged = folder.join(MERGED);
     let Some((ranks, mut notes)) = records::of_one_run(folder, |name| is_record(name) && name != MERGED)? else {
@@ -50,7 +50,7 @@ fn of_folder(folder: &Path) -> Result<(Vec<Record>, Vec<String>)> {
     Ok((ranks, notes))
 }
 
-/// The record of a single rank.
+/// Reads the record of a single rank. Refuses a merged record, which lacks the details of most ranks.
 fn of_file(path: &Path) -> Result<Record> {
     let record = Record::read(path.to_owned())?;
     if !record.run.ranks.is_empty() {
@@ -65,7 +65,7 @@ fn of_file(path: &Path) -> Result<Record> {
     Ok(record)
 }
 
-/// Refuses two records that cannot be of one run.
+/// Refuses two records that cannot be of the same run.
 fn refuse(one: &Record, other: &Record) -> Result<()> {
     let both = format!("{} and {}", one.path.display(), other.path.display());
     let (a, b) = (&one.run, &other.run);
@@ -82,7 +82,7 @@ fn refuse(one: &Record, other: &Record) -> Result<()> {
     Ok(())
 }
 
-/// The program's file name and its arguments; its folder may differ between hosts.
+/// The program's file name and its arguments, without the program's folder, which may differ between hosts.
 fn program(run: &RunProfile) -> (Option<&OsStr>, &[String]) {
     match run.command.split_first() {
         Some((program, args)) => (Path::new(program).file_name(), args),

@@ -1,4 +1,5 @@
-//! One call of a collective, a send or a receive: what a rank gives, what it takes, and what it tells the others of it.
+//! One call of a collective, a send or a receive: what a rank sends, what it receives, and what it tells the other
+//! ranks of the call.
 
 use super::code::{Code, Failure};
 use super::journal;
@@ -54,7 +55,7 @@ pub struct Call {
     pub peer: usize,
 }
 
-/// Who calls.
+/// The rank that calls.
 #[derive(Clone, Copy)]
 pub struct Place {
     pub rank: usize,
@@ -62,12 +63,12 @@ pub struct Place {
 }
 
 impl Call {
-    /// The bytes of the count that the call names; `None` if no memory is so large.
+    /// The bytes of as many elements as the call says; `None` if no memory is so large.
     pub fn bytes(&self) -> Option<usize> {
         self.count.checked_mul(self.data.size())
     }
 
-    /// The bytes that this rank gives and takes; `None` if no memory is so large.
+    /// The bytes that this rank sends and receives; `None` if no memory is so large.
     pub fn lengths(&self, place: Place) -> Option<(usize, usize)> {
         let one = self.bytes()?;
         let all = one.checked_mul(place.ranks)?;
@@ -86,18 +87,18 @@ impl Call {
         })
     }
 
-    /// What has to be the same at each rank.
+    /// The parts of a call that must be the same at all ranks.
     fn words(&self) -> [u64; 3] {
         let reduction = if self.kind.reduces() { self.reduction.number() } else { 0 };
-        // A receive is compared with its send.
+        // A receive is compared with its send only.
         let kind = if self.kind == Kind::Recv { Kind::Send } else { self.kind };
         let root = if self.kind.is_collective() { self.peer as u64 } else { 0 };
         let first = u64::from(kind as u8) | u64::from(self.data as u8) << 8 | u64::from(reduction) << 16;
         [first, self.count as u64, root]
     }
 
-    /// Writes what this rank gives, where the others find it. `send`: its bytes for the host; `before`: what was given to
-    /// other communicators before a collective. Returns where it ends.
+    /// Writes what this rank sends to the shared file. `send` are the bytes in the host's memory; `before` is what the
+    /// device's other communicators were given before a collective. Returns where the record ends.
     pub fn post(&self, lanes: &Lanes, place: Place, send: &[u8], before: &str) -> Result<u64, Failure> {
         if self.kind == Kind::Send {
             return lanes.post(Lane::Pair(place.rank, self.peer), self.words(), send);
@@ -110,7 +111,7 @@ impl Call {
         lanes.post(Lane::Collectives(place.rank), self.words(), &own)
     }
 
-    /// With the factor that is read from memory.
+    /// Replaces a factor that has to be read from memory by its value.
     fn own_reduction(&self) -> Reduction {
         match self.reduction {
             Reduction::PreMulSum(Scalar::At(at)) => {
@@ -123,7 +124,7 @@ impl Call {
         }
     }
 
-    /// Takes what the others give, if all of it is there; false if not. `receive`: the bytes that it writes.
+    /// Receives what the other ranks have sent, if all of it is there; false if not. `receive` are the bytes to write.
     pub fn meet(&self, lanes: &Lanes, place: Place, number: u64, receive: &mut [u8]) -> Result<bool, Failure> {
         let from: Vec<Lane> = match self.kind {
             Kind::Recv => vec![Lane::Pair(self.peer, place.rank)],
@@ -145,7 +146,7 @@ impl Call {
         Ok(true)
     }
 
-    /// Notes which ranks were given this collective and those of another communicator in opposite orders.
+    /// Notes ranks that were given this collective and those of another communicator in opposite orders.
     fn compare_orders(&self, lanes: &Lanes, number: u64, records: &[Record]) -> Result<(), Failure> {
         let before = |rank: usize| order::read(lanes, Lane::Collectives(rank), records[rank]);
         let first = before(0)?;
@@ -171,7 +172,7 @@ impl Call {
             let (from, to) = (self.peer, place.rank);
             return Some(format!("send {number} of rank {from} to rank {to}: it sends {sent}, and {own} are received"));
         }
-        // The same text at every rank, whichever finds it.
+        // Every rank compares the others with rank 0, so that all find the same text.
         let (first, others) = records.split_first()?;
         let rank = others.iter().position(|record| record.words != first.words)? + 1;
         let [one, other] = [first, &records[rank]].map(|record| described(record.words));
@@ -180,7 +181,7 @@ impl Call {
 
     fn take(&self, lanes: &Lanes, place: Place, from: &[Lane], receive: &mut [u8]) -> Result<(), Failure> {
         let one = self.bytes().unwrap_or(0);
-        // Nothing is taken, as at the ranks that are not a reduction's root; or the same part of each.
+        // A rank that is not the root of a reduction receives nothing.
         if receive.is_empty() {
             return Ok(());
         }

@@ -13,7 +13,7 @@ macro_rules! codes {
         impl Code {
             $(#[doc = $text] pub const $constant: Self = Self($code);)+
 
-            /// What `ncclGetErrorString` says, with a zero byte at its end.
+            /// The text of `ncclGetErrorString`, with a zero byte at its end.
             pub fn words(self) -> &'static str {
                 match self.0 {
                     $($code => concat!($text, "\0"),)+
@@ -57,7 +57,7 @@ impl From<std::io::Error> for Failure {
 /// The last failure in words.
 static LAST: Mutex<String> = Mutex::new(String::new());
 
-/// What a C function returns; a failure is also the last one.
+/// The code that a C function returns. A failure is also stored as the last one.
 pub fn result(result: Result<Code, Failure>) -> i32 {
     match result {
         Ok(code) => code.0,
@@ -73,7 +73,7 @@ pub fn tell(text: &str) {
     text.clone_into(&mut LAST.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// The last failure, of any thread; the text stays for the thread's next call of this.
+/// The last failure of any thread. The text stays valid until the thread's next call of this.
 pub fn last() -> *const c_char {
     thread_local! {
         static KEPT: RefCell<CString> = RefCell::default();

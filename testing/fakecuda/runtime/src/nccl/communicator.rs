@@ -1,4 +1,4 @@
-//! A rank's communicator: how it begins, what it has been asked for, and how it ends.
+//! A rank's communicator: how it begins, what was issued to it, and how it ends.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,37 +17,37 @@ use super::reduce::{DataType, Reduction};
 
 /// How long a host that waits for other ranks sleeps before it looks again.
 const PAUSE: Duration = Duration::from_micros(500);
-/// How often the peers' processes are looked for.
+/// How often it looks whether the peers' processes are alive.
 const LIVENESS: Duration = Duration::from_millis(20);
 
-/// What is under way besides collectives; the state is `ncclInProgress` meanwhile.
+/// What is in progress besides collectives. Meanwhile the state is `ncclInProgress`.
 pub enum Step {
-    /// The ranks of a split tell each other where they go.
+    /// The ranks of a split tell each other which new communicator each goes to.
     Exchange(Exchange),
-    /// The other ranks have to come.
+    /// It waits for the other ranks to come.
     Gathering,
-    /// What was asked for has to be done, and then nothing more is taken.
+    /// It finishes what was issued, and then accepts no more calls.
     Finalizing,
     Done,
 }
 
-/// What a communicator numbers.
+/// What a communicator counts.
 #[derive(Default)]
 pub struct Counters {
     pub collectives: u64,
-    /// By the other rank.
+    /// For each other rank.
     pub sends: BTreeMap<usize, u64>,
     pub receives: BTreeMap<usize, u64>,
     pub splits: u64,
-    /// What each rank has said of each split: its color and key.
+    /// For each split, what each rank has said of it: its color and key.
     pub members: BTreeMap<usize, Vec<(i32, i32)>>,
-    /// By the ranks that were left out.
+    /// By the list of the ranks that were left out.
     pub shrinks: BTreeMap<String, u64>,
     pub operators: BTreeMap<i32, (DataType, Reduction)>,
     pub is_finalized: bool,
 }
 
-/// Where a rank sits.
+/// This rank's place in the shared file.
 pub struct Seat {
     pub lanes: Lanes,
     pub place: Place,
@@ -57,7 +57,7 @@ pub struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // It is there if a rank has not come, and then nobody can use it.
+        // Missing if a rank has not come; then the communicator cannot be used.
         let _ = std::fs::remove_file(&self.path);
         order::end(self.device, &self.path);
     }
@@ -73,7 +73,7 @@ pub struct Communicator {
     /// Why it has failed.
     reason: OnceLock<String>,
     is_aborted: AtomicBool,
-    /// Groups of calls: how many were issued, how many are done, and how many somebody waits for.
+    /// The counts of groups of calls: issued, done, and those that somebody waits for.
     issued: AtomicU64,
     ended: AtomicU64,
     wanted: AtomicU64,
@@ -86,7 +86,7 @@ fn open<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Communicator {
-    /// One that is not there before `poll` says so.
+    /// A new communicator, which has no seat until `poll` says so.
     pub fn new(device: usize, blocks: bool, step: Step) -> Self {
         Self {
             device,
@@ -109,12 +109,12 @@ impl Communicator {
         let device = self.device;
         let lanes = Lanes::attach(&path, (place.rank, place.ranks), members::physical(device))?;
         order::begin(device, &path);
-        // There is one step, and it sits down once.
+        // There is only one step, and it takes the seat once.
         let _ = self.seat.set(Seat { lanes, place, path, device });
         Ok(())
     }
 
-    /// The seat, if the communicator can be used; the asynchronous error if not.
+    /// The seat, if the communicator can be used; otherwise the asynchronous error.
     pub fn ready(&self) -> Result<&Seat, Failure> {
         match self.poll() {
             Code::SUCCESS => self.seat.get().ok_or_else(|| Failure::new(Code::INTERNAL, "there is no seat")),
@@ -129,7 +129,7 @@ impl Communicator {
         }
     }
 
-    /// The seat, also of one that has failed.
+    /// The seat, also of a communicator that has failed.
     pub fn seat(&self) -> Option<&Seat> {
         self.seat.get()
     }
@@ -138,7 +138,7 @@ impl Communicator {
         open(&self.counters)
     }
 
-    /// Goes on with what is under way. Returns the state.
+    /// Makes progress with what is in progress, and returns the state.
     pub fn poll(&self) -> Code {
         let state = Code(self.state.load(Ordering::Acquire));
         if state == Code::IN_PROGRESS {
@@ -148,7 +148,7 @@ impl Communicator {
                 Ok(true) => {
                     *step = Step::Done;
                     let (old, new) = (Code::IN_PROGRESS.0, Code::SUCCESS.0);
-                    // An error in between stays.
+                    // An error that came in between stays.
                     let _ = self.state.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
                 }
                 Err(failure) => self.fail(&failure),
@@ -192,7 +192,7 @@ impl Communicator {
         }
     }
 
-    /// Asks for what was issued to be done. `poll` says when it is.
+    /// Begins to finish what was issued. `poll` says when that is done.
     pub fn flush(&self) {
         self.want(self.issued.load(Ordering::Acquire));
         let mut step = open(&self.step);
@@ -211,13 +211,14 @@ impl Communicator {
         self.issued.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Whether everything before a group is done. The groups of a communicator follow each other also in different
-    /// streams, because they share its buffers: NCCL's wait for each other on its own stream (`ncclLaunchPrepare`).
+    /// Whether everything before a group is done. The groups of a communicator run one after the other also in
+    /// different streams, because they share its buffers: NCCL makes them wait for each other on a stream of its own
+    /// (`ncclLaunchPrepare`).
     pub fn is_turn_of(&self, number: u64) -> bool {
         self.ended.load(Ordering::Acquire) + 1 >= number
     }
 
-    /// Groups up to this one have to run.
+    /// Notes that somebody waits for the groups up to this one.
     pub fn want(&self, number: u64) {
         self.wanted.fetch_max(number, Ordering::AcqRel);
     }
@@ -230,19 +231,19 @@ impl Communicator {
         self.ended.fetch_max(number, Ordering::AcqRel);
     }
 
-    /// Ends what is under way, also in other threads.
+    /// Aborts what is in progress, also in other threads.
     pub fn abort(&self) {
         self.is_aborted.store(true, Ordering::Release);
     }
 
-    /// Whether no collective can run any more: this rank has failed or aborted.
+    /// Whether no collective can run any more, because this rank has failed or aborted.
     pub fn is_over(&self) -> bool {
         let state = Code(self.state.load(Ordering::Acquire));
         self.is_aborted.load(Ordering::Acquire) || ![Code::SUCCESS, Code::IN_PROGRESS].contains(&state)
     }
 
-    /// Why another rank has ended the communicator. A collective that everything is there for is done nevertheless, so
-    /// that its numbers do not depend on which rank is faster.
+    /// Why another rank has ended the communicator. A collective for which all data are there is finished nevertheless,
+    /// so that the results do not depend on which rank is faster.
     pub fn broken(&self) -> Option<Failure> {
         self.seat.get().filter(|_| !are_links_cut()).and_then(|seat| seat.lanes.broken())
     }
@@ -256,7 +257,7 @@ impl Communicator {
     }
 
     fn fail(&self, failure: &Failure) {
-        // Another reason was first then.
+        // Another rank has ended it first, for another reason.
         let _ = self.reason.set(failure.text.clone());
         let fails = |state| [Code::SUCCESS.0, Code::IN_PROGRESS.0].contains(&state).then_some(failure.code.0);
         let is_first = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fails).is_ok();
@@ -285,7 +286,7 @@ impl Communicator {
 
 static LINKS_ARE_CUT: AtomicBool = AtomicBool::new(false);
 
-/// From now on nothing of this process arrives at other ranks, and nothing of theirs here.
+/// From now on, nothing from this process arrives at other ranks, and nothing from them here.
 pub fn cut_links() {
     LINKS_ARE_CUT.store(true, Ordering::Release);
 }

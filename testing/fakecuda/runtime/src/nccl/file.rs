@@ -1,9 +1,9 @@
-//! The file in shared memory that the ranks of a communicator meet in.
+//! The file in shared memory by which the ranks of a communicator exchange data.
 //!
-//! A unique id is its path. It exists from the first rank's coming to the last one's: then it is removed, and lives on
-//! in the ranks that have it open. One whose ranks died before that is removed by the next process that makes an id.
-//! The head of the file is mapped and holds atomic words; what the ranks send is read and written as a file, so that a
-//! full file system is an error and not a signal.
+//! A unique id is the path of this file. The file exists from the time when the first rank comes until the last one has
+//! come. Then it is removed, but the ranks still have it open. If ranks die before that, the next process that makes an
+//! id removes the file. The head of the file is mapped to memory and has atomic words. The data that ranks send are
+//! read and written as a file, so that a full file system is an error rather than a signal.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -16,14 +16,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::code::{Code, Failure};
 use super::liveness::Process;
 
-/// The beginning of each file's name. The number and the start of the process that made the id follow, then a counter.
+/// The beginning of each file's name. After it come the process ID and the start of the process that made the id, and a
+/// counter.
 const NAME: &str = "overdrive-nccl-";
 /// Bytes of `ncclUniqueId`.
 pub const ID_BYTES: usize = 128;
-/// As many ranks as a communicator can have; enough for tests on one machine.
+/// The largest number of ranks of a communicator; enough for tests on one machine.
 pub const MAX_RANKS: usize = 64;
 
-/// Words of the head: a mark, the number of ranks, how it broke and in which words, each rank's seat, then the lanes.
+/// The words of the head: a mark, the number of ranks, how the communicator broke and the text of that, the seat of
+/// each rank, then the words of the lanes.
 const MARK: usize = 0;
 const RANKS: usize = 1;
 pub const BROKEN: usize = 2;
@@ -31,12 +33,12 @@ pub const TEXT_LENGTH: usize = 3;
 pub const TEXT: usize = 4;
 pub const TEXT_WORDS: usize = 64;
 const SEATS: usize = TEXT + TEXT_WORDS;
-/// A seat: the rank's process and its start, its device, and whether it is taken.
+/// A seat: the rank's process ID and start, its device, and whether it is taken.
 const SEAT_WORDS: usize = 4;
-/// Of this layout; a file of another build is refused.
+/// Marks a file of this layout; a file of another build is refused.
 const MARK_VALUE: u64 = 0x6f76_6472_6976_6503;
 
-/// A new id: a path, and zeros. Files that dead processes have left are removed.
+/// A new id: a path, and zeros after it. Removes the files that dead processes have left.
 pub fn new_id() -> [u8; ID_BYTES] {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let own = Process::own();
@@ -51,7 +53,7 @@ pub fn new_id() -> [u8; ID_BYTES] {
     id
 }
 
-/// The path in an id; `None` if no `new_id` has made it.
+/// The path in an id; `None` if `new_id` has not made it.
 pub fn path_of(id: &[u8; ID_BYTES]) -> Option<PathBuf> {
     let end = id.iter().position(|byte| *byte == 0)?;
     let path = PathBuf::from(str::from_utf8(&id[..end]).ok()?);
@@ -64,7 +66,7 @@ fn is_writable(folder: &Path) -> bool {
     unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
 }
 
-/// Removes the files of a folder of which neither the process that made the id is alive, nor any rank.
+/// Removes the files in a folder whose maker is dead, and all of whose ranks are dead.
 fn sweep(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -77,13 +79,13 @@ fn sweep(folder: &Path) {
             continue;
         }
         let Ok(file) = OpenOptions::new().read(true).write(true).open(entry.path()) else { continue };
-        // A rank that comes just now has the lock, and is alive.
+        // A rank that is just coming is alive, and has the lock.
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock | TryLockError::Error(_)) => continue,
         }
         if !Head::of_any(&file).is_some_and(|head| (0..head.ranks()).any(|rank| head.is_alive(rank) == Some(true))) {
-            // Nothing is lost if it stays.
+            // It does no harm if the file stays.
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -101,7 +103,7 @@ unsafe impl Send for Head {}
 unsafe impl Sync for Head {}
 
 impl Head {
-    /// The words of a file that has at least so many.
+    /// The words of a file that has at least so many of them.
     fn new(file: &File, words: usize) -> io::Result<Self> {
         let (protection, bytes) = (libc::PROT_READ | libc::PROT_WRITE, words * size_of::<u64>());
         // SAFETY: a new mapping at an address of the system's choice touches no other memory.
@@ -109,7 +111,7 @@ impl Head {
         if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self { at: at.cast(), words }) }
     }
 
-    /// The words of a file that some build of this has made and that is complete.
+    /// The words of a file that another process has made, if it is complete.
     fn of_any(file: &File) -> Option<Self> {
         let seats = SEATS + MAX_RANKS * SEAT_WORDS;
         let length = file.metadata().ok()?.len() as usize / size_of::<u64>();
@@ -117,7 +119,7 @@ impl Head {
         (head.word(MARK).load(Ordering::Acquire) == MARK_VALUE && head.ranks() <= MAX_RANKS).then_some(head)
     }
 
-    /// A word; the last one stands for those that there are not.
+    /// A word. An index beyond the end means the last one.
     pub fn word(&self, index: usize) -> &AtomicU64 {
         // SAFETY: within the mapping, which is aligned to pages, and all access to it is atomic.
         unsafe { &*self.at.add(index.min(self.words - 1)) }
@@ -127,7 +129,7 @@ impl Head {
         self.word(RANKS).load(Ordering::Acquire) as usize
     }
 
-    /// Where the lanes' words begin.
+    /// The index of the first word of the lanes.
     pub fn lanes(&self) -> usize {
         SEATS + self.ranks() * SEAT_WORDS
     }
@@ -136,13 +138,13 @@ impl Head {
         SEATS + rank * SEAT_WORDS
     }
 
-    /// The device of a rank that has come.
+    /// The device of a rank, if the rank has come.
     pub fn device(&self, rank: usize) -> Option<u64> {
         let seat = self.seat(rank);
         (self.word(seat + 3).load(Ordering::Acquire) != 0).then(|| self.word(seat + 2).load(Ordering::Acquire))
     }
 
-    /// Whether a rank's process is there; `None` if the rank has not come yet.
+    /// Whether a rank's process is alive; `None` if the rank has not come yet.
     pub fn is_alive(&self, rank: usize) -> Option<bool> {
         self.device(rank)?;
         let [id, start] = [0, 1].map(|word| self.word(self.seat(rank) + word).load(Ordering::Acquire));
@@ -168,7 +170,8 @@ impl Drop for Head {
     }
 }
 
-/// Opens a communicator's file, or makes it, and takes a rank's seat. `lane_words`: how many words the lanes need.
+/// Opens a communicator's file, or makes it, and takes a rank's seat. `lane_words` is the number of words that the
+/// lanes need.
 pub fn attach(
     path: &Path,
     (rank, ranks): (usize, usize),
@@ -179,7 +182,7 @@ pub fn attach(
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         file.lock()?;
-        // Another process may have removed it between both.
+        // Another process may have removed it in between.
         if file.metadata()?.nlink() > 0 {
             break file;
         }

@@ -1,4 +1,4 @@
-//! Groups of calls: what a thread asks for between `ncclGroupStart` and `ncclGroupEnd` begins together.
+//! Groups of calls: the calls of a thread between `ncclGroupStart` and `ncclGroupEnd` begin together.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::progress::Meeting;
 use crate::world::{World, world};
 use crate::{faults, operation};
 
-/// A call that was found to be right.
+/// A call that has been checked.
 struct Planned {
     communicator: Arc<Communicator>,
     stream: u64,
@@ -40,7 +40,7 @@ pub fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
-/// Ends a group; the outermost one begins everything. The first failure within it is its result.
+/// Ends a group; the end of the outermost one begins all its calls. The result is the first failure within it.
 pub fn end() -> Result<Code, Failure> {
     let group = GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {
@@ -65,12 +65,12 @@ pub fn end() -> Result<Code, Failure> {
     Ok(state)
 }
 
-/// Runs a part of the interface as a group of its own, or as part of the one that is open.
+/// Runs a part of the interface as a group of its own, or within the group that is open.
 pub fn within(part: impl FnOnce() -> Result<(), Failure>) -> Result<Code, Failure> {
     start();
     if let Err(failure) = part() {
         GROUP.with_borrow_mut(|group| _ = group.failure.get_or_insert(failure.clone()));
-        // The group that is open fails, too; this call says why.
+        // The open group fails too, and this call says why.
         return end().and(Err(failure));
     }
     end()
@@ -81,7 +81,7 @@ pub fn begin(communicator: Arc<Communicator>) {
     GROUP.with_borrow_mut(|group| group.beginning.push(communicator));
 }
 
-/// A call as it comes in, with the communicator's and the stream's handles.
+/// A call as the program makes it, with the handles of the communicator and the stream.
 pub struct Asked {
     pub call: Call,
     /// `ncclRedOp_t`.
@@ -131,8 +131,8 @@ pub fn add(asked: Asked) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where the host finds bytes of a device or of pinned memory, if they are all in one block. NCCL finds it out with
-/// `NCCL_CHECK_POINTERS`; without, its kernels fault.
+/// The host's address of bytes of a device or of pinned memory, if they are all in one allocation. NCCL checks that
+/// with `NCCL_CHECK_POINTERS` only; otherwise its kernels fault.
 fn host_address(world: &World, device: usize, bytes: &Range<usize>) -> Option<usize> {
     let block = world.devices.get(device)?.memory.block(bytes.start);
     let is_pinned = || world.is_pinned(bytes.start) && world.is_pinned(bytes.end - 1);
@@ -149,10 +149,10 @@ fn reduction(communicator: &Communicator, number: i32, call: &Call) -> Result<Re
         (None, None) => return Err(format!("invalid reduction operation {number}")),
     };
     // A GPU of compute capability 9 reduces them; this stand-in does not.
-    if call.data.is_number() { Ok(reduction) } else { Err(format!("no reduction of {:?}", call.data)) }
+    if call.data.can_be_reduced() { Ok(reduction) } else { Err(format!("no reduction of {:?}", call.data)) }
 }
 
-/// Puts the calls into their streams: one launch for each communicator.
+/// Puts the calls into their streams, as one launch for each communicator.
 fn launch(mut calls: Vec<Planned>) -> Result<(), Failure> {
     while let Some(first) = calls.first() {
         let communicator = first.communicator.clone();
@@ -173,7 +173,7 @@ fn launch_of(communicator: &Arc<Communicator>, planned: Vec<Planned>) -> Result<
     }
     let name = name_of(planned.iter().map(|planned| planned.call.kind));
     let mut world = world();
-    // NCCL can be captured; here a graph could not launch it again.
+    // A graph can have NCCL's calls, but here a graph could not launch them again.
     for stream in &streams {
         world.use_stream(&name, *stream).map_err(cuda)?;
     }
@@ -183,7 +183,8 @@ fn launch_of(communicator: &Arc<Communicator>, planned: Vec<Planned>) -> Result<
         world.count(&format!("bytes nccl {}", call.kind.name()), call.bytes().unwrap_or(0) as u64);
         world.issued.add(|| format!("nccl {} of {} {:?}", call.kind.name(), call.count, call.data));
     }
-    // Empty collectives are no launch in NCCL; here their ranks still meet, so that other counts than 0 are found.
+    // Empty collectives launch nothing in NCCL. Here their ranks meet all the same, so that a count other than 0 at
+    // another rank is found.
     if planned.iter().any(|planned| planned.call.count > 0 || !planned.call.kind.is_collective()) {
         world.count("launches", 1);
         world.count(&format!("kernel {name}"), 1);
@@ -211,7 +212,7 @@ fn launch_of(communicator: &Arc<Communicator>, planned: Vec<Planned>) -> Result<
     Ok(())
 }
 
-/// A kernel that meets a planted failure: its peers wait for it in vain.
+/// A kernel with a planted failure: its peers wait for it forever.
 struct Failing(CudaError);
 
 impl Meeting for Failing {
@@ -225,7 +226,7 @@ impl Meeting for Failing {
     }
 }
 
-/// The kernel's name: that of the only function, or none in particular.
+/// The name of the kernel: that of the function if there is only one.
 fn name_of(mut kinds: impl Iterator<Item = Kind>) -> String {
     let part = |kind: Kind| if kind.is_collective() { kind.name() } else { "SendRecv" };
     let first = kinds.next().map_or("Generic", part);

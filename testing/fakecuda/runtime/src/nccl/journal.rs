@@ -1,11 +1,11 @@
-//! What went wrong between ranks. It is found while the streams are at work, where the world's counts are out of reach;
-//! the next call that locks the world takes it over.
+//! Notes of what went wrong between ranks. Streams find it while they run, where they cannot lock the world to count
+//! it; the next call that locks the world takes the notes over.
 
 use std::sync::{Mutex, PoisonError};
 
 static JOURNAL: Mutex<Vec<(&'static str, String)>> = Mutex::new(Vec::new());
 
-/// Leaves a note; `what` is counted.
+/// Adds a note. `what` is counted.
 pub fn leave(what: &'static str, note: String) {
     JOURNAL.lock().unwrap_or_else(PoisonError::into_inner).push((what, note));
 }

@@ -1,8 +1,8 @@
-//! What the ranks of a communicator tell each other: lanes of records, each with one writer.
+//! The data that the ranks of a communicator exchange: lanes of records, each with one writer.
 //!
-//! Each rank has a lane for its collectives and one for what communicators are made from, which all ranks read, and one
-//! to every rank for what it sends. A lane is a part of the file that is written around and around; pages that every
-//! reader has done with are given back.
+//! Each rank has a lane for its collectives and a lane for the making of communicators, which all ranks read, and a
+//! lane to each other rank for its sends. A lane is a ring buffer in the file. Pages that every reader has read are
+//! given back to the system.
 
 use std::fs::File;
 use std::io;
@@ -14,24 +14,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::code::{Code, Failure};
 use super::file::{self, BROKEN, Head, TEXT, TEXT_LENGTH, TEXT_WORDS};
 
-/// The bytes of all lanes, of which only those in use take memory: as many as every file system has room for.
+/// The length of all lanes together, of which only the parts in use take memory. Every file system has room for a file
+/// of this length.
 const ALL_BYTES: u64 = 1 << 43;
 const PAGE: u64 = 4096;
 
-/// A lane, by its writer.
+/// A lane, named by its writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     Collectives(usize),
-    /// What communicators are made from.
+    /// For the making of communicators.
     Members(usize),
-    /// What the first rank sends to the second one.
+    /// For what the first rank sends to the second one.
     Pair(usize, usize),
 }
 
-/// What stands before a record's bytes.
+/// The head of a record, before its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// What the writer says of it.
+    /// What the writer says of the record.
     pub words: [u64; 3],
     pub bytes: u64,
 }
@@ -65,12 +66,12 @@ pub struct Lanes {
     head: Head,
     rank: usize,
     ranks: usize,
-    /// Where the first lane begins, and how long each is.
+    /// Where the first lane begins, and the length of each.
     begin: u64,
     room: u64,
 }
 
-/// Words of a lane: how many bytes and records were written, and how many bytes each rank has read.
+/// The words of a lane: how many bytes and records were written, and how many bytes each rank has read.
 fn words_of_lane(ranks: usize) -> usize {
     2 + ranks
 }
@@ -82,7 +83,7 @@ fn lanes_of(ranks: usize) -> usize {
 impl Lanes {
     /// Takes a rank's seat in the file at this path.
     pub fn attach(path: &Path, (rank, ranks): (usize, usize), device: u64) -> Result<Self, Failure> {
-        // Behind the lanes, how many receives each rank has begun from each.
+        // After the lanes' words: how many receives each rank has begun from each other rank.
         let words = lanes_of(ranks) * words_of_lane(ranks) + ranks * ranks;
         let (file, head) = file::attach(path, (rank, ranks), device, words)?;
         let begin = (((head.lanes() + words) * size_of::<u64>()) as u64).next_multiple_of(PAGE);
@@ -90,7 +91,7 @@ impl Lanes {
         Ok(Self { file, head, rank, ranks, begin, room })
     }
 
-    /// A lane that is soon full.
+    /// Makes the lanes short, so that a test can fill them.
     #[cfg(test)]
     pub fn set_room(&mut self, bytes: u64) {
         self.room = bytes;
@@ -112,17 +113,17 @@ impl Lanes {
         self.head.word(self.head.lanes() + self.number(lane) * words_of_lane(self.ranks) + word)
     }
 
-    /// Bytes that were written.
+    /// How many bytes were written.
     fn written(&self, lane: Lane) -> u64 {
         self.word(lane, 0).load(Ordering::Acquire)
     }
 
-    /// Records that were written.
+    /// How many records were written.
     pub fn records(&self, lane: Lane) -> u64 {
         self.word(lane, 1).load(Ordering::Acquire)
     }
 
-    /// Bytes that a rank has read.
+    /// How many bytes a rank has read.
     fn read_by(&self, lane: Lane, rank: usize) -> &AtomicU64 {
         self.word(lane, 2 + rank)
     }
@@ -133,7 +134,7 @@ impl Lanes {
         self.head.word(begin + receiver * self.ranks + sender)
     }
 
-    /// What every reader has read.
+    /// How many bytes every reader has read.
     fn read_by_all(&self, lane: Lane) -> u64 {
         let read = |rank| self.read_by(lane, rank).load(Ordering::Acquire);
         match lane {
@@ -142,7 +143,7 @@ impl Lanes {
         }
     }
 
-    /// The places in the file of a lane's bytes, which may go around its end.
+    /// The ranges of the file that have these bytes of a lane: two if they go around its end.
     fn places(&self, lane: Lane, position: u64, bytes: u64) -> [(u64, u64); 2] {
         let begin = self.begin + self.number(lane) as u64 * self.room;
         let first = bytes.min(self.room - position % self.room);
@@ -163,7 +164,7 @@ impl Lanes {
         self.file.read_exact_at(behind, second)
     }
 
-    /// Writes a record into a lane of this rank. Returns where it ends.
+    /// Writes a record to a lane of this rank. Returns where it ends.
     pub fn post(&self, lane: Lane, words: [u64; 3], bytes: &[u8]) -> Result<u64, Failure> {
         let (begin, length) = (self.written(lane), bytes.len() as u64);
         let end = begin + HEAD + length;
@@ -188,33 +189,33 @@ impl Lanes {
         Ok(Some(Record::decode(head)))
     }
 
-    /// Bytes of the record that `next` has found, from this one on.
+    /// Reads bytes of the record that `next` has found, from this one on.
     pub fn take(&self, lane: Lane, from: u64, bytes: &mut [u8]) -> Result<(), Failure> {
         let at = self.read_by(lane, self.rank).load(Ordering::Acquire);
         Ok(self.read_at(lane, at + HEAD + from, bytes)?)
     }
 
-    /// Goes on behind that record.
+    /// Moves on to the next record.
     pub fn skip(&self, lane: Lane, record: Record) {
         self.read_by(lane, self.rank).fetch_add(HEAD + record.bytes, Ordering::AcqRel);
         let (end, length) = (self.read_by_all(lane), HEAD + record.bytes);
-        // The pages of what is behind everybody; a second reader that does the same does no harm.
+        // Frees the pages that every reader has passed. It does no harm if two readers do the same.
         for (begin, bytes) in self.places(lane, end.saturating_sub(length.min(end)), length.min(end)) {
             let (from, to) = (begin.next_multiple_of(PAGE), (begin + bytes) / PAGE * PAGE);
             if from < to {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                // SAFETY: the file is open. Memory stays in use where the file system cannot do it.
+                // SAFETY: the file is open. A file system that cannot free them keeps the memory.
                 unsafe { libc::fallocate(self.file.as_raw_fd(), mode, from as i64, (to - from) as i64) };
             }
         }
     }
 
-    /// Whether the receiver of a pair has read up to here.
+    /// Whether the receiver of a pair has read everything up to here.
     pub fn is_received(&self, lane: Lane, end: u64) -> bool {
         self.read_by_all(lane) >= end
     }
 
-    /// Ends the communicator for all ranks; only the first reason counts.
+    /// Ends the communicator for all ranks. Only the first reason counts.
     pub fn break_with(&self, failure: &Failure) {
         const WRITING: u64 = u64::MAX;
         let broken = self.head.word(BROKEN);

@@ -1,14 +1,14 @@
-//! Whether the process of a rank is still there.
+//! Whether the process of a rank is alive.
 
-/// A process. Its number is given to another one once it is gone, its time of start is not: both together name it.
+/// A process. Its ID can be given to another process once it is gone, but not its start: together they identify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
     pub id: u32,
-    /// In ticks since the machine was started.
+    /// The time of its start, in ticks since the machine was started.
     pub start: u64,
 }
 
-/// Of a zombie, whose parent has not asked for its end yet, and of one that is being removed.
+/// The states of a zombie, whose parent has not waited for it yet, and of a process that is being removed.
 const GONE: [&str; 3] = ["Z", "X", "x"];
 
 impl Process {
@@ -17,13 +17,14 @@ impl Process {
         Self { id, start: start_of(id).unwrap_or(0) }
     }
 
-    /// One that has executed another program counts as alive.
+    /// Whether it is alive. A process that has executed another program is.
     pub fn is_alive(self) -> bool {
         start_of(self.id) == Some(self.start)
     }
 }
 
-/// The start of a process that has not ended. proc(5): the state is the first field after the name, the start the 20th.
+/// The start of a process that has not ended. By proc(5), the state is the first field after the name, and the start
+/// the 20th.
 fn start_of(id: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! Which ranks a communicator has: those that come to its file, and those of a split or a shrink.
+//! The ranks that a communicator has: those that come to its file, or those of a split or a shrink.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,18 @@ use super::code::{Code, Failure};
 use super::communicator::{Communicator, Seat};
 use super::lanes::Lane;
 
-/// A rank that goes nowhere in a split.
+/// The color of a rank that joins no new communicator.
 pub const NO_COLOR: i32 = -1;
 
-/// The number of a device on the machine, which two processes that see different devices do not share.
+/// The number of a device on the machine. Two processes that see different devices number them differently; this number
+/// is the same for both.
 pub fn physical(device: usize) -> u64 {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let number = visible.split(',').nth(device).and_then(|number| number.trim().parse().ok());
     number.unwrap_or(device as u64)
 }
 
-/// Whether all ranks have come. `may_look`: whether it is time to look for their processes.
+/// Whether all ranks have come. `may_look` allows it to look for their processes.
 pub fn have_come(seat: &Seat, may_look: impl Fn() -> bool) -> Result<bool, Failure> {
     let (head, place) = (seat.lanes.head(), seat.place);
     let devices: Vec<Option<u64>> = (0..place.ranks).map(|rank| head.device(rank)).collect();
@@ -28,7 +29,7 @@ pub fn have_come(seat: &Seat, may_look: impl Fn() -> bool) -> Result<bool, Failu
         let gone = if may_look() { (0..place.ranks).find(is_gone) } else { None };
         return gone.map_or(Ok(false), |rank| Err(ended(rank)));
     }
-    // All have it open. Whoever comes second finds it gone.
+    // All ranks have it open. Only one of them finds it to remove.
     let _ = std::fs::remove_file(&seat.path);
     let own = devices[place.rank];
     let same = devices.iter().enumerate().find(|(rank, device)| *rank != place.rank && **device == own);
@@ -42,7 +43,7 @@ pub fn have_come(seat: &Seat, may_look: impl Fn() -> bool) -> Result<bool, Failu
     }
 }
 
-/// What is said of a rank whose process is gone.
+/// The failure for a rank whose process is gone.
 pub fn ended(rank: usize) -> Failure {
     Failure::new(Code::REMOTE, format!("the process of rank {rank} has ended"))
 }
@@ -55,7 +56,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Tells the others where this rank goes.
+    /// Tells the other ranks where this rank goes.
     pub fn begin(parent: &Arc<Communicator>, color: i32, key: i32) -> Result<Self, Failure> {
         let seat = parent.ready()?;
         let mut counters = parent.counters();
@@ -65,7 +66,7 @@ impl Exchange {
         Ok(Self { parent: parent.clone(), number, color })
     }
 
-    /// The new communicator's file and this rank's place in it, once all ranks have said where they go.
+    /// The file of the new communicator, and this rank's place in it, once all ranks have said where they go.
     pub fn go_on(&self) -> Result<Option<(PathBuf, Place)>, Failure> {
         let parent = &self.parent;
         let Some(seat) = parent.seat() else { return Err(Failure::new(Code::INTERNAL, "there is no seat")) };
@@ -101,7 +102,7 @@ fn beside(path: &Path, rest: &str) -> PathBuf {
     path.into()
 }
 
-/// The file and the place of this rank when some ranks are left out. Those do not take part.
+/// The file and this rank's place when some ranks are left out. Those ranks do not make this call.
 pub fn without(parent: &Communicator, excluded: &[usize]) -> Result<(PathBuf, Place), Failure> {
     let Some(seat) = parent.seat() else {
         return Err(Failure::new(Code::INVALID_ARGUMENT, "the communicator has not begun"));

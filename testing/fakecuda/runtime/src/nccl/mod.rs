@@ -1,13 +1,13 @@
-//! NCCL over shared memory: ranks are processes, or threads of one, and their collectives really compute.
+//! NCCL over shared memory. Ranks are processes, or threads of one process, and their collectives compute real results.
 //!
-//! A collective is work of its stream (`Round`): when the stream comes to it, it writes what its rank gives into the
-//! file that the ranks share, and it is done when it has read what all others give. Nothing blocks but the stream: a
-//! host that waits looks again and again without the world's lock, and a thread (`server`) lets collectives go on that
-//! nobody in this process waits for.
+//! A collective is work of its stream (`Round`). When the stream comes to it, it writes what its rank sends to the file
+//! that the ranks share. It is done when it has read what all other ranks send. Only the stream waits for that: a host
+//! that waits tries again and again without the world's lock, and a thread (`server`) runs the collectives that nobody
+//! in this process waits for.
 //!
-//! Ranks that do not agree on a collective, and ranks whose process ends, break the communicator: its work ends, what
-//! it would have written is not written, and `ncclCommGetAsyncError` says why at each rank. A rank that is there
-//! and does not come is waited for, until `ncclCommAbort`.
+//! A communicator breaks when its ranks do not agree on a collective, or when the process of a rank ends. Then its work
+//! ends without writing results, and `ncclCommGetAsyncError` gives the reason at each rank. A rank that is alive but
+//! does not come is waited for, until `ncclCommAbort`.
 
 pub mod call;
 pub mod code;

@@ -1,5 +1,6 @@
-//! The order in which a device is given the collectives of several communicators. Two ranks that are given them in
-//! opposite orders may wait without an end: each GPU holds what it has begun, until the other one comes to it.
+//! The order in which a device is given the collectives of several communicators. If two ranks are given them in
+//! opposite orders, they may wait forever: each GPU runs the collective that it has begun until the other one comes to
+//! it.
 //!
 //! # Source
 //! NCCL's guide, "Using multiple NCCL communicators concurrently"
@@ -11,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::code::Failure;
 use super::lanes::{Lane, Lanes, Record};
 
-/// How many collectives each communicator of each device was given.
+/// For each device, how many collectives each communicator was given.
 static GIVEN: Mutex<BTreeMap<(usize, PathBuf), u64>> = Mutex::new(BTreeMap::new());
 const LENGTH: usize = size_of::<u64>();
 
@@ -19,7 +20,7 @@ fn given() -> MutexGuard<'static, BTreeMap<(usize, PathBuf), u64>> {
     GIVEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A device has this communicator from now on.
+/// Adds a communicator to a device.
 pub fn begin(device: usize, path: &Path) {
     given().insert((device, path.to_owned()), 0);
 }
@@ -28,7 +29,8 @@ pub fn end(device: usize, path: &Path) {
     given().remove(&(device, path.to_owned()));
 }
 
-/// The communicator is given a collective. Returns what the device's others were given before, a line each.
+/// Counts a collective of the communicator. Returns what the device's other communicators were given before it, a line
+/// each.
 pub fn give(device: usize, path: &Path) -> String {
     let mut given = given();
     let others = given.iter().filter(|((its, other), _)| *its == device && other != path);
@@ -39,7 +41,7 @@ pub fn give(device: usize, path: &Path) -> String {
     before
 }
 
-/// How many collectives of another communicator, which both ranks have, came before at each of them, if not as many.
+/// If two ranks differ: how many collectives of another communicator that both have came before at each of them.
 pub fn difference(one: &str, other: &str) -> Option<(u64, u64)> {
     let counts = |text: &str| -> BTreeMap<String, u64> {
         let lines = text.lines().filter_map(|line| line.split_once(' '));
@@ -50,13 +52,13 @@ pub fn difference(one: &str, other: &str) -> Option<(u64, u64)> {
     both.into_iter().find(|(one, other)| one != other)
 }
 
-/// Puts it behind the bytes that a rank gives.
+/// Appends it to the bytes that a rank sends.
 pub fn append(bytes: &mut Vec<u8>, before: &str) {
     bytes.extend(before.as_bytes());
     bytes.extend((before.len() as u64).to_ne_bytes());
 }
 
-/// Reads it behind the bytes of a rank.
+/// Reads it from behind the bytes of a rank.
 pub fn read(lanes: &Lanes, lane: Lane, record: Record) -> Result<String, Failure> {
     let mut length = [0; LENGTH];
     let end = record.bytes - LENGTH as u64;
@@ -73,7 +75,7 @@ mod tests {
 
     #[test]
     fn opposite_orders_differ_and_equal_ones_do_not() {
-        // Of no other test.
+        // A number that no other test uses.
         let (one, other) = (901, 902);
         let (first, second) = (Path::new("first"), Path::new("second"));
         for (device, path) in [(one, first), (one, second), (other, first), (other, second)] {

@@ -1,10 +1,11 @@
 //! The arithmetic of reductions.
 //!
-//! As NCCL's kernels do it (`reduce_kernel.h`, `hostToDevRedOp`): each step is rounded to the type, also that of the
-//! 16-bit ones (`__hadd2`); an average of floating-point numbers multiplies each rank's by 1 / ranks before it adds,
-//! one of integers divides the sum, towards 0. Integers wrap. The ranks are added from rank 0 on; NCCL's rings begin
-//! elsewhere for each part, and with NVLink's switches 16-bit numbers are added in 32 bits, so that the last bits of
-//! sums are not those of a GPU.
+//! It follows NCCL's kernels (`reduce_kernel.h`, `hostToDevRedOp`). The result of each operation is rounded to the data
+//! type, also to a 16-bit one (`__hadd2`). An average of floating-point numbers multiplies each rank's number by 1 /
+//! ranks before the sum; an average of integers divides the sum, and rounds towards 0. Integers wrap.
+//!
+//! The last bits of floating-point sums are not those of a GPU. Here ranks are added in order from rank 0; NCCL's rings
+//! begin at another rank for each part of the data, and NVLink's switches add 16-bit numbers in 32 bits.
 
 use half::{bf16, f16};
 
@@ -34,7 +35,7 @@ const TYPES: [DataType; 12] = {
 };
 
 impl DataType {
-    /// The type of this number.
+    /// The type with this value in `nccl.h`.
     pub fn new(number: i32) -> Option<Self> {
         TYPES.get(usize::try_from(number).ok()?).copied()
     }
@@ -49,8 +50,8 @@ impl DataType {
         }
     }
 
-    /// Whether it can be computed with. 8-bit floating-point numbers are only moved.
-    pub fn is_number(self) -> bool {
+    /// Whether reductions accept it. 8-bit floating-point numbers can only be moved.
+    pub fn can_be_reduced(self) -> bool {
         !matches!(self, Self::Float8E4M3 | Self::Float8E5M2)
     }
 }
@@ -63,20 +64,20 @@ pub enum Reduction {
     Max,
     Min,
     Average,
-    /// Each rank's numbers times its own, which has the type of the data.
+    /// The sum, where each rank first multiplies its numbers by a factor of its own, which has the type of the data.
     PreMulSum(Scalar),
 }
 
-/// A number that a rank multiplies its own by.
+/// The factor of [`Reduction::PreMulSum`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
     Bytes([u8; 8]),
-    /// Where the host finds it when the collective runs.
+    /// The address at which the host reads it when the collective runs.
     At(usize),
 }
 
 impl Reduction {
-    /// How two ranks' reductions are compared: their factors need not be the same.
+    /// A number to compare two ranks' reductions by. It leaves the factors out, which may differ between ranks.
     pub fn number(self) -> u8 {
         match self {
             Self::Sum => 0,
@@ -88,7 +89,7 @@ impl Reduction {
         }
     }
 
-    /// The built-in one of this number.
+    /// The operator with this value in `nccl.h`.
     pub fn new(number: i32) -> Option<Self> {
         [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Average].get(usize::try_from(number).ok()?).copied()
     }
@@ -147,7 +148,7 @@ macro_rules! number {
 
 macro_rules! integers {
     ($($name:ty),+) => {
-        // As 128-bit ones: the number of ranks may not fit the type.
+        // The average is computed in 128 bits, because the number of ranks may not fit the type.
         number! {$($name: |a, b, n| a.wrapping_add(b), a.wrapping_mul(b), a.max(b), a.min(b), {
             let _ = n;
             None
@@ -157,7 +158,7 @@ macro_rules! integers {
 
 integers!(i8, u8, i32, u32, i64, u64);
 
-// `max` and `min` of a number and of NaN are the number, as `fmaxf`, `fminf`, `__hmax2` and `__hmin2` say.
+// `max` and `min` of a number and a NaN are the number, as in CUDA's `fmaxf`, `fminf`, `__hmax2` and `__hmin2`.
 number! {
     f32: |a, b, n| a + b, a * b, a.max(b), a.min(b), Some((1.0 / n as f64) as f32), { let _ = n; a };
     f64: |a, b, n| a + b, a * b, a.max(b), a.min(b), Some(1.0 / n as f64), { let _ = n; a };
@@ -220,23 +221,23 @@ macro_rules! of_type {
             DataType::Float32 => $function::<f32>($($argument),+),
             DataType::Float64 => $function::<f64>($($argument),+),
             DataType::Bfloat16 => $function::<bf16>($($argument),+),
-            // Refused when it was asked for.
+            // `group` has refused such a call.
             DataType::Float8E4M3 | DataType::Float8E5M2 => {}
         }
     };
 }
 
-/// What a rank does to its own numbers before they are combined.
+/// Multiplies a rank's numbers by the reduction's factor, if it has one, before they are combined.
 pub fn before(data: DataType, reduction: Reduction, bytes: &mut [u8], ranks: usize) {
     of_type!(data, before_of(reduction, bytes, ranks));
 }
 
-/// Combines another rank's numbers with what there is.
+/// Reduces the numbers in `from`, another rank's, into those in `into`.
 pub fn combine(data: DataType, reduction: Reduction, into: &mut [u8], from: &[u8]) {
     of_type!(data, combine_of(reduction, into, from));
 }
 
-/// What is done to the combined numbers.
+/// Finishes the combined numbers: divides those of an average of integers.
 pub fn after(data: DataType, reduction: Reduction, bytes: &mut [u8], ranks: usize) {
     of_type!(data, after_of(reduction, bytes, ranks));
 }

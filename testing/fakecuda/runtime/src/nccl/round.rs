@@ -1,4 +1,4 @@
-//! A group of calls in a stream: all of them begin together, and it is done once all of them are.
+//! A group of calls in a stream. Its calls begin together, and it is done when all of them are.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,11 +16,11 @@ use crate::progress::Meeting;
 /// A call of a group.
 struct Part {
     call: Call,
-    /// Among the collectives, or among what is sent or received between two ranks.
+    /// Its number among the collectives, or among the sends or receives between two ranks.
     number: u64,
     /// What the device's other communicators were given before this collective.
     before: String,
-    /// Where what it sends ends.
+    /// Where its record ends, if it sends something.
     end: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// The next group of a communicator.
+    /// Makes the next group of a communicator.
     pub fn new(communicator: &Arc<Communicator>, calls: Vec<Call>) -> Result<Self, Failure> {
         let pending = Pending::new()?;
         let mut counters = communicator.counters();
@@ -72,7 +72,7 @@ impl Round {
         Ok(())
     }
 
-    /// True once nothing is left.
+    /// Makes progress; true once everything is done.
     fn go_on(&mut self) -> Result<bool, Failure> {
         if are_links_cut() {
             return Ok(false);
@@ -86,7 +86,7 @@ impl Round {
             let before = self.parts.len();
             let mut left = Vec::with_capacity(before);
             for part in self.parts.drain(..) {
-                // Each lane is read in order.
+                // In order, because each lane is read in order.
                 let comes_later = left.iter().any(|other: &Part| same_lane(&other.call, &part.call));
                 if comes_later || !is_done(&part, seat)? {
                     left.push(part);
@@ -109,7 +109,7 @@ impl Round {
     }
 }
 
-/// The seat, which calls were only taken with.
+/// The seat. There is one, because calls were only accepted with it.
 fn seat_of(communicator: &Communicator) -> Result<&Seat, Failure> {
     communicator.seat().ok_or_else(|| Failure::new(Code::INTERNAL, "there is no seat"))
 }
@@ -135,7 +135,7 @@ unsafe fn bytes_at<'a>(at: usize, length: usize) -> &'a [u8] {
 fn is_done(part: &Part, seat: &Seat) -> Result<bool, Failure> {
     let call = &part.call;
     if call.kind == Kind::Send {
-        // It waits for its receive, as `nccl.h` says: "This operation is blocking for the GPU."
+        // A send waits for its receive, as `nccl.h` says: "This operation is blocking for the GPU."
         return Ok(seat.lanes.is_received(Lane::Pair(seat.place.rank, call.peer), part.end));
     }
     let length = call.lengths(seat.place).map_or(0, |lengths| lengths.1);
@@ -152,7 +152,7 @@ fn is_done(part: &Part, seat: &Seat) -> Result<bool, Failure> {
     Ok(is_done)
 }
 
-/// A rank that has not come to this call, and whose process is gone.
+/// A rank whose process has ended before it came to this call.
 fn missing(part: &Part, seat: &Seat) -> Option<usize> {
     let (call, lanes, own) = (&part.call, &seat.lanes, seat.place.rank);
     let has_come = |rank: usize| match call.kind {
@@ -161,7 +161,7 @@ fn missing(part: &Part, seat: &Seat) -> Option<usize> {
         _ => lanes.records(Lane::Collectives(rank)) > part.number,
     };
     let mut awaited = if call.kind.is_collective() { 0..seat.place.ranks } else { call.peer..call.peer + 1 };
-    // In this order: what a process has written before its end stays.
+    // In this order, because what a process has written stays after its end.
     awaited.find(|rank| lanes.head().is_alive(*rank) == Some(false) && !has_come(*rank))
 }
 

@@ -1,5 +1,5 @@
-//! A thread that lets collectives go on when nobody in this process waits for them: eager ones whose peers come later,
-//! and lazy ones that a peer waits for. It sleeps while there are none.
+//! A thread that runs collectives for which nobody in this process waits: those of eager streams whose peers come
+//! later, and those of lazy streams for which a peer waits. It sleeps while there are none.
 
 use std::cell::RefCell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_micros(500);
 #[derive(Default)]
 struct State {
     pending: usize,
-    /// The process that has the thread: a fork does not take it along.
+    /// The process that has the thread. A forked process does not have it.
     process: u32,
 }
 
@@ -29,7 +29,8 @@ thread_local! {
     static HELD: RefCell<Option<MutexGuard<'static, World>>> = const { RefCell::new(None) };
 }
 
-/// Lets a fork wait until the world is not locked: the child would find it locked by a thread that it has not.
+/// Makes a fork wait until the world is not locked. Otherwise the child would have it locked by a thread that it does
+/// not have.
 fn guard_forks() {
     extern "C" fn before() {
         HELD.set(Some(lock()));
@@ -37,11 +38,11 @@ fn guard_forks() {
     extern "C" fn after() {
         HELD.set(None);
     }
-    // SAFETY: both stay. Without memory for them it is as before.
+    // SAFETY: both functions stay loaded. If memory runs out, forks do not wait.
     unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
 }
 
-/// A collective that is not done: while there is one, the thread is at work.
+/// A collective that is not done. The thread runs while there is one.
 pub struct Pending(());
 
 impl Pending {

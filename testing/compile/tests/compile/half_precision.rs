@@ -1,4 +1,4 @@
-//! Whole steps with numbers of 16 bits, and over windows of micro-batches.
+//! Compiled training steps in half precision and under autocast, and with gradient accumulation.
 
 use overdrive::prelude::*;
 use overdrive_compile as compile;
@@ -7,8 +7,9 @@ use overdrive_compile::LossResult;
 use crate::beside::strict;
 use crate::losses::{batch, mlp};
 
-/// Trains two layers of this dtype, one compiled, whose gradients are the batch's numbers, and whose weights are set to 0
-/// before each step: they are then the update.
+/// Compares compiled AdamW with eager AdamW on weights of this dtype: both compute the update in float32, and round it
+/// to the dtype once. The loss makes the batch the gradient. The weights are set to 0 before each step, so that they
+/// are the update after it.
 fn adamw_rounds_once(kind: Kind) {
     let Some(_alone) = crate::compiling() else { return };
     let [plain, compiled] = [(); 2].map(|()| nn::Linear::builder(64, 64).bias(false).build().unwrap());
@@ -28,9 +29,10 @@ fn adamw_rounds_once(kind: Kind) {
         plain_opt.step().unwrap();
         plain_opt.zero_grad().unwrap();
         let _ = step.run(&mut opt, &batch).unwrap();
-        let others = plain.weight.not_equal_tensor(&compiled.weight).sum(Kind::Int64).int64_value(&[]);
-        // Few are so near to the middle of two numbers of 16 bits that the last bit in float32 decides.
-        assert!(others <= 64 * 64 / 100, "step {number}: {others} of {} are rounded otherwise", 64 * 64);
+        let different = plain.weight.not_equal_tensor(&compiled.weight).sum(Kind::Int64).int64_value(&[]);
+        // The updates in float32 may differ in the last bit. That changes the rounded ones only where they are close to
+        // the midpoint of two 16-bit numbers.
+        assert!(different <= 64 * 64 / 100, "step {number}: {different} of {} weights differ", 64 * 64);
     }
 }
 
@@ -44,8 +46,8 @@ fn adamw_rounds_float16_once() {
     adamw_rounds_once(Kind::Half);
 }
 
-/// Trains two models of the same initial values, one compiled, with this loss in the step.
-fn follows(loss: fn(&nn::Sequential, &[Tensor]) -> LossResult, tolerance: f64) {
+/// Trains two models with the same initial values, one of them compiled, and compares their losses at each step.
+fn compare_losses(loss: fn(&nn::Sequential, &[Tensor]) -> LossResult, tolerance: f64) {
     let Some(_alone) = crate::compiling() else { return };
     let (plain, compiled) = (mlp(), mlp());
     let [mut plain_opt, mut opt] = [&plain, &compiled].map(|model| AdamW::builder(model).build().unwrap());
@@ -67,10 +69,11 @@ fn cross_entropy(model: &nn::Sequential, x: &Tensor, y: &Tensor) -> LossResult {
     Ok(model.forward(x)?.cross_entropy_for_logits(y))
 }
 
-/// Fused loops round to bfloat16 in other places, which has 3 digits.
+/// Fused loops round to bfloat16 at other points than eager operators, and bfloat16 has only 3 decimal digits: hence
+/// the tolerance.
 #[test]
 fn autocast_in_a_whole_step() {
-    follows(
+    compare_losses(
         |model, batch| {
             let _autocast = AutocastGuard::new(Device::Cpu, Kind::BFloat16)?;
             cross_entropy(model, &batch[0], &batch[1])
@@ -79,16 +82,16 @@ fn autocast_in_a_whole_step() {
     );
 }
 
-/// One update for two micro-batches: in a whole step, the window is the closure's.
+/// One update for two micro-batches. In a compiled step, the closure runs both and returns their mean loss.
 #[test]
 fn accumulation_in_a_whole_step() {
-    follows(
+    compare_losses(
         |model, batch| {
-            let half = |number: i64| {
-                let [x, y] = [0, 1].map(|place| batch[place].narrow(0, 8 * number, 8));
+            let micro_batch = |number: i64| {
+                let [x, y] = [0, 1].map(|index| batch[index].narrow(0, 8 * number, 8));
                 cross_entropy(model, &x, &y)
             };
-            Ok((half(0)? + half(1)?) / 2.0)
+            Ok((micro_batch(0)? + micro_batch(1)?) / 2.0)
         },
         1e-5,
     );
