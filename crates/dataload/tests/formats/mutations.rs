@@ -6,10 +6,10 @@ use std::fs;
 use std::path::Path;
 
 #[cfg(feature = "arrow")]
-use overdrive_dataload::{ArrowDataset, DataError};
+use overdrive_dataload::ArrowDataset;
 use overdrive_dataload::{
-    Dataset, IterableDataset, LmdbDataset, MdsDataset, ParquetDataset, Philox, SafeTensorsFile, ShardListDataset,
-    TfRecordDataset, TfRecordWriter, TfRecords, WebDataset, WebSamples, decode_npy,
+    DataError, Dataset, IterableDataset, LmdbDataset, MdsDataset, ParquetDataset, Philox, SafeTensorsFile,
+    ShardListDataset, TfRecordDataset, TfRecordWriter, TfRecords, WebDataset, WebSamples, decode_npy,
 };
 
 use crate::fixture;
