@@ -246,10 +246,12 @@ mod tests {
         assert_eq!(scales(min, &[X, X, X]), [32.0, 24.0, 24.0]);
     }
 
+    type Run = (u64, u64, bool, f64, &'static str, [f64; 24]);
+
     /// Printed by DeepSpeed's own `DynamicLossScaler` (August 2026), told not to raise: window, hysteresis, whether it is
     /// consecutive, the smallest scale, which steps overflow (X), and the scales after them from 64 on.
     #[rustfmt::skip]
-    const RUNS: &[(u64, u64, bool, f64, &str, [f64; 24])] = &[
+    const RUNS: &[Run] = &[
         (3, 2, false, 1.0, "OOOXOOXOOOXXXOOOXOOOOOOO", [64.0, 64.0, 64.0, 64.0, 64.0, 64.0, 32.0, 32.0, 32.0, 32.0, 16.0, 8.0, 4.0, 4.0, 4.0, 4.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 8.0]),
         (2, 1, false, 1.0, "XXXXXOOOOOXOOXOXXOXOOOOO", [32.0, 16.0, 8.0, 4.0, 2.0, 2.0, 2.0, 4.0, 4.0, 8.0, 4.0, 4.0, 4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 4.0]),
         (3, 3, true, 1.0, "OOOOOOOXXOOOXOOOXXOOOXOO", [64.0, 64.0, 64.0, 128.0, 128.0, 128.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0, 256.0]),
@@ -267,7 +269,7 @@ mod tests {
 
     fn trained(scaler: &mut LossScaler, factor: f64) -> Result<(bool, f64), DeepSpeedError> {
         let weight = Tensor::ones([1], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-        let mut opt = Sgd::builder(&[&weight]).lr(0.5).build()?;
+        let mut opt = Sgd::builder([&weight]).lr(0.5).build()?;
         scaler.scale(&(&weight * factor).sum(Kind::Float))?.backward();
         scaler.unscale_(&mut opt)?;
         let is_stepped = scaler.step(&mut opt)?;

@@ -104,11 +104,10 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             ..way("on disk, not clipped")
         },
         Way {
-            json: format!(
-                r#"{{"train_micro_batch_size_per_gpu": 4, "fp16": {{"enabled": true, "initial_scale_power": 8,
-                "hysteresis": 1}}, "zero_optimization": {{"stage": 2}},
-                "optimizer": {{"type": "SGD", "params": {{"lr": 0.05, "momentum": 0.9}}}}}}"#
-            ),
+            json: r#"{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2},
+                "fp16": {"enabled": true, "initial_scale_power": 8, "hysteresis": 1},
+                "optimizer": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}}}"#
+                .to_owned(),
             build: &sgd,
             kind: Some(Kind::Half),
             scale: Some(256.0),
