@@ -220,6 +220,37 @@ fn files_that_cannot_be_read_are_named() {
 }
 
 #[test]
+fn an_optimizer_is_on_the_host_if_the_file_says_so() {
+    // `CpuOffloadOptimizer` refuses one that averages parameters.
+    let built = |device: &str| {
+        let text = format!(
+            r#"{{"train_batch_size": 4, "zero_optimization": {{"stage": 1, "offload_optimizer": {{"device": "{device}",
+            "nvme_path": "/"}}}}}}"#
+        );
+        let config = DeepSpeedConfig::from_json(&text, &TrainingArguments::new(1)).unwrap();
+        let param = tch::Tensor::ones([2], tch::kind::FLOAT_CPU).set_requires_grad(true);
+        let built =
+            config.optimizer_from([param], |params| overdrive_optim::AdamWScheduleFree::builder(params).build());
+        built.map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(built("none"), Ok(()));
+    for device in ["cpu", "nvme"] {
+        let told = built(device).expect_err(device);
+        assert!(told.starts_with("CpuOffloadOptimizer cannot be used with this optimizer"), "{told}");
+    }
+}
+
+#[test]
+fn a_section_of_activation_checkpointing_gives_what_runs_a_part() {
+    let text = r#"{"train_batch_size": 4, "activation_checkpointing": {"cpu_checkpointing": false}}"#;
+    let config = DeepSpeedConfig::from_json(text, &TrainingArguments::new(1)).unwrap();
+    let x = tch::Tensor::ones([2], tch::kind::FLOAT_CPU).set_requires_grad(true);
+    let run = config.activation_checkpoint().expect("a section").run(|[x]| x.f_exp(), [&x]);
+    run.unwrap().sum(tch::Kind::Float).backward();
+    assert_eq!(x.grad().double_value(&[0]), f64::from(1f32.exp()));
+}
+
+#[test]
 fn a_folder_for_the_state_that_is_not_there_is_named() {
     let text = r#"{"train_batch_size": 4, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1,
         "offload_optimizer": {"device": "nvme", "nvme_path": "/no/such/folder"}}}"#;
