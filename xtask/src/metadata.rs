@@ -29,6 +29,9 @@ pub struct Dependency {
     pub path: Option<PathBuf>,
     /// `dev` or `build`; `None` for those of the library and the programs.
     pub kind: Option<String>,
+    /// Whether only a feature needs it.
+    #[serde(default)]
+    pub optional: bool,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

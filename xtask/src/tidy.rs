@@ -21,8 +21,13 @@ const FOUNDATION: [&str; 4] = ["crates/core", "crates/ffi", "crates/jpeg", "crat
 
 /// A feature crate that builds on another one, and the feature crates that its tests use besides (docs/adr/0019).
 const BUILDS_ON: [(&str, &str); 1] = [("crates/shard", "crates/ddp")];
-const TESTED_WITH: [(&str, [&str; 5]); 1] =
-    [("crates/shard", ["crates/accum", "crates/amp", "crates/checkpoint", "crates/memory", "crates/optim"])];
+const TESTED_WITH: [(&str, [&str; 6]); 1] = [(
+    "crates/shard",
+    ["crates/accum", "crates/amp", "crates/checkpoint", "crates/memory", "crates/optim", "crates/sched"],
+)];
+/// A feature crate that makes objects of others behind a feature, so that they are optional dependencies (docs/adr/0020).
+const MAKES: [(&str, [&str; 4]); 1] =
+    [("crates/shard", ["crates/amp", "crates/memory", "crates/optim", "crates/sched"])];
 
 /// Folder for what only tests need, such as a stand-in for CUDA's runtime. It may contain C++ and `unsafe`, because no
 /// user's program contains it.
@@ -141,11 +146,13 @@ fn member(root: &Path, package: &Package) -> Member {
     let own = package.manifest_path.parent().map(relative).unwrap_or_default();
     let is_tested_with =
         |folder: &str| TESTED_WITH.iter().any(|(tested, with)| *tested == own && with.contains(&folder));
+    let is_made = |folder: &str| MAKES.iter().any(|(maker, made)| *maker == own && made.contains(&folder));
     let folder = |it: &Dependency| {
         let folder = relative(it.path.as_deref()?);
         let may_test = folder.starts_with(TEST_SUPPORT) || is_tested_with(&folder);
         let is_for_tests = it.kind.as_deref() == Some("dev") && may_test;
-        (!is_for_tests).then_some(folder)
+        let is_for_a_feature = it.optional && is_made(&folder);
+        (!is_for_tests && !is_for_a_feature).then_some(folder)
     };
     Member {
         name: package.name.clone(),

@@ -64,19 +64,22 @@ fn a_feature_crate_that_sees_another_is_named() {
 }
 
 #[test]
-fn shard_builds_on_ddp_and_only_its_tests_use_others() {
+fn shard_builds_on_ddp_and_only_its_tests_and_a_feature_use_others() {
     let depending =
         |on: &[&str]| feature_crates_stand_alone(&members([package("crates/shard", "overdrive-shard", on)]));
     assert_eq!(depending(&["crates/core", "crates/ddp"]), [""; 0]);
     assert_eq!(depending(&["crates/optim"]).len(), 1);
-    let depends_on = |folder: &str, kind: Option<&str>| {
-        let dependencies = vec![Dependency { path: Some("/w/crates/optim".into()), kind: kind.map(str::to_owned) }];
+    let depends_on = |folder: &str, kind: Option<&str>, optional: bool| {
+        let (path, kind) = (Some("/w/crates/optim".into()), kind.map(str::to_owned));
+        let dependencies = vec![Dependency { path, kind, optional }];
         let manifest_path = Path::new("/w").join(folder).join("Cargo.toml");
         member(Path::new("/w"), &Package { dependencies, manifest_path, ..Package::default() }).depends_on
     };
-    assert_eq!(depends_on("crates/shard", Some("dev")), [""; 0]);
-    assert_eq!(depends_on("crates/shard", None), ["crates/optim"]);
-    assert_eq!(depends_on("crates/amp", Some("dev")), ["crates/optim"]);
+    assert_eq!(depends_on("crates/shard", Some("dev"), false), [""; 0]);
+    assert_eq!(depends_on("crates/shard", None, false), ["crates/optim"]);
+    assert_eq!(depends_on("crates/shard", None, true), [""; 0]);
+    assert_eq!(depends_on("crates/amp", Some("dev"), false), ["crates/optim"]);
+    assert_eq!(depends_on("crates/amp", None, true), ["crates/optim"]);
 }
 
 #[test]
@@ -103,7 +106,7 @@ fn test_support_is_in_no_program() {
     }
     let depends_on = |kind: Option<&str>| {
         let path = Some("/w/testing/cuda".into());
-        let dependencies = vec![Dependency { path, kind: kind.map(str::to_owned) }];
+        let dependencies = vec![Dependency { path, kind: kind.map(str::to_owned), optional: false }];
         member(Path::new("/w"), &Package { dependencies, ..Package::default() }).depends_on
     };
     assert_eq!((depends_on(Some("dev")), depends_on(None)), (vec![], vec!["testing/cuda".to_owned()]));

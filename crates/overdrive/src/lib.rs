@@ -11,6 +11,7 @@
 //! | `compile` | `overdrive-compile` | steps compiled by PyTorch's Inductor, run without Python; not a default feature |
 //! | `dataload` | `overdrive-dataload` | datasets, streams, decoding, caches, a parallel loader with exact resume |
 //! | `ddp` | `overdrive-ddp` | process groups, collectives, data-parallel training; not a default feature |
+//! | `deepspeed` | | the module `shard::deepspeed`, which reads DeepSpeed's JSON; not a default feature |
 //! | `memory` | `overdrive-memory` | activation checkpointing, saved tensors compressed or on disk, smaller batches where memory runs out |
 //! | `nn` | `overdrive-nn` | modules with PyTorch's names, options and initial values |
 //! | `optim` | `overdrive-optim` | fused and foreach optimizers, 8-bit states, clipping, averages of weights |

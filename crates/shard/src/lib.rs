@@ -2,10 +2,13 @@
 //!
 //! [`ZeroRedundancyOptimizer`] keeps a part of any optimizer's state on each rank (ZeRO-1), and
 //! [`ShardedDataParallel`] averages gradients so that each rank keeps those of its part alone (ZeRO-2). [`DeviceMesh`]
-//! names the dimensions of a process group: `"replicate"` and `"shard"`, say.
+//! names the dimensions of a process group: `"replicate"` and `"shard"`, say. With the feature `deepspeed`, the module
+//! `deepspeed` makes all of a run's objects of DeepSpeed's JSON.
 #![forbid(unsafe_code)]
 
 mod agree;
+#[cfg(feature = "deepspeed")]
+pub mod deepspeed;
 mod error;
 mod exchange;
 mod gradients;

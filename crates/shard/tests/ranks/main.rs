@@ -2,6 +2,7 @@
 //! scenario. Each run has a time limit, after which its processes are killed and the test fails; nothing else is timed.
 
 mod beside_python;
+mod deepspeed;
 mod edges;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
 #[path = "../../../ddp/tests/ranks/harness.rs"]
@@ -59,6 +60,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("micro_uneven", micro::uneven),
     ("rates", rates::scenario),
     ("edges", edges::scenario),
+    ("deepspeed", deepspeed::scenario),
     ("saved", saved::scenario),
     ("lost_memory", lost::memory),
     ("lost_in_a_sum", lost::in_a_sum),
@@ -103,6 +105,8 @@ fn main() -> Result<ExitCode> {
         ("uneven_parts_equal_the_large_batch_or_are_refused", "micro_uneven", 3),
         ("rates_and_momenta_are_those_of_the_whole_optimizer", "rates", 3),
         ("unusual_parameters_norms_and_states_of_4_equal_one_process", "edges", 4),
+        ("a_run_of_2_from_deepspeed_s_json_equals_the_same_by_hand_to_the_bit", "deepspeed", 2),
+        ("a_run_of_3_from_deepspeed_s_json_equals_the_same_by_hand_to_the_bit", "deepspeed", 3),
         ("every_optimizer_over_2_ranks_steps_and_saves_as_the_whole", "optimizers", 2),
         ("every_optimizer_over_3_ranks_steps_and_saves_as_the_whole", "optimizers", 3),
         ("accumulators_and_estimates_that_would_not_average_are_refused", "joined_accumulators", 2),
