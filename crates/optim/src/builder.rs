@@ -8,6 +8,7 @@ use tch::Tensor;
 
 use crate::algorithm::{Algorithm, Fusable};
 use crate::bucket::{self, Packing};
+use crate::check_params;
 use crate::in_backward::InBackward;
 use crate::low_precision::LowPrecision;
 use crate::optimizer::{GroupOptimizer, Values, check};
@@ -197,7 +198,7 @@ impl<A: Algorithm> GroupBuilder<A> {
             return Err(OptimizerError::NoParameters);
         }
         let all = || groups.iter().flat_map(|(_, params)| params);
-        bucket::check(groups.iter().map(|(values, params)| (&values.options, params.as_slice())))?;
+        check_params::check(groups.iter().map(|(values, params)| (&values.options, params.as_slice())))?;
         let precision = self.scope.precision;
         let can_fuse = || all().all(|param| bucket::has_fused_kernel::<A>(param, precision));
         let packing = Packing { fused: self.scope.fused.unwrap_or_else(can_fuse), precision, apart };

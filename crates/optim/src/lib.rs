@@ -31,6 +31,7 @@ mod asgd;
 mod averaged;
 mod bucket;
 mod builder;
+mod check_params;
 mod clip;
 mod constants;
 mod foreach;

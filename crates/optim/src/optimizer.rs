@@ -8,8 +8,9 @@ use overdrive_ffi::TensorList;
 use tch::Tensor;
 
 use crate::algorithm::Algorithm;
-use crate::bucket::{self, Bucket, Packing, buckets};
+use crate::bucket::{Bucket, Packing, buckets};
 use crate::builder::{GroupBuilder, ParamGroup, tensors};
+use crate::check_params;
 use crate::clip;
 use crate::foreach;
 use crate::group_mut::GroupMut;
@@ -164,7 +165,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
             first += group.len;
         }
         groups.push((&values.options, &group.scope.params));
-        bucket::check(groups.into_iter())?;
+        check_params::check(groups.into_iter())?;
         self.packing.check::<A>(&group.scope.params, first)?;
         Ok(self.push(values, &group.scope.params)?)
     }

@@ -6,8 +6,8 @@ use tch::Kind;
 
 use super::{Lbfgs, State};
 use crate::algorithm::check_not_negative;
-use crate::bucket;
 use crate::builder::tensors;
+use crate::check_params;
 use crate::sgd::SgdOptions;
 
 /// How [`Lbfgs`] chooses the length of a step.
@@ -107,7 +107,7 @@ impl LbfgsBuilder {
         self.options.check()?;
         let Some(first) = self.params.first() else { return Err(OptimizerError::NoParameters) };
         // Any algorithm that refuses no parameter of its own.
-        bucket::check(std::iter::once((&SgdOptions::default(), self.params.as_slice())))?;
+        check_params::check(std::iter::once((&SgdOptions::default(), self.params.as_slice())))?;
         let (kind, device) = (first.tensor().kind(), first.tensor().device());
         for (index, param) in self.params.iter().enumerate() {
             let (own, place) = (param.tensor().kind(), param.tensor().device());
