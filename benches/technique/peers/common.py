@@ -40,7 +40,7 @@ CUDA = DEVICE.type == "cuda"
 # What tuned Python tries, as our combined contender does.
 PRECISIONS = ["float32", "bfloat16", *(["tf32", "float16"] if CUDA else [])]
 FUSED = [True, False]
-# Short turns by which options are compared, as in our contenders.
+# Short turns by which options are compared.
 TRIALS = 3
 VERSIONS = {
     "Python": platform.python_version(),
@@ -180,6 +180,8 @@ def in_words(options):
             return plural(value, "worker")
         if name == "threads":
             return f"{value} of {plural(JOB['threads'], 'thread')} compute"
+        if name == "crew":
+            return f"{words('workers', value[1])}, {words('threads', value[0])}"
         return f"decoded with {value}" if name == "reader" else str(value)
 
     return ", ".join(words(name, value) for name, value in options.items())

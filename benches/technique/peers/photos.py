@@ -45,7 +45,9 @@ def resnet(classes):
     return (models.resnet50 if DEVICE.type == "cuda" else models.resnet18)(num_classes=classes)
 
 
-def build(workers, reader="PIL", threads=None, precision="float32", fused=None, channels_last=False, as_bytes=False):
+def build(workers=None, reader="PIL", crew=None, precision="float32", fused=None, channels_last=False, as_bytes=False):
+    # Threads that compute, and workers.
+    threads, workers = crew or (None, workers)
     more = dict(persistent_workers=True, worker_init_fn=nice_worker) if TUNED and workers else {}
     data = images(reader, as_bytes)
     pinned = DEVICE.type == "cuda"
@@ -98,10 +100,10 @@ if __name__ == "__main__":
     most = JOB["threads"]
     options = {}
     if TUNED:
-        options = {"reader": "draft", "workers": most, "threads": max(1, most // 2), "fused": True, "channels_last": True}
+        half = max(1, most // 2)
+        options = {"reader": "draft", "crew": (half, most), "fused": True, "channels_last": True}
         tries = {
-            "threads": sorted({1, max(1, most // 2), most}),
-            "workers": sorted({max(1, most // 2), most}),
+            "crew": [(threads, workers) for threads in sorted({1, half, most}) for workers in sorted({half, most})],
             "reader": ["draft", "torchvision.io"],
             "precision": PRECISIONS,
             "channels_last": [True, False],

@@ -66,21 +66,26 @@ pub fn choose(job: &Job, mut gains: impl FnMut(&Job, &Job) -> Result<bool>) -> C
     let of = |parts: Vec<Contender>| Job { parts, ..job.clone() };
     let (mut best, mut failures) = (of(Vec::new()), Vec::new());
     let usual = of(usual(job));
-    if let Ok(true) = gains(&usual, &best) {
-        best = usual;
+    match gains(&usual, &best) {
+        Ok(true) => best = usual,
+        Ok(false) => {}
+        Err(error) => failures.push(format!("all together failed in their trial: {error:#}")),
     }
     for &part in &job.parts {
         let parts = best.parts.clone();
-        let (one, other) = match best.has(part) {
+        let has_it = best.has(part);
+        let (one, other) = match has_it {
             true => (best, of(without(parts, part))),
             false => (of(with(parts, part)), best),
         };
         best = match gains(&one, &other) {
             Ok(true) => one,
             Ok(false) => other,
+            // What has run so far goes on.
             Err(error) => {
-                failures.push(format!("{part} failed in its trial: {error:#}"));
-                other
+                let what = if has_it { "the trial without it failed" } else { "failed in its trial" };
+                failures.push(format!("{part}: {what}: {error:#}"));
+                if has_it { one } else { other }
             }
         };
     }
@@ -157,7 +162,10 @@ mod tests {
         };
         let choice = choose(&job(vec![Contender::Fused, Contender::HostCache, Contender::Bf16]), gains);
         assert_eq!(choice.job.parts, [Contender::Fused, Contender::HostCache]);
-        assert_eq!(choice.failures, ["bf16 failed in its trial: out of memory"]);
+        assert_eq!(
+            choice.failures,
+            ["all together failed in their trial: out of memory", "bf16: failed in its trial: out of memory"]
+        );
     }
 
     #[test]
@@ -168,7 +176,28 @@ mod tests {
         };
         let choice = choose(&job(vec![Contender::Bf16, Contender::Fused]), gains);
         assert_eq!((choice.job.parts, choice.left_out), (vec![Contender::Fused], vec![Contender::Bf16]));
-        assert_eq!(choice.failures, ["bf16 failed in its trial: out of memory"]);
+        assert_eq!(
+            choice.failures,
+            ["all together failed in their trial: out of memory", "bf16: failed in its trial: out of memory"]
+        );
+    }
+
+    #[test]
+    fn what_has_run_goes_on_where_the_trial_without_a_technique_fails() {
+        // float32 does not fit.
+        let gains = |one: &Job, other: &Job| match [one, other]
+            .iter()
+            .all(|job| job.has(Contender::Bf16) || job.parts.is_empty())
+        {
+            true => Ok(one.parts.len() > other.parts.len()),
+            false => anyhow::bail!("out of memory"),
+        };
+        let choice = choose(&job(vec![Contender::Fused, Contender::HostCache, Contender::Bf16]), gains);
+        assert!(choice.job.has(Contender::Bf16), "{:?}", choice.job.parts);
+        assert_eq!(
+            (choice.left_out, choice.failures),
+            (vec![], vec!["bf16: the trial without it failed: out of memory".to_owned()])
+        );
     }
 
     #[test]

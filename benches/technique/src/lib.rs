@@ -326,10 +326,11 @@ fn method() -> Vec<String> {
         format!(
             "All use AdamW with a learning rate of {LEARNING_RATE}. Each technique is plain tch with one \
              change; on a GPU, a loader also copies its batches beside the computation. At its start, Overdrive \
-             tries the techniques one after the other and keeps those that make steps faster by 2%; PyTorch tuned \
-             by hand tries precision, fused, channels_last, decoder, threads and workers, and on a GPU to copy \
-             photographs as bytes. A trial compares by three short turns each, taken in turns. Contenders with \
-             a loader then try how many threads libtorch computes fastest with. A first look tries nothing."
+             begins with all techniques that usually gain, and leaves out or adds one at a time: it keeps those that \
+             make steps faster by 2%. PyTorch tuned by hand tries precision, fused, channels_last, decoder, threads \
+             and workers, and on a GPU to copy photographs as bytes. A trial compares by up to three short turns each, \
+             taken in turns. Contenders with a loader, but without take_turns, then try how many threads libtorch \
+             computes fastest with. A first look tries nothing."
         ),
         "On the command line (--only), PyTorch as written is pytorch, PyTorch tuned by hand pytorch_tuned, \
          PyTorch tuned and compiled pytorch_compiled, plain tch tch, and Overdrive combined."

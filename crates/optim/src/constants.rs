@@ -1,14 +1,19 @@
 //! Numbers of a step that are the same in each step, kept on the parameters' device.
 
+use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
 use overdrive_core::TorchError;
 use overdrive_ffi::upload;
 use tch::{Device, Tensor};
 
-/// A vector of numbers on a device, uploaded when they change.
+/// How many vectors are kept: parameters whose gradients come and go have several.
+const MOST: usize = 8;
+
+/// Vectors of numbers on a device, each uploaded once. Steps on several streams have to be ordered, as for an optimizer's
+/// state.
 #[derive(Debug, Default)]
-pub struct Constants(Mutex<Option<Known>>);
+pub struct Constants(Mutex<VecDeque<Known>>);
 
 #[derive(Debug)]
 struct Known {
@@ -24,11 +29,14 @@ impl Constants {
     /// None.
     pub(crate) fn on(&self, device: Device, numbers: &[f64]) -> Result<Tensor, TorchError> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known.as_ref().filter(|known| known.device == device && known.numbers == numbers) {
+        if let Some(known) = known.iter().find(|known| known.device == device && known.numbers == numbers) {
             return Ok(known.tensor.shallow_clone());
         }
         let tensor = upload(&Tensor::from_slice(numbers), device)?;
-        *known = Some(Known { device, numbers: numbers.to_vec(), tensor: tensor.shallow_clone() });
+        if known.len() == MOST {
+            known.pop_front();
+        }
+        known.push_back(Known { device, numbers: numbers.to_vec(), tensor: tensor.shallow_clone() });
         Ok(tensor)
     }
 }
@@ -38,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_uploaded_when_they_change() {
+    fn numbers_are_uploaded_once() {
         let constants = Constants::default();
         let on = |numbers: &[f64]| {
             let tensor = constants.on(Device::Cpu, numbers).unwrap();
@@ -47,6 +55,8 @@ mod tests {
         let first = on(&[1.0, 2.0]);
         assert_eq!((first.0.as_slice(), on(&[1.0, 2.0]).1), ([1.0, 2.0].as_slice(), first.1));
         assert_eq!(on(&[1.0, 3.0]).0, [1.0, 3.0]);
-        assert_eq!(on(&[1.0]).0, [1.0]);
+        assert_eq!((on(&[1.0]).0, on(&[1.0, 2.0]).1), (vec![1.0], first.1));
+        (0..MOST).for_each(|at| assert_eq!(on(&[at as f64]).0, [at as f64]));
+        assert_eq!(on(&[1.0, 2.0]).0, [1.0, 2.0]);
     }
 }

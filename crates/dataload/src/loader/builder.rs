@@ -207,8 +207,14 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
     /// rest, and the option only sets `beside_workers`. A larger [`prefetch_factor`](Self::prefetch_factor) makes longer
     /// turns.
     ///
-    /// `next` calls `torch.set_num_threads` in the training loop's thread, which also is what threads that start later
-    /// compute with. After the epoch it stays at `alone`.
+    /// `next` calls `torch.set_num_threads` for the step that begins, in the thread that calls it; threads that start
+    /// later compute with that number too. After the epoch it stays at `alone`, unless the epoch is dropped in another
+    /// thread. With `get_num_threads` a step's sums are split, so that runs with equal seeds are close but not equal: which
+    /// steps have which number depends on time. A compiled step keeps the number that it was compiled with.
+    ///
+    /// Of the batches ahead only one is left when workers begin again, so that a slow batch is waited for sooner. Workers do
+    /// not rest where [`memory_budget`](Self::memory_budget) has no room for all batches ahead, or with one batch ahead; and
+    /// what reads ahead by itself, such as a Parquet file's decoding, goes on.
     pub fn compute_threads(mut self, threads: ComputeThreads) -> Self {
         self.options.compute_threads = Some(threads);
         self
@@ -314,6 +320,13 @@ impl Options {
         if let Some(ComputeThreads { beside_workers, alone }) = self.compute_threads {
             if max == 0 {
                 return Err(DataError::option("compute_threads", "at least one worker", "num_workers(0)"));
+            }
+            if self.num_workers == NumWorkers::Auto || self.tune_prefetch {
+                return Err(DataError::option(
+                    "compute_threads",
+                    "a fixed number of workers and of batches ahead",
+                    "Auto",
+                ));
             }
             if !(1..=alone).contains(&beside_workers) {
                 let expected = "at least 1 thread beside workers, and as many or more alone";

@@ -55,7 +55,7 @@ pub(crate) struct Tuning<B> {
 enum Crew<B> {
     /// Cancelled with the epoch, for what the work has begun in the background.
     CallingThread(Arc<dyn EpochWork<B>>, Cancellation),
-    Workers(Workers<B>),
+    Workers(Box<Workers<B>>),
     Failed(DataError),
     Ended,
 }
@@ -95,7 +95,7 @@ impl<B: Send + 'static> Epoch<B> {
             Ok(work) => {
                 let budget = tuning.allowance.map(Budget::new);
                 let started = Workers::spawn(work, workers, in_flight, first, worker_options, budget);
-                started.map_or_else(Crew::Failed, Crew::Workers)
+                started.map_or_else(Crew::Failed, |workers| Crew::Workers(Box::new(workers)))
             }
         };
         let progress = Arc::new(Mutex::new(progress));

@@ -50,8 +50,8 @@ impl AtWork {
 #[derive(Debug)]
 pub(crate) struct Turns {
     threads: ComputeThreads,
-    /// What was set last, and on which thread: the number is a property of the thread.
-    set: Option<(ThreadId, i32)>,
+    /// The thread for which it was set last: the number is a property of the thread.
+    set: Option<ThreadId>,
 }
 
 impl Turns {
@@ -61,8 +61,9 @@ impl Turns {
 
     pub(crate) fn compute(&mut self, workers_rest: bool) {
         let count = if workers_rest { self.threads.alone } else { self.threads.beside_workers };
-        let wanted = (current().id(), count);
-        if self.set.replace(wanted) != Some(wanted) {
+        self.set = Some(current().id());
+        // Others may have set it since.
+        if tch::get_num_threads() != count {
             tch::set_num_threads(count);
         }
     }
@@ -70,7 +71,7 @@ impl Turns {
 
 impl Drop for Turns {
     fn drop(&mut self) {
-        if self.set.is_some_and(|(thread, _)| thread == current().id()) {
+        if self.set == Some(current().id()) {
             self.compute(true);
         }
     }

@@ -255,8 +255,10 @@ impl<B: Send + 'static> Workers<B> {
     }
 
     fn grant(&mut self) {
-        // Once all batches ahead are made, workers rest until one is left: it is trained on while they make the next.
-        if self.options.compute_threads.is_some() && self.are_resting() && self.outstanding > 1 {
+        // Once all batches ahead are made, workers rest until one is left: it is trained on while they make the next. Of
+        // two, none is left, for they would never rest.
+        let left = usize::from(self.in_flight > 2);
+        if self.options.compute_threads.is_some() && self.are_resting() && self.outstanding > left {
             return;
         }
         // With `in_order(false)`, batches may overtake a slow one. The limit keeps the list of delivered numbers short,

@@ -287,6 +287,7 @@ fn libtorch_computes_with_all_threads_only_while_workers_rest() -> Result<(), Da
         Ok(index)
     });
     let threads = ComputeThreads { beside_workers: 1, alone: 3 };
+    let before = tch::get_num_threads();
     let builder = DataLoader::builder(dataset).batch_size(2).num_workers(2).prefetch_factor(2);
     let loader = builder.compute_threads(threads).collate(listed).build()?;
     let ready = |epoch: &overdrive_dataload::Epoch<Vec<usize>>, batches| wait_until(|| epoch.ready() == batches);
@@ -311,9 +312,38 @@ fn libtorch_computes_with_all_threads_only_while_workers_rest() -> Result<(), Da
     // One of three permits finds no batch left: that worker ends, and the last steps have all threads.
     wait_until(|| epoch.ready() == 3 && crate::loader_threads() == 1);
     assert_eq!(next(&mut epoch), (vec![34, 35], 3));
-    // After an epoch that is broken off too.
     drop(epoch);
-    assert_eq!(tch::get_num_threads(), 3);
+    // After an epoch that is broken off, whatever was set meanwhile; and for the next one.
+    for _ in 0..2 {
+        let mut epoch = loader.iter();
+        ready(&epoch, 4);
+        (0..2).for_each(|_| assert_eq!(next(&mut epoch).1, 3));
+        allowed.store(0, SeqCst);
+        tch::set_num_threads(2);
+        assert_eq!(next(&mut epoch).1, 1);
+        allowed.store(usize::MAX, SeqCst);
+        drop(epoch);
+        assert_eq!(tch::get_num_threads(), 3);
+    }
+    tch::set_num_threads(before);
+    Ok(())
+}
+
+#[test]
+fn workers_that_load_two_batches_ahead_rest_too() -> Result<(), DataError> {
+    let _alone = alone();
+    let before = tch::get_num_threads();
+    let builder = DataLoader::builder(FnDataset::new(8, Ok)).num_workers(1).prefetch_factor(2);
+    let loader = builder.compute_threads(ComputeThreads { beside_workers: 1, alone: 3 }).collate(listed).build()?;
+    let mut epoch = loader.iter();
+    for _ in 0..2 {
+        wait_until(|| epoch.ready() == 2);
+        assert!(epoch.next().is_some_and(|batch| batch.is_ok()));
+        assert_eq!(tch::get_num_threads(), 3);
+        assert!(epoch.next().is_some_and(|batch| batch.is_ok()));
+    }
+    drop(epoch);
+    tch::set_num_threads(before);
     Ok(())
 }
 
@@ -327,4 +357,7 @@ fn numbers_of_threads_that_make_no_sense_are_refused() {
     for (beside_workers, alone) in [(0, 2), (3, 2), (-1, -1)] {
         assert!(refused(1, beside_workers, alone).contains(&format!("{beside_workers} and {alone}")));
     }
+    let auto = DataLoader::builder(FnDataset::new(4, Ok)).num_workers(Auto).collate(listed);
+    let error = auto.compute_threads(ComputeThreads { beside_workers: 1, alone: 2 }).build().unwrap_err().to_string();
+    assert!(error.contains("a fixed number of workers"), "{error}");
 }

@@ -143,8 +143,8 @@ pub fn of_one_run(folder: &Path, accepts: impl Fn(&str) -> bool) -> Result<Optio
             let command = run.command.join(" ");
             let chosen = if is_same_run { "the chosen one of this rank" } else { "the chosen run" };
             notes.push(format!(
-                "a record of rank {} is left out, with {steps} steps of `{command}`: {chosen} has a profile or took \
-                 longer",
+                "a record of rank {} is left out, with {steps} steps of `{command}`: {chosen} has a profile, took \
+                 longer, or comes first by name",
                 run.rank
             ));
         }
