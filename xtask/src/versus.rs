@@ -35,7 +35,7 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     if options.all {
         let (records, page) = (records::read(&ws.join("benches/record"))?, ws.join("target/versus.html"));
         write_atomically(&page, records::page(&records).as_bytes())?;
-        println!("{}", page.display());
+        println!("page of all records: {}", page.display());
         return Ok(ExitCode::SUCCESS);
     }
     parse_case(&options.args)?;

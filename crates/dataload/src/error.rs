@@ -128,7 +128,10 @@ pub enum DataError {
     EmptyBatch,
 
     /// A sample that cannot be stacked with the others of its batch.
-    #[error("shape mismatch at position {position} of the batch: expected {expected:?}, found {found:?}")]
+    #[error(
+        "shape mismatch at position {position} of the batch: expected {expected:?}, found {found:?}: resize or pad samples \
+         to one shape"
+    )]
     ShapeMismatch {
         /// The sample's position in its batch.
         position: usize,

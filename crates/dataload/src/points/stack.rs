@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(StackPoints.collate(vec![cloud(1)?])?.double_value(&[0, 1, 0]), 5.0);
         let other = PointCloud::new([0.0; 4], 4)?;
         let error = StackPoints.collate(vec![cloud(0)?, other]).unwrap_err();
-        let message = "shape mismatch at position 1 of the batch: expected [2, 4], found [1, 4]";
+        let message = "shape mismatch at position 1 of the batch: expected [2, 4], found [1, 4]: resize or pad samples to one shape";
         assert_eq!(error.to_string(), message);
         assert!(matches!(StackPoints.collate(Vec::<PointCloud>::new()), Err(DataError::EmptyBatch)));
         Ok(())
