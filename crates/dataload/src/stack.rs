@@ -263,7 +263,8 @@ mod tests {
     fn samples_that_do_not_stack_are_named() -> Result<(), DataError> {
         let (grey, colour) = (Image::new([0; 6], 2, 3, 1)?, Image::new([0; 18], 2, 3, 3)?);
         let error = Stack.collate(vec![(grey.clone(), 0_i64), (grey, 0), (colour, 0)]).unwrap_err();
-        let message = "shape mismatch at position 2 of the batch: expected [1, 2, 3], found [3, 2, 3]: resize or pad samples to one shape";
+        let message = "shape mismatch at position 2 of the batch: expected [1, 2, 3], found [3, 2, 3]: \
+                       resize or pad samples to one shape";
         assert_eq!(error.to_string(), message);
         let (tall, wide) = (Image::new([0; 2], 2, 1, 1)?, Image::new([0; 2], 1, 2, 1)?);
         let error = Stack.collate(vec![tall.clone(), wide.clone(), wide, tall.clone(), tall]).unwrap_err();

@@ -302,7 +302,8 @@ fn samples_that_do_not_fit_their_batch_are_named_too() -> Result<(), DataError> 
     for workers in WORKERS {
         let loader = DataLoader::stream(stream.clone()).batch_size(6).num_workers(workers).build()?;
         let error = loader.iter().next().unwrap().unwrap_err().to_string();
-        let message = "shard 0, item 4 (a.bin): shape mismatch at position 4 of the batch: expected [2], found [3]: resize or pad samples to one shape";
+        let message = "shard 0, item 4 (a.bin): shape mismatch at position 4 of the batch: expected [2], found [3]: \
+                       resize or pad samples to one shape";
         assert_eq!(error, message);
     }
     Ok(())
