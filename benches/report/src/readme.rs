@@ -51,7 +51,10 @@ fn table(report: &Report, record: &str) -> String {
         text += &head;
         for workload in wholes {
             let target = workload.measurements.target();
-            text += &line(workload, format!("**{}**", workload.measurements.workload), &|row| whole(row, target));
+            let disturbed = |row: &Row| is_disturbed(workload, row.contender);
+            text += &line(workload, format!("**{}**", workload.measurements.workload), &|row| {
+                whole(row, target, disturbed(row))
+            });
         }
     }
     text + "\n" + &wrap(&said(report, record), WIDTH)
@@ -69,8 +72,14 @@ fn speed(row: &Row, samples: &str) -> String {
     })
 }
 
+/// Whether something else used the machine during a whole training.
+fn is_disturbed(workload: &WorkloadReport, contender: Contender) -> bool {
+    let wholes = workload.measurements.of(contender).map_or(&[][..], |it| &it.wholes);
+    wholes.iter().any(|whole| whole.disturbance.is_too_much())
+}
+
 /// The time of a whole training, what it reached, and when it had reached the target.
-fn whole(row: &Row, target: Target) -> String {
+fn whole(row: &Row, target: Target, is_disturbed: bool) -> String {
     let Some(time) = row.seconds else { return "-".to_owned() };
     let reached = match (target, row.accuracy, row.loss) {
         (Target::Accuracy(_), Some(share), _) => format!(" to {}", accuracy(share)),
@@ -78,7 +87,8 @@ fn whole(row: &Row, target: Target) -> String {
         _ => String::new(),
     };
     let to_target = row.seconds_to_target.map(|it| format!("; {target} after {} s", seconds(it))).unwrap_or_default();
-    format!("{} s ({}-{}){reached}{to_target}", seconds(time.median), seconds(time.low), seconds(time.high))
+    let note = if is_disturbed { ", disturbed" } else { "" };
+    format!("{} s ({}-{}){note}{reached}{to_target}", seconds(time.median), seconds(time.low), seconds(time.high))
 }
 
 fn whole_head(report: &Report) -> String {

@@ -21,6 +21,13 @@ pub struct Record {
     pub report: VersusReport,
 }
 
+impl Record {
+    /// When it was measured, as precisely as is known: an order by time.
+    fn time(&self) -> &str {
+        self.report.measured_at.as_deref().unwrap_or(&self.day)
+    }
+}
+
 /// A record that cannot be read.
 #[derive(Debug, Error)]
 pub enum RecordError {
@@ -70,6 +77,8 @@ pub fn read(folder: &Path) -> Result<Vec<Record>, RecordError> {
             records.push(Record { day, report: serde_json::from_value(value).map_err(json)? });
         }
     }
+    // Of one day, by the time of day.
+    records.sort_by(|one, other| one.time().cmp(other.time()));
     Ok(records)
 }
 
@@ -285,6 +294,20 @@ mod tests {
             "{page}"
         );
         assert!(!page.contains("{{"), "{page}");
+    }
+
+    #[test]
+    fn records_of_one_day_are_in_the_order_of_their_times_and_not_of_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, ours, time) in
+            [("a", 5.0, Some("2026-01-01 09:00 UTC")), ("b", 6.0, Some("2026-01-01 08:00 UTC")), ("c", 7.0, None)]
+        {
+            let mut report = record("", ours, "A").report;
+            report.measured_at = time.map(str::to_owned);
+            fs::write(folder.path().join(format!("2026-01-01-{name}.json")), report.to_json().unwrap()).unwrap();
+        }
+        let ours: Vec<f64> = read(folder.path()).unwrap().iter().map(|record| record.report.rows[0].ours).collect();
+        assert_eq!(ours, [7.0, 6.0, 5.0]);
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub struct VersusReport {
     /// usual, for example again after a missed target.
     #[serde(default)]
     pub pairs_asked: Option<u32>,
+    /// When it was measured, as [`crate::date::utc_now`] writes it. Older records have only the day of their file's name.
+    #[serde(default)]
+    pub measured_at: Option<String>,
 }
 
 /// One comparison.

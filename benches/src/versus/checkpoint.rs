@@ -103,7 +103,14 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     row("what a save in the background stalls", cost, "background", "torch.save and fsync", None)?;
     row("what a save in the background stalls", cost, "background", "DCP's async_save", Some(Target::AtMost(1.0)))?;
     let Findings { rows, missing } = findings;
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
+    Ok(VersusReport {
+        schema: SCHEMA,
+        machine: Machine::detect(None),
+        versions,
+        rows,
+        missing,
+        ..VersusReport::default()
+    })
 }
 
 /// PyTorch's side, which saves and loads a model and an optimizer of these shapes in a folder.

@@ -60,7 +60,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     }
     let Findings { rows, missing } = findings;
     let machine = Machine::detect(cuda::device_name(0).ok());
-    Ok(VersusReport { schema: SCHEMA, machine, versions, rows, missing, pairs_asked: None })
+    Ok(VersusReport { schema: SCHEMA, machine, versions, rows, missing, ..VersusReport::default() })
 }
 
 /// Microseconds a step, of so many.

@@ -74,7 +74,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         versions,
         rows,
         missing,
-        pairs_asked: None,
+        ..VersusReport::default()
     })
 }
 

@@ -81,7 +81,14 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     // It reads the optimizer's state later, when a step needs it, and compares nothing.
     row(mapped, None)?;
     let Findings { rows, missing } = findings;
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
+    Ok(VersusReport {
+        schema: SCHEMA,
+        machine: Machine::detect(None),
+        versions,
+        rows,
+        missing,
+        ..VersusReport::default()
+    })
 }
 
 /// Reads all files below a folder, so that loading them compares programs and not what the kernel happens to keep of the

@@ -36,7 +36,14 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         steps(&model, options, &mut versions, &mut findings)?;
     }
     let Findings { rows, missing } = findings;
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
+    Ok(VersusReport {
+        schema: SCHEMA,
+        machine: Machine::detect(None),
+        versions,
+        rows,
+        missing,
+        ..VersusReport::default()
+    })
 }
 
 fn resnet50() -> Model {

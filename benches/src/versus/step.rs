@@ -91,7 +91,14 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         rows.push(adamw.row(ADAMW, "adamw_fused", "PyTorch, fused", share(1.1))?);
         rows.push(adamw.row(ADAMW, "adamw_foreach", "PyTorch, foreach", (Ratio::ShareOfCost, None))?);
     }
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
+    Ok(VersusReport {
+        schema: SCHEMA,
+        machine: Machine::detect(None),
+        versions,
+        rows,
+        missing,
+        ..VersusReport::default()
+    })
 }
 
 /// Samples of ours, of plain tch (`local`) and of the Python peer (`remote`), one of each per round.

@@ -84,7 +84,14 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     }
     start::compare(options, &mut findings)?;
     let Findings { rows, missing } = findings;
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
+    Ok(VersusReport {
+        schema: SCHEMA,
+        machine: Machine::detect(None),
+        versions,
+        rows,
+        missing,
+        ..VersusReport::default()
+    })
 }
 
 impl Contest {

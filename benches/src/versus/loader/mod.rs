@@ -74,7 +74,14 @@ pub fn measure(options: &super::Options) -> Result<VersusReport> {
         measure_topic(topic, &mut bench)?;
     }
     let Bench { versions, findings: Findings { rows, missing }, .. } = bench;
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
+    Ok(VersusReport {
+        schema: SCHEMA,
+        machine: Machine::detect(None),
+        versions,
+        rows,
+        missing,
+        ..VersusReport::default()
+    })
 }
 
 fn measure_topic(topic: LoaderTopic, bench: &mut Bench) -> Result<()> {

@@ -155,7 +155,14 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     versions.insert("libtorch".to_owned(), "2.11.0".to_owned());
     versions.extend(program.version().map(|version| ("torch (Python)".to_owned(), version)));
     let Findings { rows, missing } = findings;
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
+    Ok(VersusReport {
+        schema: SCHEMA,
+        machine: Machine::detect(None),
+        versions,
+        rows,
+        missing,
+        ..VersusReport::default()
+    })
 }
 
 fn full_name(what: &str) -> &str {

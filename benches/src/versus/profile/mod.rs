@@ -32,7 +32,14 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     timing::compare(options.pairs, &mut findings)?;
     bounds::compare(options.pairs, &mut findings)?;
     let Findings { rows, missing } = findings;
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
+    Ok(VersusReport {
+        schema: SCHEMA,
+        machine: Machine::detect(None),
+        versions,
+        rows,
+        missing,
+        ..VersusReport::default()
+    })
 }
 
 /// A training step.

@@ -213,8 +213,7 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
     /// steps have which number depends on time. A compiled step keeps the number that it was compiled with.
     ///
     /// Of the batches ahead only one is left when workers begin again, so that a slow batch is waited for sooner. Workers do
-    /// not rest where [`memory_budget`](Self::memory_budget) has no room for all batches ahead, or with one batch ahead; and
-    /// what reads ahead by itself, such as a Parquet file's decoding, goes on.
+    /// not rest where [`memory_budget`](Self::memory_budget) has no room for all batches ahead; and what reads ahead by itself, such as a Parquet file's decoding, goes on.
     pub fn compute_threads(mut self, threads: ComputeThreads) -> Self {
         self.options.compute_threads = Some(threads);
         self
@@ -317,21 +316,9 @@ impl Options {
         if !(0..=19).contains(&self.worker_nice) {
             return Err(DataError::option("worker_nice", "0 to 19", self.worker_nice));
         }
-        if let Some(ComputeThreads { beside_workers, alone }) = self.compute_threads {
-            if max == 0 {
-                return Err(DataError::option("compute_threads", "at least one worker", "num_workers(0)"));
-            }
-            if self.num_workers == NumWorkers::Auto || self.tune_prefetch {
-                return Err(DataError::option(
-                    "compute_threads",
-                    "a fixed number of workers and of batches ahead",
-                    "Auto",
-                ));
-            }
-            if !(1..=alone).contains(&beside_workers) {
-                let expected = "at least 1 thread beside workers, and as many or more alone";
-                return Err(DataError::option("compute_threads", expected, format!("{beside_workers} and {alone}")));
-            }
+        if let Some(threads) = self.compute_threads {
+            let is_fixed = self.num_workers != NumWorkers::Auto && !self.tune_prefetch;
+            threads.check(is_fixed.then_some(max.saturating_mul(self.prefetch_factor)))?;
         }
         let ops = match self.tensor_ops.map(|ops| ops.downcast::<TensorOps<B>>()) {
             None => None,

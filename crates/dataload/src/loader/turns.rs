@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread::{ThreadId, current};
 
+use crate::DataError;
+
 /// With how many threads libtorch computes, see
 /// [`compute_threads`](crate::DataLoaderBuilder::compute_threads).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +13,28 @@ pub struct ComputeThreads {
     pub beside_workers: i32,
     /// While all workers rest, at least `beside_workers`.
     pub alone: i32,
+}
+
+impl ComputeThreads {
+    /// More than this are surely a mistake: libtorch ends the process where it cannot start them.
+    const MOST: i32 = 1024;
+
+    /// Checks the numbers beside how many batches are loaded ahead, if that is fixed.
+    pub(crate) fn check(self, ahead: Option<usize>) -> Result<(), DataError> {
+        let option = "compute_threads";
+        match ahead {
+            None => return Err(DataError::option(option, "a fixed number of workers and of batches ahead", "Auto")),
+            Some(0) => return Err(DataError::option(option, "at least one worker", "num_workers(0)")),
+            Some(1) => return Err(DataError::option(option, "at least two batches ahead", "prefetch_factor(1)")),
+            Some(_) => {}
+        }
+        let Self { beside_workers, alone } = self;
+        if !(1..=alone).contains(&beside_workers) || alone > Self::MOST {
+            let expected = format!("1 to {} threads alone, and as many or fewer beside workers", Self::MOST);
+            return Err(DataError::option(option, expected, format!("{beside_workers} and {alone}")));
+        }
+        Ok(())
+    }
 }
 
 /// What workers are doing.

@@ -354,9 +354,12 @@ fn numbers_of_threads_that_make_no_sense_are_refused() {
         builder.compute_threads(ComputeThreads { beside_workers, alone }).build().unwrap_err().to_string()
     };
     assert!(refused(0, 1, 2).contains("compute_threads") && refused(0, 1, 2).contains("at least one worker"));
-    for (beside_workers, alone) in [(0, 2), (3, 2), (-1, -1)] {
+    for (beside_workers, alone) in [(0, 2), (3, 2), (-1, -1), (1, 100_000)] {
         assert!(refused(1, beside_workers, alone).contains(&format!("{beside_workers} and {alone}")));
     }
+    let one = DataLoader::builder(FnDataset::new(4, Ok)).num_workers(1).prefetch_factor(1).collate(listed);
+    let error = one.compute_threads(ComputeThreads { beside_workers: 1, alone: 2 }).build().unwrap_err().to_string();
+    assert!(error.contains("at least two batches ahead"), "{error}");
     let auto = DataLoader::builder(FnDataset::new(4, Ok)).num_workers(Auto).collate(listed);
     let error = auto.compute_threads(ComputeThreads { beside_workers: 1, alone: 2 }).build().unwrap_err().to_string();
     assert!(error.contains("a fixed number of workers"), "{error}");
