@@ -87,8 +87,8 @@ fn whole(row: &Row, target: Target, is_disturbed: bool) -> String {
         _ => String::new(),
     };
     let to_target = row.seconds_to_target.map(|it| format!("; {target} after {} s", seconds(it))).unwrap_or_default();
-    let note = if is_disturbed { ", disturbed" } else { "" };
-    format!("{} s ({}-{}){note}{reached}{to_target}", seconds(time.median), seconds(time.low), seconds(time.high))
+    let note = if is_disturbed { "; disturbed" } else { "" };
+    format!("{} s ({}-{}{note}){reached}{to_target}", seconds(time.median), seconds(time.low), seconds(time.high))
 }
 
 fn whole_head(report: &Report) -> String {
