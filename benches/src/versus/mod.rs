@@ -62,7 +62,7 @@ pub fn run(options: &Options) -> Result<()> {
         VersusCase::DdpFirstSum => return ddp::launch::first_sum(),
     };
     report.pairs_asked = options.pairs;
-    report.measured_at = Some(date::utc_now());
+    report.measured_at = Some(overdrive_bench_report::date::utc_now());
     print!("{}", report.table());
     if let Some(path) = &options.json {
         write_atomically(path, report.to_json()?.as_bytes())?;
