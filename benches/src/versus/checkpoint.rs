@@ -10,7 +10,6 @@ use anyhow::Result;
 use overdrive::core::Entry;
 use overdrive::ffi::HostBuffer;
 use overdrive::prelude::*;
-use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, Ratio, Target, Versions, VersusReport};
 use tch::nn::VarStore;
 
@@ -102,15 +101,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     row("a save that is waited for", faster, "blocking", "torch.save and fsync", None)?;
     row("what a save in the background stalls", cost, "background", "torch.save and fsync", None)?;
     row("what a save in the background stalls", cost, "background", "DCP's async_save", Some(Target::AtMost(1.0)))?;
-    let Findings { rows, missing } = findings;
-    Ok(VersusReport {
-        schema: SCHEMA,
-        machine: Machine::detect(None),
-        versions,
-        rows,
-        missing,
-        ..VersusReport::default()
-    })
+    Ok(findings.report(Machine::detect(None), versions))
 }
 
 /// PyTorch's side, which saves and loads a model and an optimizer of these shapes in a folder.

@@ -9,7 +9,6 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use overdrive::ffi::cuda;
 use overdrive::tch::{Cuda, Device};
-use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, Ratio, VersusReport};
 
 use super::Options;
@@ -58,9 +57,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
             turns.compare(&mut findings, case, ("ours", PLAIN_TCH), None)?;
         }
     }
-    let Findings { rows, missing } = findings;
-    let machine = Machine::detect(cuda::device_name(0).ok());
-    Ok(VersusReport { schema: SCHEMA, machine, versions, rows, missing, ..VersusReport::default() })
+    Ok(findings.report(Machine::detect(cuda::device_name(0).ok()), versions))
 }
 
 /// Microseconds a step, of so many.

@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sys::resource::{UsageWho, getrusage};
 use overdrive::tch::Device;
-use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
 use overdrive_fakecuda::Fake;
 
@@ -67,15 +66,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
             turns.compare(&mut findings, case, (clock, &peer), Some(Target::AtMost(0.6)))?;
         }
     }
-    let Findings { rows, missing } = findings;
-    Ok(VersusReport {
-        schema: SCHEMA,
-        machine: Machine::detect(Some("a fake device, whose kernels take no time".to_owned())),
-        versions,
-        rows,
-        missing,
-        ..VersusReport::default()
-    })
+    Ok(findings.report(Machine::detect(Some("a fake device, whose kernels take no time".to_owned())), versions))
 }
 
 /// Tells the ways of one peer apart; rows leave it out.

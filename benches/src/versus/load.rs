@@ -9,7 +9,6 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
-use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
 use tch::nn::VarStore;
 
@@ -80,15 +79,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     row(load, Some(Target::AtLeast(0.8)))?;
     // It reads the optimizer's state later, when a step needs it, and compares nothing.
     row(mapped, None)?;
-    let Findings { rows, missing } = findings;
-    Ok(VersusReport {
-        schema: SCHEMA,
-        machine: Machine::detect(None),
-        versions,
-        rows,
-        missing,
-        ..VersusReport::default()
-    })
+    Ok(findings.report(Machine::detect(None), versions))
 }
 
 /// Reads all files below a folder, so that loading them compares programs and not what the kernel happens to keep of the

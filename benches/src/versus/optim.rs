@@ -8,7 +8,6 @@ use std::time::Instant;
 use anyhow::Result;
 use overdrive::optim::{AdamW8Bit, ClipGradNorm};
 use overdrive::prelude::*;
-use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
 use serde_json::json;
 use tch::nn::{self, OptimizerConfig, VarStore};
@@ -35,15 +34,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     for model in [resnet50(), gpt2_small()] {
         steps(&model, options, &mut versions, &mut findings)?;
     }
-    let Findings { rows, missing } = findings;
-    Ok(VersusReport {
-        schema: SCHEMA,
-        machine: Machine::detect(None),
-        versions,
-        rows,
-        missing,
-        ..VersusReport::default()
-    })
+    Ok(findings.report(Machine::detect(None), versions))
 }
 
 fn resnet50() -> Model {

@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use anyhow::Result;
 use overdrive::prelude::*;
-use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, MissingPeer, Ratio, Target, VersusReport, VersusRow};
 use tch::nn::{self, OptimizerConfig, VarStore};
 
 use super::Options;
 use super::peer::Peer;
 use super::step_nn;
+use super::turns::Findings;
 use crate::model::{Mlp, cross_entropy};
 
 const MLP: &str = "train step of an MLP 784-128-128-10, batch 16, SGD, one thread";
@@ -91,14 +91,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         rows.push(adamw.row(ADAMW, "adamw_fused", "PyTorch, fused", share(1.1))?);
         rows.push(adamw.row(ADAMW, "adamw_foreach", "PyTorch, foreach", (Ratio::ShareOfCost, None))?);
     }
-    Ok(VersusReport {
-        schema: SCHEMA,
-        machine: Machine::detect(None),
-        versions,
-        rows,
-        missing,
-        ..VersusReport::default()
-    })
+    Ok(Findings { rows, missing }.report(Machine::detect(None), versions))
 }
 
 /// Samples of ours, of plain tch (`local`) and of the Python peer (`remote`), one of each per round.

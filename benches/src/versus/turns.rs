@@ -5,7 +5,8 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
-use overdrive_bench_report::{MissingPeer, Ratio, Target, VersusRow};
+use overdrive_bench_report::versus::SCHEMA;
+use overdrive_bench_report::{Machine, MissingPeer, Ratio, Target, Versions, VersusReport, VersusRow};
 
 use super::peer::Peer;
 
@@ -73,6 +74,14 @@ pub struct Case<'a> {
 pub struct Findings {
     pub rows: Vec<VersusRow>,
     pub missing: Vec<MissingPeer>,
+}
+
+impl Findings {
+    /// The report of this machine and software.
+    pub fn report(self, machine: Machine, versions: Versions) -> VersusReport {
+        let Self { rows, missing } = self;
+        VersusReport { schema: SCHEMA, machine, versions, rows, missing, ..VersusReport::default() }
+    }
 }
 
 impl<'a> Turns<'a> {

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::Result;
-use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
 
 use self::models::{SETTLED, Step, Way, step};
@@ -83,15 +82,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         }
     }
     start::compare(options, &mut findings)?;
-    let Findings { rows, missing } = findings;
-    Ok(VersusReport {
-        schema: SCHEMA,
-        machine: Machine::detect(None),
-        versions,
-        rows,
-        missing,
-        ..VersusReport::default()
-    })
+    Ok(findings.report(Machine::detect(None), versions))
 }
 
 impl Contest {

@@ -34,7 +34,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::versus_cli::LoaderTopic;
 use overdrive_bench_report::{Machine, MissingPeer, VersusReport};
 
@@ -73,15 +72,7 @@ pub fn measure(options: &super::Options) -> Result<VersusReport> {
     for &topic in LoaderTopic::value_variants().iter().filter(|topic| only.is_empty() || only.contains(topic)) {
         measure_topic(topic, &mut bench)?;
     }
-    let Bench { versions, findings: Findings { rows, missing }, .. } = bench;
-    Ok(VersusReport {
-        schema: SCHEMA,
-        machine: Machine::detect(None),
-        versions,
-        rows,
-        missing,
-        ..VersusReport::default()
-    })
+    Ok(bench.findings.report(Machine::detect(None), bench.versions))
 }
 
 fn measure_topic(topic: LoaderTopic, bench: &mut Bench) -> Result<()> {

@@ -13,7 +13,6 @@ use overdrive::ffi::host_memory;
 use overdrive::memory::{Budget, Policy};
 use overdrive::nn::Forward;
 use overdrive::prelude::*;
-use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
 use serde_json::json;
 
@@ -154,15 +153,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     let mut versions = BTreeMap::from([("overdrive".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
     versions.insert("libtorch".to_owned(), "2.11.0".to_owned());
     versions.extend(program.version().map(|version| ("torch (Python)".to_owned(), version)));
-    let Findings { rows, missing } = findings;
-    Ok(VersusReport {
-        schema: SCHEMA,
-        machine: Machine::detect(None),
-        versions,
-        rows,
-        missing,
-        ..VersusReport::default()
-    })
+    Ok(findings.report(Machine::detect(None), versions))
 }
 
 fn full_name(what: &str) -> &str {

@@ -9,7 +9,6 @@ use std::cell::RefCell;
 use std::time::Instant;
 
 use anyhow::Result;
-use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, VersusReport};
 use serde_json::json;
 
@@ -31,15 +30,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     cost::compare(options.pairs, &program, folder.path(), &mut findings)?;
     timing::compare(options.pairs, &mut findings)?;
     bounds::compare(options.pairs, &mut findings)?;
-    let Findings { rows, missing } = findings;
-    Ok(VersusReport {
-        schema: SCHEMA,
-        machine: Machine::detect(None),
-        versions,
-        rows,
-        missing,
-        ..VersusReport::default()
-    })
+    Ok(findings.report(Machine::detect(None), versions))
 }
 
 /// A training step.
