@@ -149,7 +149,7 @@ fn lower(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample;
+    use crate::{Disturbance, sample};
 
     #[test]
     fn the_table_replaces_what_is_between_the_marks_and_nothing_else() {
@@ -178,5 +178,16 @@ mod tests {
             assert!(line.contains(&format!(" | **{}** | 1 (", beside.text())), "{line}");
         }
         assert!(text.lines().all(|line| line.starts_with('|') || line.chars().count() <= WIDTH), "{text}");
+    }
+
+    #[test]
+    fn a_training_that_was_disturbed_is_marked() {
+        let mut report = sample::report();
+        let marked = |report: &Report| table(report, "r.json").matches("; disturbed) to ").count();
+        assert_eq!(marked(&report), 0);
+        let workload = report.workloads.iter_mut().find(|it| it.rows.iter().any(|row| row.seconds.is_some())).unwrap();
+        let one = workload.measurements.measured.iter_mut().find(|it| it.contender == Contender::Tch).unwrap();
+        one.wholes[0].disturbance = Disturbance { other_cpus: 0.9, ..Disturbance::default() };
+        assert_eq!(marked(&report), 1);
     }
 }

@@ -193,8 +193,9 @@ pub trait Module {
     }
 
     /// Moves all parameters and buffers to a device, or converts the floating-point and complex ones to a
-    /// floating-point or complex dtype. The tensors stay the same objects, so that an optimizer that was made before
-    /// keeps using them. Gradients are moved and converted too.
+    /// floating-point or complex dtype; complex ones lose their imaginary parts by a floating-point dtype, as in PyTorch.
+    /// The tensors stay the same objects, so that an optimizer that was made before keeps using them. Gradients are moved
+    /// and converted too.
     ///
     /// # Errors
     /// When the dtype is neither floating-point nor complex; nothing has changed then. When memory runs out or the

@@ -203,17 +203,18 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
     ///
     /// For training on a CPU whose cores the workers need too: an operator whose threads share a core with a worker waits
     /// for the slowest of them. With this option, workers make all batches ahead, then rest until one is left, and so on.
-    /// Where they need less than a step for a batch, libtorch has all cores meanwhile. Where they need more, they never
-    /// rest, and the option only sets `beside_workers`. A larger [`prefetch_factor`](Self::prefetch_factor) makes longer
+    /// Where they need less than a step for a batch, libtorch has all cores meanwhile. Where they need more, they seldom
+    /// rest, and most steps have `beside_workers`. A larger [`prefetch_factor`](Self::prefetch_factor) makes longer
     /// turns.
     ///
     /// `next` calls `torch.set_num_threads` for the step that begins, in the thread that calls it; threads that start
     /// later compute with that number too. After the epoch it stays at `alone`, unless the epoch is dropped in another
-    /// thread. With `get_num_threads` a step's sums are split, so that runs with equal seeds are close but not equal: which
-    /// steps have which number depends on time. A compiled step keeps the number that it was compiled with.
+    /// thread. A step's sums are split by the number of threads, and which steps have which number depends on time: runs
+    /// with equal seeds are close but not equal. A compiled step keeps the number that it was compiled with.
     ///
     /// Of the batches ahead only one is left when workers begin again, so that a slow batch is waited for sooner. Workers do
-    /// not rest where [`memory_budget`](Self::memory_budget) has no room for all batches ahead; and what reads ahead by itself, such as a Parquet file's decoding, goes on.
+    /// not rest where [`memory_budget`](Self::memory_budget) has no room for all batches ahead; and what reads ahead by
+    /// itself, such as a Parquet file's decoding, goes on.
     pub fn compute_threads(mut self, threads: ComputeThreads) -> Self {
         self.options.compute_threads = Some(threads);
         self

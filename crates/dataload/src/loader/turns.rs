@@ -11,7 +11,7 @@ use crate::DataError;
 pub struct ComputeThreads {
     /// While workers make batches, at least 1.
     pub beside_workers: i32,
-    /// While all workers rest, at least `beside_workers`.
+    /// While all workers rest, at least `beside_workers` and at most 1024.
     pub alone: i32,
 }
 

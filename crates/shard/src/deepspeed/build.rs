@@ -31,10 +31,11 @@ impl DeepSpeedConfig {
     /// ```no_run
     /// # use overdrive_optim::Lamb;
     /// # use overdrive_shard::{ZeroRedundancyOptimizer, deepspeed::DeepSpeedConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let (vs, group): (tch::nn::VarStore, overdrive_ddp::ProcessGroup) = todo!();
-    /// # let config: DeepSpeedConfig = todo!();
-    /// let opt = ZeroRedundancyOptimizer::new(&vs, &group, |params| {
+    /// # use overdrive_ddp::ProcessGroup;
+    /// # fn sharded(
+    /// #     config: &DeepSpeedConfig, vs: &tch::nn::VarStore, group: &ProcessGroup,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
+    /// let opt = ZeroRedundancyOptimizer::new(vs, group, |params| {
     ///     config.optimizer_from(params, |params| Lamb::builder(params).lr(2e-3).build())
     /// })?;
     /// # Ok(())

@@ -166,7 +166,8 @@ impl DeepSpeedConfig {
     }
 
     /// The norm to clip gradients to, by [`clip_grad_norm_`](crate::ShardedDataParallel::clip_grad_norm_) or that of
-    /// `overdrive-optim`. Where the file does not say, 1.0 as in DeepSpeed; `None` where it says 0.
+    /// `overdrive-optim`. Where the file does not say, 1.0 as in DeepSpeed of August 2026 (older releases do not clip then);
+    /// `None` where it says 0.
     pub fn gradient_clipping(&self) -> Option<f64> {
         (self.gradient_clipping > 0.0).then_some(self.gradient_clipping)
     }

@@ -23,7 +23,7 @@ pub(super) const KEYS: &[Row] = &[
         section: "",
         keys: &["gradient_clipping"],
         rule: Rule::Honoured,
-        why: "`gradient_clipping()`, by default 1.0 as in DeepSpeed; 0 is none",
+        why: "`gradient_clipping()`, by default 1.0 as in DeepSpeed of August 2026 (older releases: 0); 0 is none",
     },
     Row {
         section: "",
