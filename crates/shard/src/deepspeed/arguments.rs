@@ -23,7 +23,8 @@ pub enum MixedPrecision {
 ///
 /// An `"auto"` takes the argument of the same meaning. A value in the file that differs from an argument is an error, as
 /// in the HF Trainer; so is an `"auto"` whose argument is missing, as in Accelerate. Nothing has a default, unless
-/// [`with_trainer_defaults`](Self::with_trainer_defaults) is called.
+/// [`with_trainer_defaults`](Self::with_trainer_defaults) is called. An argument whose key the file does not have is
+/// not used, as in the Trainer.
 ///
 /// # Source
 /// `transformers.TrainingArguments` and `HfTrainerDeepSpeedConfig`

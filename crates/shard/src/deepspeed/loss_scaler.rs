@@ -11,8 +11,8 @@ use super::precision::{Dynamic, Scaling};
 ///
 /// The rule of `fp16`: `initial_scale_power` gives the first scale. Good steps double it, `loss_scale_window` of them in a
 /// row, and one more after a start or an overflow. An overflow skips the step; it halves the scale only if it is the
-/// `hysteresis`-th since the scale was last doubled (with `consecutive_hysteresis`: in a row). A `loss_scale` above 0
-/// stays. With `bf16` losses are not scaled, and steps whose gradients overflow are skipped, unless
+/// `hysteresis`-th since the scale was last doubled (with `consecutive_hysteresis`: in a row); with stage 0 every overflow
+/// halves it. A `loss_scale` above 0 stays. With `bf16` losses are not scaled, and steps whose gradients overflow are skipped, unless
 /// `check_grad_overflow` is false. With `torch_autocast` in float16 it is `GradScaler` with its defaults. In float32 it
 /// does nothing.
 ///
@@ -20,7 +20,7 @@ use super::precision::{Dynamic, Scaling};
 /// ([`unscale_`](Self::unscale_), clipping,) [`step`](Self::step).
 ///
 /// # Source
-/// DeepSpeed's `DynamicLossScaler` and `LossScaler`
+/// DeepSpeed's `DynamicLossScaler` and `LossScaler`, and the rule of its `FP16_Optimizer` for stage 0
 #[derive(Debug)]
 pub struct LossScaler {
     inner: GradScaler,
@@ -48,7 +48,7 @@ impl Now {
         let mut can_go_on = true;
         if overflow {
             if self.cur_hysteresis <= 1 {
-                can_go_on = self.cur_scale != options.min;
+                can_go_on = self.cur_scale != options.min || !options.ends_at_min;
                 self.cur_scale = (self.cur_scale / 2.0).max(options.min);
             } else {
                 self.cur_hysteresis -= 1;
@@ -116,8 +116,8 @@ impl LossScaler {
     /// only then, as in DeepSpeed.
     ///
     /// # Errors
-    /// As `GradScaler::step`, and [`DeepSpeedError::LossScale`] after an overflow at the smallest scale, where DeepSpeed
-    /// ends the run too.
+    /// As `GradScaler::step`, and [`DeepSpeedError::LossScale`] after an overflow at the smallest scale with stages 1
+    /// and 2, where DeepSpeed ends the run too.
     ///
     /// # Syncs
     /// Waits for the device, unless it does nothing.
@@ -186,8 +186,9 @@ impl Stateful for LossScaler {
             false => Err(StateError::Mismatch { key: key.to_owned(), expected, found }),
         };
         let (scale, iterations) = (now.cur_scale, now.cur_iter);
-        let is_scale = scale >= options.min && (scale as f32).is_finite();
-        check(is_scale, "cur_scale", format!("from {} to 2^127", options.min), scale.to_string())?;
+        // Below the smallest one too, where `initial_scale_power` says so.
+        let is_scale = scale > 0.0 && (scale as f32).is_finite();
+        check(is_scale, "cur_scale", "above 0, to 2^127".to_owned(), scale.to_string())?;
         check(iterations >= 0, "cur_iter", "at least 0".to_owned(), iterations.to_string())?;
         let is_before = (-1..iterations.max(0)).contains(&now.last_overflow_iter);
         let expected = format!("from -1 to before {iterations}");
@@ -213,7 +214,8 @@ mod tests {
 
     use super::*;
 
-    const OPTIONS: Dynamic = Dynamic { initial: 64.0, window: 3, hysteresis: 2, consecutive: false, min: 1.0 };
+    const OPTIONS: Dynamic =
+        Dynamic { initial: 64.0, window: 3, hysteresis: 2, consecutive: false, min: 1.0, ends_at_min: true };
 
     /// Scales after each step, by whether its gradients overflow.
     fn scales(options: Dynamic, overflows: &[bool]) -> Vec<f64> {
@@ -261,7 +263,7 @@ mod tests {
     #[test]
     fn scales_of_long_runs_are_deepspeed_s() {
         for &(window, hysteresis, consecutive, min, steps, expected) in RUNS {
-            let options = Dynamic { initial: 64.0, window, hysteresis, consecutive, min };
+            let options = Dynamic { initial: 64.0, window, hysteresis, consecutive, min, ends_at_min: true };
             let overflows: Vec<bool> = steps.chars().map(|letter| letter == 'X').collect();
             assert_eq!(scales(options, &overflows), expected, "{steps}");
         }
@@ -288,6 +290,18 @@ mod tests {
         let told = trained(&mut scaler, f64::NAN).unwrap_err().to_string();
         assert!(told.contains("`fp16.min_loss_scale`"), "{told}");
         assert_eq!(trained(&mut scaler, 1.0).unwrap(), (true, 0.5), "it can go on all the same");
+        let without = Dynamic { initial: 1.0, ends_at_min: false, ..options };
+        let mut scaler = LossScaler::new(Device::Cpu, Scaling::Dynamic(without)).unwrap();
+        assert_eq!(trained(&mut scaler, f64::NAN).unwrap(), (false, 1.0));
+        assert_eq!(scaler.scale_value().unwrap(), 1.0);
+    }
+
+    #[test]
+    fn a_first_scale_below_the_smallest_one_is_saved_and_loaded() {
+        let below = Dynamic { initial: 1.0, min: 4.0, ..OPTIONS };
+        let mut scaler = LossScaler::new(Device::Cpu, Scaling::Dynamic(below)).unwrap();
+        let state = scaler.state_dict().unwrap();
+        scaler.load_state_dict(&state).unwrap();
     }
 
     #[test]
@@ -324,7 +338,7 @@ mod tests {
         let mut scaler = LossScaler::new(Device::Cpu, Scaling::Dynamic(OPTIONS)).unwrap();
         let good = scaler.state_dict().unwrap();
         for (key, entry) in [
-            ("cur_scale", Entry::Float(0.5)),
+            ("cur_scale", Entry::Float(0.0)),
             ("cur_scale", Entry::Float(f64::NAN)),
             ("cur_iter", Entry::Int(-1)),
             ("last_overflow_iter", Entry::Int(0)),

@@ -128,6 +128,7 @@ impl DeepSpeedConfig {
         zero::modernise(&mut tree)?;
         arguments.fill(&mut tree)?;
         schema::check(&tree)?;
+        let zero = Zero::read(&tree)?;
         let mut optimizer = Chosen::read(&tree)?;
         let schedule = LrSchedule::read(&tree, optimizer.as_ref())?;
         if let (Some(optimizer), true) = (&mut optimizer, schedule.as_ref().is_some_and(LrSchedule::cycles_momentum)) {
@@ -137,8 +138,8 @@ impl DeepSpeedConfig {
             world_size: arguments.world_size,
             batch: Batch::read(&tree, arguments.world_size)?,
             gradient_clipping: tree.size("gradient_clipping")?.unwrap_or(GRADIENT_CLIPPING),
-            precision: Precision::read(&tree)?,
-            zero: Zero::read(&tree)?,
+            precision: Precision::read(&tree, zero.stage)?,
+            zero,
             optimizer,
             schedule,
             has_activation_checkpointing: tree.at("activation_checkpointing").is_some(),

@@ -95,7 +95,7 @@ impl Chosen {
         Ok(Self {
             kind,
             lr: size("lr", if kind == Kind::Adagrad { 1e-2 } else { 1e-3 })?,
-            betas: betas(tree, if kind == Kind::Lion { (0.9, 0.99) } else { (0.9, 0.999) })?,
+            betas: betas(tree, (0.9, 0.999))?,
             eps: size("eps", if kind == Kind::Adagrad { 1e-10 } else { 1e-8 })?,
             weight_decay: size("weight_decay", decay)?,
             momentum: size("momentum", 0.0)?,
@@ -282,7 +282,7 @@ mod tests {
             r#"{"type": "AdamW", "params": {"adam_w_mode": false, "weight_decay": 0.5, "fused": true}}"#,
             boxed!(AdamW.weight_decay(0.5).fused(true)),
         );
-        is_same(r#"{"type": "Lion"}"#, boxed!(Lion.lr(1e-3)));
+        is_same(r#"{"type": "Lion"}"#, boxed!(Lion.lr(1e-3).betas(0.9, 0.999)));
         is_same(
             r#"{"type": "Lion", "params": {"lr": 0.01, "betas": [0.5, 0.6], "weight_decay": 0.2}}"#,
             boxed!(Lion.lr(0.01).betas(0.5, 0.6).weight_decay(0.2)),

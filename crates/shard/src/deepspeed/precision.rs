@@ -4,6 +4,7 @@ use tch::Kind;
 
 use super::error::DeepSpeedError;
 use super::tree::{Tree, wrong};
+use super::zero::ZeroStage;
 
 /// The dtype of products, and how losses are scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,14 +36,16 @@ pub(super) struct Dynamic {
     /// Whether a good step begins the count of overflows anew; otherwise a doubled scale does.
     pub consecutive: bool,
     pub min: f64,
+    /// Whether an overflow at the smallest scale is an error.
+    pub ends_at_min: bool,
 }
 
 /// A larger power would be infinite in float32.
 const LARGEST_POWER: u64 = 127;
 
 impl Precision {
-    pub(super) fn read(tree: &Tree) -> Result<Self, DeepSpeedError> {
-        let fp16 = fp16(tree)?;
+    pub(super) fn read(tree: &Tree, stage: ZeroStage) -> Result<Self, DeepSpeedError> {
+        let fp16 = fp16(tree, stage)?;
         let is_checked = tree.flag("bf16.check_grad_overflow")?.unwrap_or(true);
         let torch = torch_autocast(tree)?;
         let bf16 = tree.flag("bf16.enabled")?.unwrap_or(false);
@@ -67,7 +70,7 @@ impl Precision {
     }
 }
 
-fn fp16(tree: &Tree) -> Result<Option<Precision>, DeepSpeedError> {
+fn fp16(tree: &Tree, stage: ZeroStage) -> Result<Option<Precision>, DeepSpeedError> {
     let scale = tree.size("fp16.loss_scale")?.unwrap_or(0.0);
     let power = tree.count("fp16.initial_scale_power", 0)?.unwrap_or(16);
     if power > LARGEST_POWER || scale as f32 == f32::INFINITY {
@@ -82,6 +85,12 @@ fn fp16(tree: &Tree) -> Result<Option<Precision>, DeepSpeedError> {
         hysteresis: tree.count("fp16.hysteresis", 1)?.unwrap_or(2),
         consecutive: tree.flag("fp16.consecutive_hysteresis")?.unwrap_or(false),
         min: tree.count("fp16.min_loss_scale", 1)?.unwrap_or(1) as f64,
+        ends_at_min: true,
+    };
+    // DeepSpeed's `FP16_Optimizer` does not read the hysteresis, and ends no run.
+    let dynamic = match stage {
+        ZeroStage::Disabled => Dynamic { hysteresis: 1, consecutive: false, ends_at_min: false, ..dynamic },
+        _ => dynamic,
     };
     let scaling = if scale > 0.0 { Scaling::Fixed(scale) } else { Scaling::Dynamic(dynamic) };
     let is_on = tree.flag("fp16.enabled")?.unwrap_or(false);
@@ -107,19 +116,22 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Precision, String> {
-        Precision::read(&Tree::parse(text).unwrap()).map_err(|error| error.to_string())
+        Precision::read(&Tree::parse(text).unwrap(), ZeroStage::OptimizerStates).map_err(|error| error.to_string())
     }
 
     #[test]
     fn float16_has_deepspeed_s_defaults_and_options() {
         let scaling = |text| read(text).map(|it| (it.kind, it.scaling)).unwrap();
-        let default = Dynamic { initial: 65536.0, window: 1000, hysteresis: 2, consecutive: false, min: 1.0 };
+        let default =
+            Dynamic { initial: 65536.0, window: 1000, hysteresis: 2, consecutive: false, min: 1.0, ends_at_min: true };
         assert_eq!(scaling(r#"{"fp16": {"enabled": true}}"#), (Some(Kind::Half), Scaling::Dynamic(default)));
         let text = r#"{"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 5, "loss_scale_window": 7,
             "hysteresis": 1, "consecutive_hysteresis": true, "min_loss_scale": 4}}"#;
-        let given = Dynamic { initial: 32.0, window: 7, hysteresis: 1, consecutive: true, min: 4.0 };
+        let given = Dynamic { initial: 32.0, window: 7, hysteresis: 1, consecutive: true, min: 4.0, ends_at_min: true };
         assert_eq!(scaling(text).1, Scaling::Dynamic(given));
         assert_eq!(scaling(r#"{"fp16": {"enabled": true, "loss_scale": 128}}"#).1, Scaling::Fixed(128.0));
+        let without = Precision::read(&Tree::parse(text).unwrap(), ZeroStage::Disabled).unwrap().scaling;
+        assert_eq!(without, Scaling::Dynamic(Dynamic { consecutive: false, ends_at_min: false, ..given }));
     }
 
     #[test]

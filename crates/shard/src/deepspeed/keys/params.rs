@@ -75,7 +75,7 @@ const LION: &[Row] = &[
         section: O,
         keys: &["lr", "betas", "weight_decay"],
         rule: Rule::Honoured,
-        why: "the setters of the same names; the default of `lr` is DeepSpeed's 1e-3",
+        why: "the setters of the same names; the defaults of `lr` and `betas` are DeepSpeed's 1e-3 and (0.9, 0.999)",
     },
     FREED_GRADIENTS,
     FLOAT32_STATES,
@@ -142,8 +142,8 @@ const ONE_CYCLE: &[Row] = &[
         section: S,
         keys: &["cycle_momentum", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate"],
         rule: Rule::Honoured,
-        why: "DeepSpeed's formula for the first of `betas`; the second is 0.99 then, whatever the optimizer says, as in \
-              DeepSpeed",
+        why: "DeepSpeed's formula for the first of `betas`; the second is 0.99 then, whatever the file's optimizer says, \
+              as in DeepSpeed; the program's own has to set it",
     },
     START,
 ];

@@ -53,7 +53,7 @@ pub(super) const KEYS: &[Row] = &[
             "min_loss_scale",
         ],
         rule: Rule::Honoured,
-        why: "`LossScaler` has DeepSpeed's rule",
+        why: "`LossScaler` has DeepSpeed's rule: with stage 0 it has no hysteresis, and goes on at the smallest scale",
     },
     Row {
         section: "fp16",
@@ -156,7 +156,7 @@ pub(super) const KEYS: &[Row] = &[
     Row {
         section: "activation_checkpointing",
         keys: &["synchronize_checkpoint_boundary", "profile"],
-        rule: OFF,
+        rule: Rule::NoEffect,
         why: "checkpoints are not timed: use the profiler of `overdrive-profile`",
     },
     Row {

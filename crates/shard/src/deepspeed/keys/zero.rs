@@ -91,7 +91,7 @@ pub(super) const KEYS: &[Row] = &[
     Row {
         section: "zero_optimization.offload_optimizer",
         keys: &["pin_memory"],
-        rule: ON,
+        rule: Rule::NoEffect,
         why: "copies on the host for a GPU are always pinned",
     },
     Row {
