@@ -9,7 +9,8 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive::nn::metrics::AverageMeter;
 use overdrive::prelude::*;
 use overdrive_benches::gpu_steps::{
-    DISTANCE_WITHIN, OUR_OPTIMIZERS, Recipe, Step, count, difference, losses_on_host, ours, recipes, with_fault,
+    DISTANCE_WITHIN, OUR_OPTIMIZERS, Recipe, Step, combinations, count, difference, losses_on_host, ours, recipes,
+    with_fault,
 };
 use overdrive_benches::versus::gpu_counts;
 use overdrive_fakecuda::{Fake, waits};
@@ -41,9 +42,10 @@ fn main() -> Result<()> {
     let mut trials: Vec<Trial> =
         steps.map(|recipe| trial(recipe.name(), Box::new(move || costs_what_it_may(&recipe)))).collect();
     type Test = fn() -> Result<()>;
-    let others: [(&str, Test); 6] = [
+    let others: [(&str, Test); 7] = [
         ("a_meter_read_after_100_steps_waits_once", a_meter_read_after_100_steps_waits_once),
         ("a_missing_or_doubled_update_is_told", a_missing_or_doubled_update_is_told),
+        ("every_combination_costs_what_it_may", every_combination_costs_what_it_may),
         ("every_optimizer_has_a_gate", every_optimizer_has_a_gate),
         ("our_own_optimizers_cost_what_the_book_says", our_own_optimizers_cost_what_the_book_says),
         ("the_list_of_computed_operators", the_list_of_computed_operators),
@@ -88,6 +90,10 @@ fn costs_what_it_may(recipe: &Recipe) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn every_combination_costs_what_it_may() -> Result<()> {
+    combinations().iter().try_for_each(|recipe| costs_what_it_may(recipe).with_context(|| recipe.name()))
 }
 
 /// The only wait of 100 steps is that for the average.
@@ -169,11 +175,13 @@ fn the_list_of_computed_operators() -> Result<()> {
 }
 
 fn no_more_than_pytorch(python: Option<PathBuf>) -> Result<()> {
-    let rows = gpu_counts::rows(&python.context("no Python with torch")?)?;
+    let listed = recipes();
+    let all = [&listed[..], &combinations()].concat();
+    let rows = gpu_counts::rows(&python.context("no Python with torch")?, &all)?;
     let more: Vec<String> = rows.iter().filter_map(gpu_counts::Row::worse).collect();
     ensure!(more.is_empty(), "{}", more.join("\n"));
     let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gpu-counts.md"))?;
-    let table = gpu_counts::table(&rows);
+    let table = gpu_counts::table(&rows[..listed.len()]);
     ensure!(
         page.contains(&table),
         "`cargo xtask versus gpu-counts` prints another table than docs/gpu-counts.md:\n{table}"

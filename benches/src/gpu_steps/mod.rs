@@ -184,27 +184,38 @@ pub fn recipes() -> Vec<Recipe> {
             plain.clone().with_all(),
         ]
     };
-    // Every pair of these techniques, and all three; the small model is enough.
+    // The small model is enough.
     let combined = || {
-        let kinds = [None, Some("bfloat16"), Some("float16")];
-        let all = kinds.into_iter().flat_map(|autocast| (0..8).map(move |bits| (autocast, bits)));
-        let recipe = |(autocast, bits): (_, u8)| Recipe {
-            autocast,
-            clip: bits & 1 != 0,
-            accumulate: if bits & 2 != 0 { 4 } else { 1 },
-            ema: bits & 4 != 0,
-            ..Recipe::new("mlp", "AdamW")
-        };
         let alone: Vec<String> = techniques("mlp").iter().map(Recipe::name).collect();
-        all.map(recipe).filter(move |it| !alone.contains(&it.name()))
+        combined("AdamW").filter(move |it| !alone.contains(&it.name()))
     };
     let with_optimizers = OPTIMIZERS[1..].iter().flat_map(|optimizer| {
         let plain = Recipe::new("mlp", optimizer);
         let scaled = Recipe { autocast: Some("float16"), ..plain.clone() };
-        // Micro-batches do not depend on the optimizer, and take long here.
-        let others = ["cnn", "gpt"].map(|model| Recipe { accumulate: 1, ..Recipe::new(model, optimizer).with_all() });
-        [plain, scaled].into_iter().chain(others)
+        let all = ["mlp", "cnn", "gpt"].map(|model| Recipe::new(model, optimizer).with_all());
+        [plain, scaled].into_iter().chain(all)
     });
     let all = ["mlp", "cnn", "gpt"].into_iter().flat_map(techniques).chain(combined()).chain(with_optimizers);
     all.chain([Recipe::new("mlp", "LBFGS"), Recipe::new("lookup", "SparseAdam")]).collect()
+}
+
+/// The MLP with an optimizer in each dtype: with each of clipping, micro-batches and an average of the weights, every two
+/// of them, all three, and none.
+fn combined(optimizer: &'static str) -> impl Iterator<Item = Recipe> {
+    let kinds = [None, Some("bfloat16"), Some("float16")];
+    let all = kinds.into_iter().flat_map(|autocast| (0..8).map(move |bits| (autocast, bits)));
+    all.map(move |(autocast, bits): (_, u8)| Recipe {
+        autocast,
+        clip: bits & 1 != 0,
+        accumulate: if bits & 2 != 0 { 4 } else { 1 },
+        ema: bits & 4 != 0,
+        ..Recipe::new("mlp", optimizer)
+    })
+}
+
+/// What is held as [`recipes`] are, but in no table: each other optimizer with every combination that AdamW has there.
+pub fn combinations() -> Vec<Recipe> {
+    let listed: Vec<String> = recipes().iter().map(Recipe::name).collect();
+    let all = OPTIMIZERS[1..].iter().flat_map(|optimizer| combined(optimizer));
+    all.filter(|it| !listed.contains(&it.name())).collect()
 }

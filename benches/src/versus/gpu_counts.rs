@@ -49,15 +49,6 @@ pub struct Row {
 }
 
 impl Row {
-    /// Adafactor keeps its step sizes on the device, where PyTorch reads two numbers a parameter to compute them on the
-    /// host. For a model of few parameters that takes a launch more, but copies and launches together are fewer.
-    fn instead_of_waits(&self) -> f64 {
-        match self.name.split(',').take(2).collect::<Vec<_>>()[..] {
-            ["mlp", " Adafactor"] => 1.0,
-            _ => 0.0,
-        }
-    }
-
     /// The meter keeps the latest loss: a copy, because the caller may write to the tensor. Python's sums alone.
     fn kept_losses(&self) -> f64 {
         let one_a_batch = self.name.split(", ").any(|part| part == "meter");
@@ -68,7 +59,7 @@ impl Row {
     pub fn worse(&self) -> Option<String> {
         let (ours, theirs) = (&self.ours, &self.pytorch);
         let counts = [
-            ("launches", ours.launches, theirs.launches + self.instead_of_waits()),
+            ("launches", ours.launches, theirs.launches),
             (
                 "launches, copies and fills",
                 ours.launches + ours.copies,
@@ -108,22 +99,21 @@ fn pytorch(python: &Path, recipes: &[Recipe]) -> Result<Vec<Answer>> {
     serde_json::from_slice(&output.stdout).context("Python's side printed something else")
 }
 
-/// Counts all recipes on both sides.
+/// Counts these recipes on both sides.
 ///
 /// # Errors
 /// When this process does not run on the stand-ins, or a step fails.
-pub fn rows(python: &Path) -> Result<Vec<Row>> {
+pub fn rows(python: &Path, recipes: &[Recipe]) -> Result<Vec<Row>> {
     let fake = Fake::get().context("there are no stand-ins, so nothing can be counted")?;
     fake.compute().map_err(anyhow::Error::msg)?;
     tch::set_num_threads(1);
-    let recipes = recipes();
     let ours = |recipe: &Recipe| -> Result<_> {
         let plain_tch = count_plain_tch(recipe).with_context(|| format!("plain tch, {}", recipe.name()))?;
         Ok((count(recipe).with_context(|| recipe.name())?, plain_tch))
     };
     // Each side takes one core.
     let (ours, theirs) = thread::scope(|scope| {
-        let theirs = scope.spawn(|| pytorch(python, &recipes));
+        let theirs = scope.spawn(|| pytorch(python, recipes));
         let ours: Result<Vec<_>> = recipes.iter().map(ours).collect();
         (ours, theirs.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
@@ -180,7 +170,7 @@ pub fn table_of_ours() -> Result<String> {
 pub fn run(python: &Path) -> Result<()> {
     overdrive_fakecuda::start_fake(1)?;
     println!("Counted on a fake device (a stand-in for CUDA's runtime), for both sides; no GPU was used.\n");
-    let rows = rows(python)?;
+    let rows = rows(python, &recipes())?;
     println!("{}\n{}", table(&rows), table_of_ours()?);
     rows.iter().filter_map(Row::worse).for_each(|worse| println!("{worse}"));
     Ok(())

@@ -6,7 +6,7 @@ use tch::{Kind, TchError, Tensor};
 
 use crate::algorithm::{Algorithm, Field, Slot, Step};
 use crate::builder::{GroupBuilder, Options};
-use crate::foreach;
+use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
 use crate::options::{NOT_NEGATIVE, Value, options};
 use crate::t5_adafactor as t5;
@@ -117,86 +117,79 @@ impl Algorithm for AdafactorOptions {
         }
     }
 
-    fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
-        if self.form.0 != FORMS[0] {
-            return t5::step(self, self.form.0 == FORMS[2], step);
-        }
-        let params = step.params.to_vec()?;
-        let grads = step.signed_grads(self.maximize)?;
-        let eps1 = self.eps.0.unwrap_or_else(|| precision(params[0].kind()));
-        let roots: Vec<f64> = params.iter().map(|param| (param.numel() as f64).sqrt()).collect();
+    const STEPS_TOGETHER: bool = true;
 
-        let shares = step.by_count(|count| count.powf(self.beta2_decay))?;
-        // eps1 is squared, because the root is taken next.
-        let updates = match step.slots {
-            [rows, columns] => {
-                let estimates = self.factored(&grads, rows, columns, &shares, eps1)?;
-                foreach::clamp_min_(&estimates, eps1 * eps1)?;
-                estimates
-            }
-            _ => {
-                foreach::lerp_each_(&step.slots[0], &foreach::mul(&grads, &grads)?, &shares)?;
-                foreach::clamp_min(&step.slots[0], eps1 * eps1)?
-            }
-        };
+    fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
+        self.step_together(&[step])
+    }
+
+    /// Matrices and vectors together, where both are given, so that there are few kernel launches.
+    fn step_together(&self, steps: &[&Step<'_>]) -> Result<(), TorchError> {
+        if self.form.0 != FORMS[0] {
+            return steps.iter().try_for_each(|step| t5::step(self, self.form.0 == FORMS[2], step));
+        }
+        let Some(Step { lr, constants, .. }) = steps.first() else { return Ok(()) };
+        let grads = steps.iter().map(|step| step.signed_grads(self.maximize)).collect::<Result<Vec<_>, _>>()?;
+        self.average(steps, &grads)?;
+        let (mut params, mut updates, mut all_grads, mut rates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (step, grads) in steps.iter().zip(&grads) {
+            params.extend(step.params.to_vec()?);
+            updates.extend(self.estimates(step)?.to_vec()?);
+            all_grads.extend(grads.to_vec()?);
+            rates.extend(step.by_count(|count| -self.d * step.lr.min(1.0 / count.sqrt()))?);
+        }
+        let device = params[0].device();
+        let roots: Vec<f64> = params.iter().map(|param| (param.numel() as f64).sqrt()).collect();
+        let both: Vec<&Tensor> = params.iter().chain(&updates).collect();
+        let (both, params, updates) = (TensorList::new(&both)?, TensorList::new(&params)?, TensorList::new(&updates)?);
         foreach::rsqrt_(&updates)?;
-        foreach::mul_(&updates, &grads)?;
+        foreach::mul_(&updates, &TensorList::new(&all_grads)?)?;
 
         // A parameter's step size is the rate times max(eps2, its root mean square), divided by max(1, the update's
         // root mean square / d). 2-norms take the place of root mean squares, because the numbers of elements cancel
-        // out. The norms stay on the device, so that the host does not wait for it; those of both lists are computed
-        // together, so that there are few kernel launches.
-        let mut lists = params;
-        let count = lists.len();
-        lists.extend(updates.to_vec()?);
-        let [zero] = ZERO.on(lists[0].device(), || Ok::<_, TchError>([Tensor::from(0.0)]))?;
-        let norms = Tensor::f_stack(&foreach::norm(&TensorList::new(&lists)?, 2.0)?.to_vec()?, 0)?;
+        // out. The norms stay on the device, so that the host does not wait for it.
+        let [zero] = ZERO.on(device, || Ok::<_, TchError>([Tensor::from(0.0)]))?;
+        let norms = Tensor::f_stack(&foreach::norm(&both, 2.0)?.to_vec()?, 0)?;
         // The maximum with float64 bounds makes the norms float64, and a norm of NaN the bound, as in Python's
         // `max(bound, norm)`.
         let lows = [self.eps.1, self.d].into_iter().flat_map(|least| roots.iter().map(move |root| root * least));
-        let lows = step.constants.on(lists[0].device(), &lows.collect::<Vec<_>>())?;
+        let lows = constants.on(device, &lows.collect::<Vec<_>>())?;
         let norms = as_list(&norms.f_fmax(&lows)?)?.to_vec()?;
-        let (sizes, excess) = norms.split_at(count);
-        let rates = step.by_count(|count| -self.d * step.lr.min(1.0 / count.sqrt()))?;
-        let zeros = TensorList::new(&vec![&zero; count])?;
+        let (sizes, excess) = norms.split_at(rates.len());
+        let zeros = TensorList::new(&vec![&zero; rates.len()])?;
         let sizes = foreach::addcdiv_each(&zeros, &TensorList::new(sizes)?, &TensorList::new(excess)?, &rates)?;
         if self.weight_decay != 0.0 {
-            foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;
+            foreach::mul_scalar_(&params, 1.0 - lr * self.weight_decay)?;
         }
         foreach::mul_(&updates, &sizes)?;
-        foreach::add_(step.params, &updates, 1.0)
+        foreach::add_(&params, &updates, 1.0)
     }
 }
 
 impl AdafactorOptions {
-    /// Estimates of the second moments from the means of their rows and columns.
-    fn factored(
-        &self,
-        grads: &TensorList,
-        rows: &TensorList,
-        columns: &TensorList,
-        shares: &[f64],
-        eps1: f64,
-    ) -> Result<TensorList, TorchError> {
-        let (mut means, mut lengths, mut averages) = (Vec::new(), Vec::new(), Vec::new());
-        for (list, dim) in [(rows, -1), (columns, -2)] {
-            for grad in grads.to_vec()? {
-                means.push(NORM.tensor(&[
-                    Arg::Tensor(&grad),
-                    Arg::Double(2.0),
-                    Arg::IntList(&[dim]),
-                    Arg::Bool(true),
-                ])?);
-                lengths.push(grad.size()[(grad.dim() as i64 + dim) as usize] as f64);
+    /// Moves the averages towards the squared gradients: those of a matrix towards the means of its rows and columns.
+    fn average(&self, steps: &[&Step<'_>], grads: &[Lent<'_>]) -> Result<(), TorchError> {
+        let (mut averages, mut squares, mut weights) = (Vec::new(), Vec::new(), Vec::new());
+        for (step, grads) in steps.iter().zip(grads) {
+            let shares = step.by_count(|count| count.powf(self.beta2_decay))?;
+            match step.slots {
+                [_, _] => squares.extend(means(grads)?.to_vec()?),
+                _ => squares.extend(foreach::mul(grads, grads)?.to_vec()?),
             }
-            averages.extend(list.to_vec()?);
+            for slot in step.slots {
+                averages.extend(slot.to_vec()?);
+                weights.extend(&shares);
+            }
         }
-        let means = TensorList::new(&means)?;
-        // The mean of squares is the squared norm divided by the length, so no tensor of squares is needed. Rows and
-        // columns are averaged together, so that there are few kernel launches. These are PyTorch's operators: its bits.
-        foreach::mul_(&means, &means)?;
-        foreach::div_each_(&means, &lengths)?;
-        foreach::lerp_each_(&TensorList::new(&averages)?, &means, &[shares, shares].concat())?;
+        foreach::lerp_each_(&TensorList::new(&averages)?, &TensorList::new(&squares)?, &weights)
+    }
+
+    /// Estimates of the second moments: those of a matrix from the averages of its rows and columns.
+    fn estimates(&self, step: &Step<'_>) -> Result<TensorList, TorchError> {
+        let kind = step.params.get(0)?.kind();
+        let eps1 = self.eps.0.unwrap_or_else(|| precision(kind));
+        // eps1 is squared, because the root is taken next.
+        let [rows, columns] = step.slots else { return foreach::clamp_min(&step.slots[0], eps1 * eps1) };
         let (mut estimates, mut means) = (Vec::new(), Vec::new());
         for (row, column) in rows.to_vec()?.iter().zip(columns.to_vec()?) {
             estimates.push(row.f_matmul(&column)?);
@@ -205,8 +198,26 @@ impl AdafactorOptions {
         let (estimates, means) = (TensorList::new(&estimates)?, TensorList::new(&means)?);
         foreach::clamp_min_(&means, eps1)?;
         foreach::div_(&estimates, &means)?;
+        foreach::clamp_min_(&estimates, eps1 * eps1)?;
         Ok(estimates)
     }
+}
+
+/// The mean of squares of each matrix's rows, then those of the columns.
+fn means(grads: &TensorList) -> Result<TensorList, TorchError> {
+    let (mut means, mut lengths) = (Vec::new(), Vec::new());
+    for dim in [-1, -2] {
+        for grad in grads.to_vec()? {
+            means.push(NORM.tensor(&[Arg::Tensor(&grad), Arg::Double(2.0), Arg::IntList(&[dim]), Arg::Bool(true)])?);
+            lengths.push(grad.size()[(grad.dim() as i64 + dim) as usize] as f64);
+        }
+    }
+    let means = TensorList::new(&means)?;
+    // The mean of squares is the squared norm divided by the length, so no tensor of squares is needed. These are
+    // PyTorch's operators: its bits.
+    foreach::mul_(&means, &means)?;
+    foreach::div_each_(&means, &lengths)?;
+    Ok(means)
 }
 
 /// The machine epsilon: the distance from 1 to the next larger number.

@@ -25,6 +25,9 @@ pub trait Algorithm: OptionSet + Clone + Default + std::fmt::Debug + Send + 'sta
     /// Whether it takes sparse gradients, and only these.
     const SPARSE: bool = false;
 
+    /// Whether it steps lists of parameters that differ by their slots alone together on a GPU.
+    const STEPS_TOGETHER: bool = false;
+
     /// How often a step passes over all parameters.
     const PASSES: usize = 1;
 
@@ -85,6 +88,11 @@ pub trait Algorithm: OptionSet + Clone + Default + std::fmt::Debug + Send + 'sta
 
     /// Updates parameters of one device, dtype and set of slots.
     fn step(&self, step: &Step<'_>) -> Result<(), TorchError>;
+
+    /// Updates several such lists, of one device and dtype.
+    fn step_together(&self, steps: &[&Step<'_>]) -> Result<(), TorchError> {
+        steps.iter().try_for_each(|step| self.step(step))
+    }
 }
 
 /// An algorithm for which libtorch has a fused kernel.

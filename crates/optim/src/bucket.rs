@@ -238,12 +238,22 @@ impl Bucket {
     /// Updates the parameters that have gradients.
     pub(crate) fn step<A: Algorithm>(
         &mut self,
+        given: (&A, f64, bool),
+        scale: Option<GradScale<'_>>,
+    ) -> Result<(), TorchError> {
+        self.step_by(given, scale, &mut |step| step.map_or(Ok(()), |step| pieces::step(given.0, &step)))
+    }
+
+    /// Updates them by `work`, which is given `None` if there are none.
+    pub(crate) fn step_by<A: Algorithm>(
+        &mut self,
         (algorithm, lr, fused): (&A, f64, bool),
         scale: Option<GradScale<'_>>,
+        work: &mut dyn FnMut(Option<Step<'_>>) -> Result<(), TorchError>,
     ) -> Result<(), TorchError> {
         let grads = if A::SPARSE { self.params.grads()? } else { self.params.grads_in_layout()? };
         if grads.list.is_empty() {
-            return Ok(());
+            return work(None);
         }
         if self.state.is_none() {
             self.state = Some(self.fresh_state(algorithm, fused)?);
@@ -277,7 +287,7 @@ impl Bucket {
 
         state.counts.add(&counts, 1.0)?;
         let stepped = self.precision.step(&params, &grads.list, &slots, |params, grads, slots| {
-            let step = Step {
+            work(Some(Step {
                 lr,
                 fused,
                 params,
@@ -288,8 +298,7 @@ impl Bucket {
                 first: &first,
                 constants: &state.constants,
                 scale,
-            };
-            pieces::step(algorithm, &step)
+            }))
         });
         if let Err(error) = stepped {
             // A failed step does not count.

@@ -61,6 +61,7 @@ mod split;
 mod stateful;
 mod step_count;
 mod t5_adafactor;
+mod together;
 mod trust;
 mod wrapper;
 

@@ -15,6 +15,7 @@ use crate::clip;
 use crate::foreach;
 use crate::group_mut::GroupMut;
 use crate::low_precision::LowPrecision;
+use crate::together;
 
 /// The learning rate and options of a parameter group.
 #[derive(Clone, Debug)]
@@ -207,11 +208,13 @@ impl<A: Algorithm> GroupOptimizer<A> {
                 self.scale_grads_down()?;
             }
             for (group, values) in self.groups.iter_mut().zip(&values) {
-                for bucket in &mut group.buckets {
-                    let shared = bucket.shares_count();
-                    let stepped = bucket.step((&values.options, values.lr, self.packing.fused), scale);
+                let given = (&values.options, values.lr, self.packing.fused);
+                for mut buckets in together::parts::<A>(&mut group.buckets) {
+                    let shared = |buckets: &[&mut Bucket]| buckets.iter().filter(|it| it.shares_count()).count();
+                    let before = shared(&buckets);
+                    let stepped = together::step(&mut buckets, given, scale, None);
                     // Splitting a shared step count makes new tensors: see `Optimizer::revision`.
-                    self.revision += u64::from(shared && !bucket.shares_count());
+                    self.revision += u64::from(shared(&buckets) != before);
                     stepped?;
                 }
             }
