@@ -132,7 +132,7 @@ fn build_runtime(out: &Path) -> PathBuf {
 fn build_operators(out: &Path, libraries: &Path, lib: &Path, includes: &[PathBuf]) {
     // libtorch's headers take long to compile: once for all sources.
     let one_file = out.join("all.cpp");
-    let sources = ["emulated", "libraries", "decided", "operators"];
+    let sources = ["emulated", "libraries", "convolutions", "decided", "operators"];
     write(&one_file, &sources.map(|source| format!("#include \"{source}.cpp\"\n")).concat());
     let mut build = cc::Build::new();
     build.cpp(true).cargo_metadata(false).debug(false).opt_level(1).warnings(false);

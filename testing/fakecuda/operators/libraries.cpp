@@ -46,29 +46,6 @@ std::vector<IValue> convolution_transpose(const Stack& a) {
   return {empty_convolution(a[0].toTensor(), a[1].toTensor(), shape)};
 }
 
-// (grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask)
-std::vector<std::string> backward_kernels(const Stack& a) {
-  auto mask = a[10].toBoolList();
-  std::vector<std::string> kernels;
-  if (mask[0]) kernels.emplace_back("cudnn convolution, gradient of the input");
-  if (mask[1]) kernels.emplace_back("cudnn convolution, gradient of the weight");
-  return kernels;
-}
-
-std::vector<IValue> convolution_backward(const Stack& a) {
-  auto mask = a[10].toBoolList();
-  auto grad = a[0].toTensor();
-  std::vector<IValue> grads(3, Tensor());
-  for (size_t i = 0; i < 2; ++i)
-    if (mask[i]) grads[i] = at::empty_like(a[1 + i].toTensor());
-  if (mask[2]) {
-    std::vector<int64_t> dims{0};
-    for (int64_t dim = 2; dim < grad.dim(); ++dim) dims.push_back(dim);
-    grads[2] = grad.sum(dims);
-  }
-  return grads;
-}
-
 std::vector<IValue> batch_norm(const Stack& a) {
   auto input = a[0].toTensor(), weight = a[1].toTensor();
   auto empty = [&] { return at::empty({input.size(1)}, weight.options()); };
@@ -114,7 +91,6 @@ const Library* library_of(const std::string& name) {
   static const std::unordered_map<std::string, Library> all = {
       {"aten::cudnn_convolution", {true, one<CONVOLUTION>, convolution}},
       {"aten::cudnn_convolution_transpose", {true, one<TRANSPOSED>, convolution_transpose}},
-      {"aten::convolution_backward", {true, backward_kernels, convolution_backward}},
       {"aten::cudnn_batch_norm", {true, one<BATCH_NORM>, batch_norm}},
       {"aten::cudnn_batch_norm_backward", {true, one<BATCH_NORM_BACKWARD>, batch_norm_backward}},
       {"aten::linalg_qr", {false, qr_kernels, qr}},

@@ -17,6 +17,7 @@
 #include "emulated.h"
 #include "libraries.h"
 #include "snapshot.h"
+#include "within.h"
 
 namespace fakecuda {
 namespace {
@@ -258,4 +259,7 @@ void wrap_all() {
 [[maybe_unused]] const bool wrapped = (wrap_all(), true);
 
 }  // namespace
+
+bool is_within_operator() { return depth > 0; }
+
 }  // namespace fakecuda

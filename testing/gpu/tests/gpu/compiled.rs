@@ -221,6 +221,16 @@ pub fn updates_compiled_for_the_device_are_the_formulas() -> Result<()> {
     Ok(())
 }
 
+/// Compiled steps call libtorch's C functions, and those of cuDNN among them have numbers too.
+pub fn gradients_of_convolutions_that_compiled_code_asks_for_have_numbers() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut command = Command::new(python_on_stand_ins(folder.path())?);
+    let output = command.args(["-W", "ignore", "-c", include_str!("shims.py")]).output()?;
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    ensure!(output.status.success() && said[0].lines().count() == 3, "{}\n{}", said[0], said[1]);
+    Ok(())
+}
+
 /// Inductor makes a package for the stand-in's device, and it runs, though nothing computes what its kernels do.
 pub fn a_step_compiled_for_the_device_launches_less_and_never_waits() -> Result<()> {
     let folder = tempfile::tempdir()?;
