@@ -135,13 +135,17 @@ impl<B: Send + 'static> Epoch<B> {
     /// The next batch that is not empty.
     fn take(&mut self) -> Result<Option<(B, usize)>, DataError> {
         loop {
-            let Some(Made { number, result, mark }) = self.make()? else { return Ok(None) };
+            let Some(mut made) = self.make()? else { return Ok(None) };
+            if let Ok(Content::Batch { batch, uploaded: Some(uploaded), .. }) = &mut made.result {
+                self.used.get_or_insert_with(|| uploaded.used());
+                uploaded.adopt(batch)?;
+            }
+            if let Crew::Workers(workers) = &mut self.crew {
+                workers.taken(&made);
+            }
+            let Made { number, result, mark } = made;
             match result? {
-                Content::Batch { batch, samples, uploaded } => {
-                    if let Some(mut uploaded) = uploaded {
-                        self.used.get_or_insert_with(|| uploaded.used());
-                        uploaded.adopt(&batch)?;
-                    }
+                Content::Batch { batch, samples, .. } => {
                     self.give(number, mark);
                     return Ok(Some((batch, samples)));
                 }

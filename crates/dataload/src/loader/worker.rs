@@ -183,15 +183,15 @@ impl<B: Send + 'static> Workers<B> {
         })
     }
 
-    /// Waits for the next batch; `None` at the end of the epoch. `first_undelivered` is the number of the first batch
-    /// that was not delivered to the training loop.
+    /// Waits for the next batch, of which [`taken`](Self::taken) has to be told; `None` at the end of the epoch.
+    /// `first_undelivered` is the number of the first batch that was not delivered to the training loop.
     pub(crate) fn receive(&mut self, first_undelivered: usize) -> Result<Option<Made<B>>, DataError> {
         let asked = Instant::now();
         self.first_undelivered = first_undelivered;
         self.grant();
         loop {
             if let Some(made) = self.arrived.take() {
-                return Ok(Some(self.taken(made)));
+                return Ok(Some(made));
             }
             if self.alive == 0 && self.messages.is_empty() {
                 let unfinished = self.permits.is_some() || self.arrived.waiting() > 0;
@@ -202,7 +202,7 @@ impl<B: Send + 'static> Workers<B> {
                     self.unreceived.fetch_sub(1, Ordering::Relaxed);
                     match self.options.in_order {
                         true => self.arrived.put(made.number, made),
-                        false => return Ok(Some(self.taken(made))),
+                        false => return Ok(Some(made)),
                     }
                 }
                 Message::Ended { done, error } => {
@@ -240,13 +240,14 @@ impl<B: Send + 'static> Workers<B> {
         if self.options.in_order { self.arrived.due() } else { self.first_undelivered }
     }
 
-    fn taken(&mut self, made: Made<B>) -> Made<B> {
+    /// Makes room for another batch. Called when the training loop uses a batch that it has received, and the memory of
+    /// the one before it is free: before, there would be one batch more than the budget allows.
+    pub(crate) fn taken(&mut self, made: &Made<B>) {
         self.outstanding -= 1;
         if let Some(budget) = &self.budget {
-            budget.taken(&made);
+            budget.taken(made);
         }
         self.grant();
-        made
     }
 
     /// Whether no worker makes a batch, nor will before more are granted.

@@ -1,10 +1,13 @@
 //! When the memory of batches is used again, and when it is free.
 
+use std::cell::Cell;
 use std::sync::mpsc::{RecvError, channel};
 use std::sync::{Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use overdrive::dataload::{DataError, FnDataset, OnDevice, TensorDataset};
+use overdrive::dataload::{DataError, FnDataset, OnDevice, TensorBatch, TensorDataset};
 use overdrive::ffi::{TimedEvent, cuda};
 use overdrive::prelude::*;
 use overdrive_fakecuda::Pace;
@@ -80,18 +83,41 @@ fn left_reserved(workers: usize, dropped: Dropped) -> Result<i64> {
     Ok(left)
 }
 
-/// Workers that run ahead are held to the budget of the device, which is another one than the host's.
+/// A batch that the training loop takes slowly, so that workers may run ahead meanwhile.
+struct Slow(Tensor);
+
+thread_local! {
+    static TAKES: Cell<bool> = const { Cell::new(false) };
+}
+
+impl TensorBatch for Slow {
+    fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        Ok(Self(change(&self.0)?))
+    }
+
+    fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
+        if TAKES.get() {
+            sleep(Duration::from_millis(10));
+        }
+        visit(&self.0);
+    }
+}
+
+/// Workers that run ahead are held to the budget of the device, which is another one than the host's; also while the
+/// training loop takes a batch, and the one before it is still there.
 pub fn batches_ahead_take_no_more_than_the_devices_budget() -> Result<()> {
     const AHEAD: i64 = 3;
     let bytes = FLOATS * 4;
     let samples = FnDataset::new(24, |_| Ok(Tensor::ones([FLOATS], (Kind::Float, Device::Cpu))));
     let builder = DataLoader::builder(samples).batch_size(1).num_workers(2).prefetch_factor(8);
+    let builder = builder.collate(|samples: Vec<Tensor>| Ok(Slow(Tensor::stack(&samples, 0))));
     let loader = builder.device_budget((AHEAD * bytes) as usize).to_device(GPU).build()?;
     let before = cuda::memory_stats(0)?.allocated_bytes;
     cuda::reset_peak_memory_stats(0)?;
-    for batch in &loader {
-        drop(batch?);
-    }
+    TAKES.set(true);
+    let taken = loader.iter().try_for_each(|batch| batch.map(drop));
+    TAKES.set(false);
+    taken?;
     // Those ahead, and the one that is taken.
     let peak = cuda::memory_stats(0)?.allocated_peak_bytes - before;
     ensure!(peak >= bytes && peak <= (AHEAD + 1) * bytes, "{peak} bytes, of batches of {bytes}");
