@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, bail, ensure};
 use overdrive::tch::Device;
-use overdrive_fakecuda::{Counts, Fake, Pace, waits};
+use overdrive_fakecuda::{Counts, Fake, Pace, allocations, created, waits};
 use serde::{Deserialize, Serialize};
 
 use super::{Recipe, ours, plain_tch};
@@ -27,7 +27,7 @@ pub struct Counted {
     pub uploaded: f64,
     /// Allocations from the driver: of the device, and of pinned memory.
     pub allocations: f64,
-    /// Events created.
+    /// Events and streams created.
     pub events: f64,
 }
 
@@ -42,8 +42,8 @@ impl Counted {
             copies: sum(&|name| name == "copies device to device" || name == "fills"),
             waits: waits(counts) as f64 / steps as f64,
             uploaded: sum(&|name| name.starts_with("bytes host to device")),
-            allocations: sum(&|name| name == "device allocations" || name == "pinned allocations"),
-            events: sum(&|name| name == "events created"),
+            allocations: allocations(counts) as f64 / steps as f64,
+            events: created(counts) as f64 / steps as f64,
         }
     }
 

@@ -187,6 +187,18 @@ pub fn waits(counts: &Counts) -> u64 {
     ways.iter().filter_map(|way| counts.get(*way)).sum()
 }
 
+/// How often the driver was asked for memory, of a device or pinned, in any way.
+pub fn allocations(counts: &Counts) -> u64 {
+    let ways =
+        ["device allocations", "allocations in the order of a stream", "pinned allocations", "host memory pinned"];
+    ways.iter().filter_map(|way| counts.get(*way)).sum()
+}
+
+/// How many events and streams were created.
+pub fn created(counts: &Counts) -> u64 {
+    ["events created", "streams created"].iter().filter_map(|what| counts.get(*what)).sum()
+}
+
 /// The stand-ins of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Fake(());

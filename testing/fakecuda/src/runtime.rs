@@ -53,6 +53,10 @@ calls! {
     free = c"cudaFree"(address: Address);
     /// `cudaFreeHost`
     free_host = c"cudaFreeHost"(address: Address);
+    /// `cudaHostRegister` without flags: give 0 for them
+    pin = c"cudaHostRegister"(address: Address, bytes: usize, flags: u32);
+    /// `cudaHostUnregister`
+    unpin = c"cudaHostUnregister"(address: Address);
     /// `cudaFreeAsync`
     free_async = c"cudaFreeAsync"(address: Address, stream: Stream);
     /// `cudaMemsetAsync`

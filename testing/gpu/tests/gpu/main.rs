@@ -97,6 +97,7 @@ fn main() -> Result<ExitCode> {
         loading::a_batch_dropped_early_is_found,
         loading::a_loader_that_forgets_a_wait_is_found,
         uploads::every_wait_is_counted,
+        uploads::what_the_driver_is_asked_for_is_counted_in_every_way,
         uploads::transforms_upload_nothing,
         uploads::rows_on_the_device_are_gathered_without_waiting,
         uploads::a_cache_on_the_device_uploads_each_sample_once,
@@ -173,6 +174,7 @@ fn main() -> Result<ExitCode> {
         profiling::the_monitor_samples_a_real_device,
         profiling::phases_on_the_device_are_timed_without_waiting,
         compiled::updates_compiled_for_the_device_are_the_formulas,
+        compiled::gradients_of_convolutions_that_compiled_code_asks_for_have_numbers,
         compiled::a_step_compiled_for_the_device_launches_less_and_never_waits,
         compiled::steps_are_recorded_for_this_device_and_refused_for_another,
     ];

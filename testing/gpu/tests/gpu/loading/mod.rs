@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use overdrive::dataload::TensorDataset;
 use overdrive::ffi::cuda;
 use overdrive::prelude::*;
-use overdrive_fakecuda::{Counts, Fake, Pace, waits};
+use overdrive_fakecuda::{Counts, Fake, Pace, allocations, waits};
 
 use crate::ranks::{Meeting, run_alone, uses_only};
 use crate::{GPU, fake};
@@ -166,6 +166,7 @@ fn asks_for_batches(counts: &Counts, batches: u64) -> Result<()> {
         let count = counts.get(name).copied().unwrap_or(0);
         ensure!(count <= most, "{name}: {count}, {most} are enough");
     }
+    ensure!(allocations(counts) <= 4 * batches, "memory asked for in another way: {counts:?}");
     Ok(())
 }
 
