@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use overdrive::ffi::{context, cuda};
 use overdrive::nn::Linear;
 use overdrive::prelude::*;
@@ -177,21 +177,27 @@ fn apart(plain: &(Vec<f64>, Vec<Tensor>), compiled: &(Vec<f64>, Vec<Tensor>)) ->
     losses.chain(moved).fold(0.0, |most: f64, share| if most.is_nan() || share <= most { most } else { share })
 }
 
-/// Prints what a step launches, uncompiled and compiled, and fails if a compiled one waits for the device.
+/// Those whose launches are counted on a fake device.
+const COUNTED: [&str; 2] = ["mlp", "cnn"];
+
+/// Prints what a step launches, uncompiled and compiled: all, cuDNN's convolutions, and updates of lists of weights. Fails
+/// if one waits for the device.
 fn count() -> Result<()> {
     let fake = fake()?;
-    for compiled in [false, true] {
-        let (mut step, _params) = step("mlp", compiled)?;
+    for (name, compiled) in COUNTED.iter().flat_map(|name| [(*name, false), (*name, true)]) {
+        let (mut step, _params) = step(name, compiled)?;
         for _ in 0..STEPS {
             drop(step()?);
         }
         fake.reset();
         drop(step()?);
         let counts = fake.counts();
-        ensure!(waits(&counts) == 0, "compiled: {compiled}: {}", fake.waits());
-        println!("launches {}", counts.get("launches").copied().unwrap_or(0));
-        let of_lists = counts.iter().filter(|(kernel, _)| kernel.contains("triton_for_fused")).map(|(_, times)| times);
-        println!("of lists {}", of_lists.sum::<u64>());
+        ensure!(waits(&counts) == 0, "{name}, compiled: {compiled}: {}", fake.waits());
+        let of = |part: &str| -> u64 {
+            counts.iter().filter(|(kernel, _)| kernel.contains(part)).map(|(_, times)| times).sum()
+        };
+        let (convolutions, of_lists) = (of("kernel cudnn convolution"), of("triton_for_fused"));
+        println!("counted {} {convolutions} {of_lists}", of("launches"));
     }
     Ok(())
 }
@@ -240,11 +246,21 @@ pub fn a_step_compiled_for_the_device_launches_less_and_never_waits() -> Result<
     let output = command.output()?;
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     ensure!(output.status.success(), "{}\n{}", said[0], said[1]);
-    let launches = said[0].lines().filter_map(|line| line.strip_prefix("launches ")?.parse().ok());
-    let [uncompiled, compiled] = launches.collect::<Vec<u64>>()[..] else { bail!("{}", said[0]) };
-    ensure!(0 < compiled && compiled < uncompiled, "{compiled} launches compiled, {uncompiled} uncompiled");
-    // One kernel updates the four weights.
-    ensure!(said[0].lines().last() == Some("of lists 1"), "{}", said[0]);
+    let numbers = |line: &str| line.strip_prefix("counted ")?.split(' ').map(|it| it.parse().ok()).collect();
+    let counts: Vec<Vec<u64>> = said[0].lines().filter_map(numbers).collect();
+    ensure!(counts.len() == 2 * COUNTED.len() && counts.iter().all(|counts| counts.len() == 3), "{}", said[0]);
+    for (name, counts) in COUNTED.iter().zip(counts.chunks(2)) {
+        let (plain, compiled) = (&counts[0], &counts[1]);
+        ensure!(
+            0 < compiled[0] && compiled[0] < plain[0],
+            "{name}: {} launches compiled, {} not",
+            compiled[0],
+            plain[0]
+        );
+        ensure!(compiled[1] == plain[1], "{name}: {} convolutions compiled, {} not", compiled[1], plain[1]);
+        // One kernel updates the weights, of which there are few.
+        ensure!(compiled[2] == 1, "{name}: {} kernels update them", compiled[2]);
+    }
     Ok(())
 }
 
