@@ -162,7 +162,16 @@ def step_of(recipe, capturable=False):
         moved = zip(model.parameters(), start)
         return sum((param.detach().cpu().double() - begin).square().sum() for param, begin in moved).sqrt().item()
 
-    step.scale, step.distance = scaler.get_scale, distance
+    def kept():
+        """How far the average of the weights is from them, the average of the losses, and the norm of the buffers."""
+        pairs = zip(averages.module.parameters(), model.parameters()) if averages is not None else []
+        apart = sum((average.detach().cpu().double() - now.detach().cpu().double()).square().sum().item()
+                    for average, now in pairs)
+        losses = total.item() / (WARM_UP + STEPS) / host[1].size(0) if total is not None else 0.0
+        buffers = sum(buffer.cpu().double().square().sum().item() for buffer in model.buffers())
+        return [apart ** 0.5, losses, buffers ** 0.5]
+
+    step.scale, step.distance, step.kept = scaler.get_scale, distance, kept
     return step
 
 
@@ -182,7 +191,8 @@ def main():
         if step.scale() != scale:
             raise RuntimeError("the scaler has skipped a step")
         counts = {name: int(number) for name, number in (line.rsplit(": ", 1) for line in lines)}
-        result = {"counts": counts, "distance": step.distance(), "losses": [loss.item() for loss in losses]}
+        result = {"counts": counts, "distance": step.distance(), "kept": step.kept(),
+                  "losses": [loss.item() for loss in losses]}
         notes = runtime.fakecuda_notes().decode()
         if notes:
             raise RuntimeError(f"the fake device noted: {notes}")

@@ -8,9 +8,10 @@ use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive::nn::metrics::AverageMeter;
 use overdrive::prelude::*;
+use overdrive_benches::gpu_steps::ours::Fault;
 use overdrive_benches::gpu_steps::{
-    DISTANCE_WITHIN, OUR_OPTIMIZERS, Recipe, Step, combinations, count, difference, losses_on_host, ours, recipes,
-    with_fault,
+    DISTANCE_WITHIN, OUR_OPTIMIZERS, Recipe, Step, combinations, count, difference, differences, losses_on_host, ours,
+    recipes, with_fault,
 };
 use overdrive_benches::versus::gpu_counts;
 use overdrive_fakecuda::{Fake, waits};
@@ -42,9 +43,10 @@ fn main() -> Result<()> {
     let mut trials: Vec<Trial> =
         steps.map(|recipe| trial(recipe.name(), Box::new(move || costs_what_it_may(&recipe)))).collect();
     type Test = fn() -> Result<()>;
-    let others: [(&str, Test); 7] = [
+    let others: [(&str, Test); 8] = [
         ("a_meter_read_after_100_steps_waits_once", a_meter_read_after_100_steps_waits_once),
         ("a_missing_or_doubled_update_is_told", a_missing_or_doubled_update_is_told),
+        ("a_wrong_average_or_buffer_is_told", a_wrong_average_or_buffer_is_told),
         ("every_combination_costs_what_it_may", every_combination_costs_what_it_may),
         ("every_optimizer_has_a_gate", every_optimizer_has_a_gate),
         ("our_own_optimizers_cost_what_the_book_says", our_own_optimizers_cost_what_the_book_says),
@@ -122,10 +124,23 @@ fn a_missing_or_doubled_update_is_told() -> Result<()> {
     for (model, kind) in ["mlp", "cnn", "gpt"].iter().flat_map(|model| KINDS.map(|kind| (*model, kind))) {
         let recipe = Recipe { autocast: kind, ..Recipe::new(model, "AdamW") };
         let right = count(&recipe)?.distance;
-        for (fault, factor) in [("missing", 0.0), ("doubled", 2.0)] {
-            let difference = difference(with_fault(&recipe, factor)?, right);
-            ensure!(difference > DISTANCE_WITHIN, "{}, an update is {fault}: {difference:e}", recipe.name());
+        for fault in [Fault::Rate(0.0), Fault::Rate(2.0)] {
+            let difference = difference(with_fault(&recipe, fault)?.0, right);
+            ensure!(difference > DISTANCE_WITHIN, "{}, {fault:?}: {difference:e}", recipe.name());
         }
+    }
+    Ok(())
+}
+
+/// So it does with an average of the weights that is not updated, a loss that is not counted, and buffers that are updated
+/// once more, though the weights are the same.
+fn a_wrong_average_or_buffer_is_told() -> Result<()> {
+    let recipe = Recipe { ema: true, meter: true, ..Recipe::new("cnn", "AdamW") };
+    let right = count(&recipe)?;
+    for fault in [Fault::NoAverage, Fault::NoMeter, Fault::Statistics] {
+        let (distance, kept) = with_fault(&recipe, fault)?;
+        let difference = differences(&kept, &right.kept);
+        ensure!(distance == right.distance && difference > DISTANCE_WITHIN, "{fault:?}: {difference:e}");
     }
     Ok(())
 }

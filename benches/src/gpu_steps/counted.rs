@@ -8,6 +8,7 @@ use overdrive::tch::Device;
 use overdrive_fakecuda::{Counts, Fake, Pace, allocations, created, waits};
 use serde::{Deserialize, Serialize};
 
+use super::ours::{Fault, Kept};
 use super::{Recipe, ours, plain_tch};
 
 /// Steps before the counted ones, in which state is allocated; and the counted ones.
@@ -73,6 +74,8 @@ pub struct Step {
     pub losses: Vec<f64>,
     /// How far the weights are from where they began, after these steps.
     pub distance: f64,
+    /// What else they have changed.
+    pub kept: Kept,
     /// The operators that the stand-in has computed.
     pub operators: Vec<String>,
 }
@@ -114,17 +117,22 @@ pub fn difference(ours: f64, theirs: f64) -> f64 {
     }
 }
 
-/// The distance with a fault in the first counted step: its learning rate is multiplied by this.
+/// The largest of the differences between numbers.
+pub fn differences(ours: &[f64], theirs: &[f64]) -> f64 {
+    ours.iter().zip(theirs).map(|(ours, theirs)| difference(*ours, *theirs)).fold(0.0, f64::max)
+}
+
+/// The distance and what else was changed, with a fault in the first counted step.
 ///
 /// # Errors
 /// When a step fails.
-pub fn with_fault(recipe: &Recipe, factor: f64) -> Result<f64> {
+pub fn with_fault(recipe: &Recipe, fault: Fault) -> Result<(f64, Kept)> {
     let mut step = ours::step(recipe, Device::Cuda(0))?;
     for number in 0..WARM_UP + STEPS as usize {
-        step.fault.set(if number == WARM_UP { factor } else { 1.0 });
+        step.fault.set(if number == WARM_UP { fault } else { Fault::None });
         drop((step.train)()?);
     }
-    (step.distance)()
+    Ok(((step.distance)()?, (step.kept)()?))
 }
 
 fn counted(recipe: &Recipe, mut step: ours::Step, is_ours: bool) -> Result<Step> {
@@ -140,7 +148,7 @@ fn counted(recipe: &Recipe, mut step: ours::Step, is_ours: bool) -> Result<Step>
     }
     let (counted, operators) = (Counted::of(&fake.counts(), STEPS), fake.computed());
     is_quiet(recipe, fake)?;
-    let distance = (step.distance)()?;
+    let (distance, kept) = ((step.distance)()?, (step.kept)()?);
     if is_ours {
         let behind = lagging(recipe, &mut step)?;
         ensure!(behind == counted, "{}: a device that lags: {behind:?} instead of {counted:?}", recipe.name());
@@ -149,7 +157,7 @@ fn counted(recipe: &Recipe, mut step: ours::Step, is_ours: bool) -> Result<Step>
     ensure!(losses.iter().all(|loss| loss.is_finite()), "{}: no loss: {losses:?}", recipe.name());
     ensure!((step.scale)()? == scale, "{}: the scaler has skipped a step", recipe.name());
     is_quiet(recipe, fake)?;
-    Ok(Step { counted, losses, distance, operators })
+    Ok(Step { counted, losses, distance, kept, operators })
 }
 
 /// The counts of a step on a device that runs behind the host, so that libtorch's allocators cannot use again what it

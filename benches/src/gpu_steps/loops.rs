@@ -10,7 +10,7 @@ use overdrive::optim::{Lbfgs, Sam};
 use overdrive::prelude::*;
 use tch::Reduction;
 
-use super::ours::{Step, distance};
+use super::ours::{Fault, Step, distance};
 use super::{Recipe, models};
 
 /// Iterations of L-BFGS in a step, and how many the history holds: it is full after the first step.
@@ -67,5 +67,11 @@ pub fn step(recipe: &Recipe, device: Device, model: impl Forward + 'static) -> R
             })
         }
     };
-    Ok(Step { train, scale: Box::new(|| Ok(1.0)), distance, fault: Rc::new(Cell::new(1.0)) })
+    Ok(Step {
+        train,
+        scale: Box::new(|| Ok(1.0)),
+        distance,
+        kept: Box::new(|| Ok([0.0; 3])),
+        fault: Rc::new(Cell::new(Fault::None)),
+    })
 }

@@ -8,7 +8,9 @@ mod optimizers;
 pub mod ours;
 pub mod plain_tch;
 
-pub use counted::{Counted, DISTANCE_WITHIN, Step, count, count_plain_tch, difference, losses_on_host, with_fault};
+pub use counted::{
+    Counted, DISTANCE_WITHIN, Step, count, count_plain_tch, difference, differences, losses_on_host, with_fault,
+};
 use overdrive::prelude::{Kind, Tensor};
 use serde::Serialize;
 

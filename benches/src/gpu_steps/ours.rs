@@ -24,8 +24,29 @@ pub struct Step {
     pub scale: Box<dyn Fn() -> Result<f64>>,
     /// How far the weights are from where they began. Waits for the device.
     pub distance: Box<dyn Fn() -> Result<f64>>,
-    /// Multiplies the learning rate: a fault that a test plants. 1 unless set.
-    pub fault: Rc<Cell<f64>>,
+    /// What else the steps change: how far the average of the weights is from them, the average of the losses, and the
+    /// norm of the buffers; 0 for what a recipe lacks. Waits for the device.
+    pub kept: Box<dyn Fn() -> Result<Kept>>,
+    /// A fault that a test plants.
+    pub fault: Rc<Cell<Fault>>,
+}
+
+/// See [`Step::kept`].
+pub type Kept = [f64; 3];
+
+/// What a step does wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// Multiplies the learning rate.
+    Rate(f64),
+    /// Leaves the average of the weights as it is.
+    NoAverage,
+    /// Leaves the loss out of the average of losses.
+    NoMeter,
+    /// Changes the buffers once more.
+    Statistics,
 }
 
 /// Makes a step. Model and batch are the same for each device.
@@ -41,14 +62,39 @@ pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
     }
 }
 
+/// On the host, in float64.
+fn there(tensor: &Tensor) -> Tensor {
+    tensor.detach().to_device(Device::Cpu).to_kind(Kind::Double)
+}
+
+fn norm(tensors: impl Iterator<Item = Tensor>) -> f64 {
+    tensors.map(|tensor| tensor.square().sum(Kind::Double).double_value(&[])).sum::<f64>().sqrt()
+}
+
 /// See [`Step::distance`].
 pub fn distance(params: &[Tensor]) -> Box<dyn Fn() -> Result<f64>> {
-    let there = |param: &Tensor| param.detach().to_device(Device::Cpu).to_kind(Kind::Double);
     let params: Vec<Tensor> = params.iter().map(Tensor::shallow_clone).collect();
     let start: Vec<Tensor> = params.iter().map(|param| there(param).copy()).collect();
+    Box::new(move || Ok(norm(params.iter().zip(&start).map(|(now, start)| there(now) - start))))
+}
+
+/// See [`Step::kept`].
+fn kept(
+    model: &impl Forward,
+    averages: &Rc<RefCell<Option<AveragedModel>>>,
+    meter: &Rc<RefCell<AverageMeter>>,
+    has_meter: bool,
+) -> Box<dyn Fn() -> Result<Kept>> {
+    let (params, buffers) = (model.named_parameters(), model.named_buffers());
+    let (averages, meter) = (Rc::clone(averages), Rc::clone(meter));
     Box::new(move || {
-        let squares = params.iter().zip(&start).map(|(now, start)| (there(now) - start).square().sum(Kind::Double));
-        Ok(squares.map(|square| square.double_value(&[])).sum::<f64>().sqrt())
+        let averages = averages.borrow().as_ref().map(AveragedModel::averages).transpose()?.unwrap_or_default();
+        let apart = averages.iter().filter_map(|average| {
+            let now = params.iter().find(|param| param.name() == average.name())?;
+            Some(there(average.tensor()) - there(now.tensor()))
+        });
+        let losses = if has_meter { meter.borrow().avg()? } else { 0.0 };
+        Ok([norm(apart), losses, norm(buffers.iter().map(|(_, buffer)| there(buffer)))])
     })
 }
 
@@ -68,7 +114,7 @@ fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static) -> Resu
         model.to(kind)?;
     }
     let params: Vec<Tensor> = model.named_parameters().iter().map(|it| it.tensor().shallow_clone()).collect();
-    let (distance, fault) = (distance(&params), Rc::new(Cell::new(1.0)));
+    let (distance, fault) = (distance(&params), Rc::new(Cell::new(Fault::None)));
     let mut opt = optimizer(recipe.optimizer, params)?;
     let scaler = GradScaler::builder(device).enabled(recipe.autocast == Some("float16")).build()?;
     let scaler = Rc::new(RefCell::new(scaler));
@@ -77,7 +123,7 @@ fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static) -> Resu
         Box::new(move || Ok(scaler.borrow().scale_value()?))
     };
     let mut accum = Accumulator::new(recipe.accumulate)?;
-    let mut averages = match recipe.ema {
+    let averages = match recipe.ema {
         true => Some(AveragedModel::new(&model, Averaging::Ema { decay: 0.999 })?),
         false => None,
     };
@@ -85,7 +131,8 @@ fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static) -> Resu
         true => Some(LrScheduler::new(&mut opt, StepLr::new(1).gamma(0.99))?),
         false => None,
     };
-    let mut meter = AverageMeter::new("loss");
+    let (averages, meter) = (Rc::new(RefCell::new(averages)), Rc::new(RefCell::new(AverageMeter::new("loss"))));
+    let kept = kept(&model, &averages, &meter, recipe.meter);
     let kind = recipe.autocast.map(|name| if name == "float16" { Kind::Half } else { Kind::BFloat16 });
     let on_device = (inputs.to_device(device), targets.to_device(device));
     let on_device =
@@ -122,24 +169,27 @@ fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static) -> Resu
                 scaler.unscale_(&mut opt)?;
                 clip_grad_norm_(&model, 0.1)?;
             }
-            let lr = opt.lr(0).filter(|_| planted.get() != 1.0);
-            lr.map(|lr| opt.set_lr(0, planted.get() * lr)).transpose()?;
+            let rate = if let Fault::Rate(factor) = planted.get() { opt.lr(0).zip(Some(factor)) } else { None };
+            rate.map(|(lr, factor)| opt.set_lr(0, factor * lr)).transpose()?;
             scaler.step(&mut opt)?;
-            lr.map(|lr| opt.set_lr(0, lr)).transpose()?;
+            rate.map(|(lr, _)| opt.set_lr(0, lr)).transpose()?;
             scaler.update()?;
             opt.zero_grad()?;
         }
-        if let Some(averages) = &mut averages {
+        if let Some(averages) = averages.borrow_mut().as_mut().filter(|_| planted.get() != Fault::NoAverage) {
             averages.update()?;
+        }
+        if planted.get() == Fault::Statistics {
+            drop(model.forward(&inputs)?);
         }
         if let Some(schedule) = &mut schedule {
             schedule.step(&mut opt)?;
         }
-        match latest {
-            Some(loss) if recipe.meter => meter.update(&loss, targets.size()[0]).map(|()| loss).map_err(Into::into),
-            Some(loss) => Ok(loss),
-            None => bail!("a batch without samples"),
+        let Some(loss) = latest else { bail!("a batch without samples") };
+        if recipe.meter && planted.get() != Fault::NoMeter {
+            meter.borrow_mut().update(&loss, targets.size()[0])?;
         }
+        Ok(loss)
     });
-    Ok(Step { train, scale, distance, fault })
+    Ok(Step { train, scale, distance, kept, fault })
 }

@@ -10,7 +10,7 @@ use tch::{Device, Kind, Reduction};
 
 use super::Recipe;
 use super::models;
-use super::ours::{Step, distance, pinned};
+use super::ours::{Fault, Step, distance, pinned};
 
 /// Whether tch can train so.
 pub fn has(recipe: &Recipe) -> bool {
@@ -93,5 +93,11 @@ pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
             None => bail!("a batch without samples"),
         }
     });
-    Ok(Step { train, scale: Box::new(|| Ok(1.0)), distance, fault: Rc::new(Cell::new(1.0)) })
+    Ok(Step {
+        train,
+        scale: Box::new(|| Ok(1.0)),
+        distance,
+        kept: Box::new(|| Ok([0.0; 3])),
+        fault: Rc::new(Cell::new(Fault::None)),
+    })
 }

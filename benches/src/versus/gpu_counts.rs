@@ -11,8 +11,9 @@ use anyhow::{Context, Result, bail};
 use overdrive_fakecuda::{Counts, Fake};
 use serde::Deserialize;
 
+use crate::gpu_steps::ours::Kept;
 use crate::gpu_steps::{
-    Counted, DISTANCE_WITHIN, OUR_OPTIMIZERS, Recipe, Step, count, count_plain_tch, difference, recipes,
+    Counted, DISTANCE_WITHIN, OUR_OPTIMIZERS, Recipe, Step, count, count_plain_tch, difference, differences, recipes,
 };
 
 /// How far the losses may be apart, as a share of PyTorch's. On one machine they are equal, also with half precision.
@@ -29,6 +30,8 @@ struct Answer {
     losses: Vec<f64>,
     #[serde(default)]
     distance: f64,
+    #[serde(default)]
+    kept: Kept,
     error: Option<String>,
 }
 
@@ -46,6 +49,8 @@ pub struct Row {
     pub difference: f64,
     /// The relative difference between the distances that the weights have gone.
     pub distance: f64,
+    /// The largest relative difference between what else the steps have changed.
+    pub kept: f64,
 }
 
 impl Row {
@@ -78,6 +83,9 @@ impl Row {
         }
         if self.distance > DISTANCE_WITHIN {
             words.push(format!("the distances that weights have gone differ by {:.1e}", self.distance));
+        }
+        if self.kept > DISTANCE_WITHIN {
+            words.push(format!("averages or buffers differ by {:.1e}", self.kept));
         }
         (!words.is_empty()).then(|| format!("{}: {}", self.name, words.join(", ")))
     }
@@ -122,12 +130,12 @@ pub fn rows(python: &Path, recipes: &[Recipe]) -> Result<Vec<Row>> {
         if let Some(error) = theirs.error {
             bail!("{name}: PyTorch: {error}");
         }
-        let Step { counted: ours, losses, distance, .. } = ours;
-        let differences = losses.iter().zip(&theirs.losses).map(|(ours, theirs)| difference(*ours, *theirs));
+        let Step { counted: ours, losses, distance, kept, .. } = ours;
+        let (apart, kept) = (differences(&losses, &theirs.losses), differences(&kept, &theirs.kept));
         let pytorch = Counted::of(&theirs.counts, 4);
         let pytorch = theirs.capturable.map_or(pytorch.clone(), |other| pytorch.least(&Counted::of(&other, 4)));
-        let (distance, difference) = (difference(distance, theirs.distance), differences.fold(0.0, f64::max));
-        Ok(Row { name, ours, pytorch, plain_tch, difference, distance })
+        let distance = difference(distance, theirs.distance);
+        Ok(Row { name, ours, pytorch, plain_tch, difference: apart, distance, kept })
     };
     recipes.iter().zip(ours?).zip(theirs?).map(row).collect()
 }
