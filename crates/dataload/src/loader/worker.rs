@@ -240,8 +240,7 @@ impl<B: Send + 'static> Workers<B> {
         if self.options.in_order { self.arrived.due() } else { self.first_undelivered }
     }
 
-    /// Makes room for another batch. Called when the training loop uses a batch that it has received, and the memory of
-    /// the one before it is free: before, there would be one batch more than the budget allows.
+    /// Makes room for another batch, once the memory of the one before that which was received is free.
     pub(crate) fn taken(&mut self, made: &Made<B>) {
         self.outstanding -= 1;
         if let Some(budget) = &self.budget {

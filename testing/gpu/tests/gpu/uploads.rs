@@ -109,19 +109,20 @@ pub fn every_wait_is_counted() -> Result<()> {
 /// Each way to ask the driver for memory, an event or a stream is counted once.
 pub fn what_the_driver_is_asked_for_is_counted_in_every_way() -> Result<()> {
     let fake = fake()?;
-    let mut host = vec![0u8; 2 << 12];
+    let host = vec![0u8; 2 << 12];
     let code = |result: Result<_, i32>| result.err().unwrap_or(0);
-    let ways: [(&str, [u64; 2], &mut dyn FnMut() -> i32); 7] = [
-        ("device memory", [1, 0], &mut || code(runtime::malloc(64))),
-        ("device memory in the order of a stream", [1, 0], &mut || code(runtime::malloc_async(64, 0))),
-        ("pinned memory", [1, 0], &mut || code(runtime::malloc_host(64))),
-        ("memory that is pinned later", [1, 0], &mut || {
-            let address = host.as_mut_ptr() as usize;
+    type Way<'a> = (&'a str, [u64; 2], &'a dyn Fn() -> i32);
+    let ways: [Way<'_>; 7] = [
+        ("device memory", [1, 0], &|| code(runtime::malloc(64))),
+        ("device memory in the order of a stream", [1, 0], &|| code(runtime::malloc_async(64, 0))),
+        ("pinned memory", [1, 0], &|| code(runtime::malloc_host(64))),
+        ("memory that is pinned later", [1, 0], &|| {
+            let address = host.as_ptr() as usize;
             runtime::pin(address, host.len(), 0).max(runtime::unpin(address))
         }),
-        ("an event", [0, 1], &mut || code(runtime::event(false))),
-        ("a stream", [0, 1], &mut || code(runtime::stream(true))),
-        ("nothing", [0, 0], &mut || 0),
+        ("an event", [0, 1], &|| code(runtime::event(false))),
+        ("a stream", [0, 1], &|| code(runtime::stream(true))),
+        ("nothing", [0, 0], &|| 0),
     ];
     for (what, expected, way) in ways {
         fake.reset();
