@@ -10,8 +10,13 @@ use crate::CALIBRATION;
 /// The device of this process: memory statistics, counts and `ForbidSync` apply to the whole process.
 static DEVICE: Mutex<()> = Mutex::new(());
 
-const ALONE: [&str; 2] =
-    ["loading::nothing_is_early_or_on_another_device", "loading::a_loader_begins_on_its_own_device_alone"];
+const ALONE: [&str; 5] = [
+    "compiled::a_step_compiled_for_the_device_launches_less_and_never_waits",
+    "compiled::updates_compiled_for_the_device_are_the_formulas",
+    "compiled::gradients_of_convolutions_that_compiled_code_asks_for_have_numbers",
+    "loading::nothing_is_early_or_on_another_device",
+    "loading::a_loader_begins_on_its_own_device_alone",
+];
 
 /// Whether a test only starts processes, and looks at how they end.
 pub fn has_processes_of_its_own(name: &str) -> bool {
