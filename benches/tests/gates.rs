@@ -83,6 +83,7 @@ fn costs_what_it_may(recipe: &Recipe) -> Result<()> {
     let waits = recipe.waits();
     ensure!(counted.waits == waits, "{} waits instead of {waits}: {counted:?}", counted.waits);
     ensure!(counted.allocations == 0.0 && counted.events == 0.0, "{counted:?}");
+    ensure!(waits > 0.0 || counted.reads == 0.0, "{} copies to the host", counted.reads);
     let batch = if recipe.upload { recipe.batch_bytes() } else { 0.0 };
     ensure!(counted.uploaded == batch, "{} bytes uploaded instead of {batch}", counted.uploaded);
     if recipe.equals_host() {

@@ -26,6 +26,8 @@ pub struct Counted {
     pub waits: f64,
     /// Bytes from the host to the device.
     pub uploaded: f64,
+    /// Copies from the device to the host, also those for which it does not wait.
+    pub reads: f64,
     /// Allocations from the driver: of the device, and of pinned memory.
     pub allocations: f64,
     /// Events and streams created.
@@ -43,6 +45,7 @@ impl Counted {
             copies: sum(&|name| name == "copies device to device" || name == "fills"),
             waits: waits(counts) as f64 / steps as f64,
             uploaded: sum(&|name| name.starts_with("bytes host to device")),
+            reads: sum(&|name| name.starts_with("copies device to host")),
             allocations: allocations(counts) as f64 / steps as f64,
             events: created(counts) as f64 / steps as f64,
         }
@@ -55,6 +58,7 @@ impl Counted {
             copies: self.copies.min(other.copies),
             waits: self.waits.min(other.waits),
             uploaded: self.uploaded.min(other.uploaded),
+            reads: self.reads.min(other.reads),
             allocations: self.allocations.min(other.allocations),
             events: self.events.min(other.events),
         }

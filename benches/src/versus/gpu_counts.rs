@@ -72,6 +72,7 @@ impl Row {
             ),
             ("waits", ours.waits, theirs.waits),
             ("bytes uploaded", ours.uploaded, theirs.uploaded),
+            ("copies to the host", ours.reads, theirs.reads),
             ("allocations", ours.allocations, theirs.allocations),
             ("events", ours.events, theirs.events),
         ];

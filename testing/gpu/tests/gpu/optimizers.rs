@@ -13,7 +13,9 @@ use crate::{FLOAT, GPU, fake};
 
 /// The largest difference between host and device after 100 steps on the same gradients.
 fn host_and_device(make: Make) -> Result<f64> {
-    let start: Vec<_> = (1..6).map(|size| Tensor::randn([size, 7], (Kind::Float, Device::Cpu))).collect();
+    // Matrices and vectors: some algorithms step them together on a device.
+    let sizes = (1..6).map(|size| vec![size, 7]).chain([vec![5], vec![1]]);
+    let start: Vec<_> = sizes.map(|size| Tensor::randn(size, (Kind::Float, Device::Cpu))).collect();
     let copies = |device| -> Vec<Tensor> {
         start.iter().map(|start| start.to_device(device).copy().set_requires_grad(true)).collect()
     };
