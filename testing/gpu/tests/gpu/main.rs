@@ -255,8 +255,7 @@ fn main() -> Result<ExitCode> {
     ]);
     requirements::check(&tests.iter().map(|(name, ..)| *name).collect::<Vec<_>>())?;
     match Fake::get() {
-        // Those first that run beside others.
-        Some(_) => tests.sort_by_key(|(name, ..)| !turns::has_processes_of_its_own(name)),
+        Some(_) => tests.sort_by_key(|(name, ..)| turns::order(name)),
         // Those last that may wait for long.
         None => {
             tests.retain(|(name, ..)| !limits::has_run(name));

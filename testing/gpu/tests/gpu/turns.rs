@@ -23,6 +23,15 @@ pub fn has_processes_of_its_own(name: &str) -> bool {
     name.starts_with("ranks::") || ALONE.contains(&name)
 }
 
+/// The order in which tests begin on a fake device: that for which Python compiles longest, then those that run beside
+/// others.
+pub fn order(name: &str) -> usize {
+    match ALONE[0] == name {
+        true => 0,
+        false => 1 + usize::from(!has_processes_of_its_own(name)),
+    }
+}
+
 /// Runs a test of this kind, when the device is free.
 pub fn run(name: &str, kind: &str, test: fn() -> Result<()>) -> Result<()> {
     if has_processes_of_its_own(name) {
