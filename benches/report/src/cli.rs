@@ -190,10 +190,10 @@ pub(crate) fn python_by_default() -> PathBuf {
     std::env::var_os("OVERDRIVE_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from)
 }
 
-/// A program: a path that exists, or a name to be looked up in PATH.
+/// A program: a path that exists, or a name to be looked up in PATH. The default may be missing: that is told in the report.
 pub(crate) fn program(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
-    match text.contains('/') && !path.is_file() {
+    match text.contains('/') && !path.is_file() && path != python_by_default() {
         true => Err("there is no such program".to_owned()),
         false => Ok(path),
     }

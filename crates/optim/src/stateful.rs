@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use overdrive_core::{Entry, OptimizerError, StateDict, StateError, Stateful, TorchError};
-use overdrive_ffi::{Form, TensorList};
+use overdrive_ffi::{Form, TensorList, memory_address};
 use tch::{Kind, Tensor};
 
 use crate::algorithm::{Algorithm, Field};
@@ -22,8 +22,8 @@ use crate::step_count::StepCounts;
 /// parameters and shapes are checked.
 ///
 /// Loading takes over the options, copies the tensors into the optimizer's, and reads the step counts, for which it
-/// waits for the device. `assign_state_dict` keeps the given tensors instead, if all of them are on the device and in the
-/// memory format of the optimizer's.
+/// waits for the device. `assign_state_dict` keeps the given tensors instead, if each has an allocation of its own, and all
+/// are on the device and in the memory format of the optimizer's.
 impl<A: Algorithm> Stateful for GroupOptimizer<A> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
@@ -110,8 +110,8 @@ fn fits_own(loading: &[&mut Loading]) -> Result<bool, StateError> {
     let mut addresses = HashSet::new();
     for (own, saved) in loading.iter().flat_map(|loading| &loading.copies) {
         for (own, saved) in own.to_vec()?.iter().zip(saved.to_vec()?) {
-            // Not two names for one tensor: a step would change both.
-            let mut is_alone = || saved.numel() == 0 || addresses.insert(saved.data_ptr());
+            // Two in one allocation may be one tensor by two names: a step would change both.
+            let mut is_alone = || saved.numel() == 0 || addresses.insert(memory_address(&saved));
             if !Form::of(own).is_ok_and(|form| form.fits(&saved)) || !is_alone() {
                 return Ok(false);
             }
@@ -215,7 +215,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         let same = |old: &&Bucket| old.indices == bucket.indices && names(old) == names(&bucket);
         let mut own = match group.buckets.iter().find(same).and_then(|old| old.state.as_ref()) {
             Some(old) => old.share()?,
-            None => bucket.fresh_state(options, self.packing.fused)?,
+            None => bucket.blank_state(options, self.packing.fused)?,
         };
         let mut copies = Vec::new();
         for (slot, list) in bucket.slots.iter().zip(&own.slots) {
@@ -223,12 +223,13 @@ impl<A: Algorithm> GroupOptimizer<A> {
             for (place, own) in list.to_vec()?.iter().enumerate() {
                 if started[place] {
                     let key = format!("{}.{}", keys[place], slot.name);
-                    saved.push(state.tensor(&key, &own.size(), own.kind())?.shallow_clone());
+                    let tensor = state.tensor(&key, &own.size(), own.kind())?;
+                    saved.push(tensor.f_detach().map_err(TorchError::from)?);
                     known.push(key);
                 } else {
                     // The parameter was not stepped: the state before its first step.
                     let param = bucket.precision.stepped(&bucket.params.get(place)?)?;
-                    saved.push((slot.fresh)(&param, slot.fill)?);
+                    saved.push(slot.fresh(&param)?);
                 }
             }
             copies.push((list.share()?, TensorList::new(&saved)?));

@@ -172,7 +172,7 @@ fn an_assigned_state_is_kept_where_all_of_it_fits_and_copied_elsewhere() {
     resumed.assign_state_dict(state).unwrap();
     assert_eq!(addresses(&resumed.state_dict().unwrap()), theirs, "kept");
 
-    // Two names for one tensor, and other strides: nothing is kept, as the moments would change each other.
+    // Two names for one tensor, views of one allocation, and other strides: nothing is kept.
     let mut tied = saved();
     let Ok(Entry::Tensor(first)) = tied.get("state.0.exp_avg") else { panic!("a tensor") };
     let first = first.shallow_clone();
@@ -181,7 +181,11 @@ fn an_assigned_state_is_kept_where_all_of_it_fits_and_copied_elsewhere() {
     let Ok(Entry::Tensor(matrix)) = strided.get("state.1.exp_avg") else { panic!("a tensor") };
     let matrix = matrix.tr().contiguous().tr();
     strided.insert("state.1.exp_avg", Entry::Tensor(matrix));
-    for state in [tied, strided] {
+    let mut views = saved();
+    let flat = Tensor::rand([8], (Kind::Double, tch::Device::Cpu));
+    views.insert("state.1.exp_avg", Entry::Tensor(flat.narrow(0, 0, 4).view([2, 2])));
+    views.insert("state.1.exp_avg_sq", Entry::Tensor(flat.narrow(0, 2, 4).view([2, 2])));
+    for state in [tied, views, strided] {
         let (values, theirs) = (copied(&state), addresses(&state));
         resumed.assign_state_dict(state).unwrap();
         assert_same(&resumed.state_dict().unwrap(), &values, "copied");
