@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use overdrive_core::{AVERAGED, Optimizer, OptimizerError, TchOptimizer};
 use overdrive_ffi::host_memory;
 use overdrive_memory::{AutoMicroBatch, MemoryError, find_batch_size};
-use tch::nn::{Module, OptimizerConfig};
+use tch::nn::{Module, ModuleT, OptimizerConfig};
 use tch::{Device, Kind, TchError, Tensor, nn};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -107,6 +107,42 @@ fn a_run_under_a_limit_is_the_run_with_small_parts_to_the_bit() {
     Limit::set(NONE);
     assert_eq!((found, micro.size()), (losses, 15));
     assert_eq!(model.weights(), expected.weights());
+}
+
+/// Running statistics too, if they are put back before a batch begins again.
+#[test]
+fn buffers_are_those_of_the_run_with_small_parts() {
+    let _limit = Limit::none();
+    let batches = batches(3, 64);
+    let train = |micro: AutoMicroBatch, is_restored: bool, limit: Option<u64>| {
+        tch::manual_seed(3);
+        let vs = nn::VarStore::new(Device::Cpu);
+        let norm = nn::batch_norm1d(vs.root() / "norm", 8, Default::default());
+        let linear = nn::linear(vs.root() / "linear", 8, 1, Default::default());
+        let mut opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.1).unwrap());
+        let mut micro = if is_restored { micro.restoring(&vs) } else { micro };
+        if let Some(limit) = limit {
+            Limit::set(limit);
+        }
+        for x in &batches {
+            let loss = |part: &[Tensor]| {
+                let x = norm.forward_t(&part[0], true);
+                // Where memory runs out, the statistics have been updated.
+                linear.forward(&x).f_repeat([1, 4000])?.f_tanh()?.f_square()?.f_mean(Kind::Float)
+            };
+            let _ = micro.backward(&mut opt, &[x.shallow_clone()], loss).unwrap();
+            opt.step().unwrap();
+        }
+        Limit::set(NONE);
+        let names = ["norm.running_mean", "norm.running_var", "linear.weight"];
+        (micro.size(), names.map(|name| vs.variables()[name].detach().copy()))
+    };
+    // A tensor of 16 samples has 256,000 bytes.
+    let expected = train(AutoMicroBatch::new(16), true, None);
+    let (size, found) = train(AutoMicroBatch::new(64), true, Some(2_000_000));
+    assert_eq!((size, &found), (expected.0, &expected.1));
+    let (_, twice) = train(AutoMicroBatch::new(64), false, Some(2_000_000));
+    assert!(twice[0] != expected.1[0], "the limit is reached after the statistics are updated");
 }
 
 #[test]

@@ -198,7 +198,8 @@ impl OnDisk {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         match &*state {
-            State::Waiting(values) => Ok(values.shallow_clone()),
+            // A copy: who gets it may change it in place, and it is still to be written.
+            State::Waiting(values) => values.f_detach_copy().map_err(|error| Arc::new(io::Error::other(error))),
             State::Failed(error) => Err(Arc::clone(error)),
             State::InFile | State::Reading => self.read().map_err(Arc::new),
             State::Read(values) => {
@@ -268,7 +269,10 @@ mod tests {
         let (go_on, told) = channel::<()>();
         disk.0.worker.run(move || _ = told.recv());
         let stored = [store(1.0), store(2.0)];
-        assert_eq!(stored[1].unpack().unwrap(), tensor(2.0));
+        let unwritten = stored[1].unpack().unwrap();
+        assert_eq!(unwritten, tensor(2.0));
+        // Who gets it may change it: it is no longer what is to be written.
+        let _ = unwritten.shallow_clone().fill_(7.0);
         let written = disk.0.folder.path().join("0");
         let has_gone_on = AtomicBool::new(false);
         let third = std::thread::scope(|scope| {
