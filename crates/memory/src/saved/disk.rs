@@ -10,9 +10,9 @@ use overdrive_ffi::HostBuffer;
 use overdrive_ffi::autograd::BoxError;
 use overdrive_ffi::saved_tensors::Packed;
 use tch::{Device, Kind, Tensor};
-use tempfile::TempDir;
 
 use super::Store;
+use super::folder::OwnFolder;
 use super::order::Order;
 use super::work::Worker;
 use crate::error::MemoryError;
@@ -28,7 +28,7 @@ pub(super) struct Disk(Arc<Files>);
 
 /// The folder, which is removed with the last tensor in it.
 struct Files {
-    folder: TempDir,
+    folder: OwnFolder,
     worker: Worker,
     next: AtomicU64,
     stored: Order<OnDisk>,
@@ -71,9 +71,8 @@ impl Disk {
     /// In a new folder within this one.
     pub(super) fn new(folder: &Path) -> Result<Self, MemoryError> {
         let failed = |source| MemoryError::Disk { path: folder.to_owned(), source: Arc::new(source) };
-        let made = tempfile::Builder::new().prefix("saved-tensors-").tempdir_in(folder).map_err(failed)?;
         Ok(Self(Arc::new(Files {
-            folder: made,
+            folder: OwnFolder::within(folder).map_err(failed)?,
             worker: Worker::start("saved tensors").map_err(failed)?,
             next: AtomicU64::new(0),
             stored: Order::default(),

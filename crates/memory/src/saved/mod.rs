@@ -3,6 +3,7 @@
 mod closures;
 mod compress;
 mod disk;
+mod folder;
 mod host;
 mod left_alone;
 mod once;
@@ -96,7 +97,7 @@ impl SavedTensors {
 
     /// Saved tensors are files, in a folder of their own within this one: written beside the forward pass by a thread, read
     /// by it before the backward pass asks for them, and removed after. The values are the same to the bit; a tensor with
-    /// gaps in memory comes back dense. A killed process leaves the files.
+    /// gaps in memory comes back dense. A killed process leaves the files; the next one that uses the folder removes them.
     ///
     /// Use it where the disk is fast and no memory (a `tmpfs` is memory).
     ///
