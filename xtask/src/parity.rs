@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::{Command, ExitCode, ExitStatus};
 
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{Args, Command as Cli};
 
 use crate::workspace::{self, Workspace};
 use crate::{artifacts, python, setup};
@@ -19,6 +19,11 @@ pub struct Options {
 }
 
 pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
+    // After a name, clap leaves it to the harness, which is built only after an installation.
+    if options.args.iter().any(|arg| arg == "--help" || arg == "-h") {
+        Options::augment_args(Cli::new("cargo xtask parity")).print_help()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if let [first, args @ ..] = options.args.as_slice()
         && first == "recipes"
     {

@@ -42,7 +42,8 @@ pub fn install(command: &mut Command, log: &Path) -> Result<bool> {
 fn part(line: &str) -> Option<String> {
     let line = line.trim();
     if let Some(packages) = line.strip_prefix("Installing collected packages:") {
-        return Some(format!("unpacking {} packages", packages.split(',').count()));
+        let count = packages.split(',').count();
+        return Some(format!("unpacking {count} packages, for one to three minutes without another line"));
     }
     // "Downloading torch-2.11.0-cp311-cp311-manylinux_2_28_x86_64.whl (530.6 MB)"
     let (file, size) = line.strip_prefix("Downloading ")?.rsplit_once(" (")?;
@@ -62,7 +63,10 @@ mod tests {
         assert_eq!(shown("  Downloading torch-2.11.0-cp311-cp311-linux_x86_64.whl (530.6 MB)"), "torch 2.11.0, 531 MB");
         let from_an_index = "Downloading https://index/nvidia_cublas-13.1.0.3-py3-none-any.whl (423.1 MB)";
         assert_eq!(shown(from_an_index), "nvidia-cublas 13.1.0.3, 423 MB");
-        assert_eq!(shown("Installing collected packages: mpmath, torch"), "unpacking 2 packages");
+        assert_eq!(
+            shown("Installing collected packages: mpmath, torch"),
+            "unpacking 2 packages, for one to three minutes without another line"
+        );
         for other in ["  Downloading pillow-13.0.0-cp311.whl (7.1 MB)", "Downloading x.whl.metadata (30 kB)", "torch"] {
             assert_eq!(part(other), None);
         }

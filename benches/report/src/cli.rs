@@ -58,7 +58,7 @@ pub struct BenchOptions {
 
     /// The Python that has torch 2.11.0 and torchvision; without them, its columns are absent. The variable OVERDRIVE_PYTHON
     /// names it too
-    #[arg(long, value_name = "PATH", default_value_os_t = python_by_default())]
+    #[arg(long, value_name = "PATH", default_value_os_t = python_by_default(), value_parser = program)]
     pub python: PathBuf,
 
     /// Where to write the numbers
@@ -190,6 +190,15 @@ pub(crate) fn python_by_default() -> PathBuf {
     std::env::var_os("OVERDRIVE_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from)
 }
 
+/// A program: a path that exists, or a name to be looked up in PATH. The default may be missing: that is told in the report.
+pub(crate) fn program(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match text.contains('/') && !path.is_file() && path != python_by_default() {
+        true => Err("there is no such program".to_owned()),
+        false => Ok(path),
+    }
+}
+
 /// A whole number within `range`; the message says what would be right.
 fn whole(text: &str, range: RangeInclusive<u32>) -> Result<u32, String> {
     match text.parse() {
@@ -248,6 +257,14 @@ mod tests {
             let error = parse(&args).unwrap_err();
             assert!(error.contains(range) && error.contains(args[0]), "{args:?}: {error}");
         }
+    }
+
+    #[test]
+    fn a_python_that_does_not_exist_is_refused_at_once() {
+        let error = parse(&["--python", "/nonexistent/python3"]).unwrap_err();
+        assert!(error.contains("there is no such program"), "{error}");
+        // Whether PATH has one is seen when it is started.
+        assert_eq!(parse(&["--python", "python4"]).unwrap().python, PathBuf::from("python4"));
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub mod disturbance;
 pub mod html;
 pub mod machine;
 pub mod readme;
+pub mod readme_parts;
 pub mod records;
 mod remarks;
 pub mod report;

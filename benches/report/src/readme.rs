@@ -37,7 +37,9 @@ fn table(report: &Report, record: &str) -> String {
         });
         format!("| {name} | {} |\n", cells.join(" | "))
     };
-    let mut text = "How fast each trains, of Python's PyTorch as most people write it:\n\n".to_owned();
+    let steady = "Steady speed in turns of a few seconds, the start not counted, relative to Python's PyTorch as most \
+                  people write it. The table after this one has whole trainings.";
+    let mut text = wrap(steady, WIDTH) + "\n\n";
     text += &head;
     for workload in &report.workloads {
         let it = workload.measurements.workload;
@@ -101,7 +103,7 @@ fn whole_head(report: &Report) -> String {
     };
     format!(
         "Trained as a whole, from opening the data to the last step: {of}. When it reached the target is read off between \
-         the ends of epochs, for text of twentieths. {weights}"
+         the ends of epochs, for text between twentieths of the run; no time is given where a seed missed it. {weights}"
     )
 }
 

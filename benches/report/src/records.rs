@@ -66,11 +66,22 @@ pub fn read(folder: &Path) -> Result<Vec<Record>, RecordError> {
     }
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
     paths.sort();
-    let mut records = Vec::new();
-    for path in paths {
+    let texts = paths.into_iter().map(|path| {
         let text = fs::read_to_string(&path).map_err(failed(&path))?;
+        Ok((path, text))
+    });
+    of_texts(&texts.collect::<Result<Vec<_>, _>>()?)
+}
+
+/// As [`read`], from files that have been read: their paths in order, and their texts.
+///
+/// # Errors
+/// As [`read`]'s for a file's text.
+pub fn of_texts(files: &[(PathBuf, impl AsRef<str>)]) -> Result<Vec<Record>, RecordError> {
+    let mut records = Vec::new();
+    for (path, text) in files {
         let json = |source| RecordError::Json { path: path.clone(), source };
-        let value: serde_json::Value = serde_json::from_str(&text).map_err(json)?;
+        let value: serde_json::Value = serde_json::from_str(text.as_ref()).map_err(json)?;
         if value["rows"][0]["peer_name"].is_string() {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let day = name.get(..10).unwrap_or(&name).to_owned();

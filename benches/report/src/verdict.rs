@@ -209,7 +209,10 @@ fn headline(workloads: &[WorkloadReport]) -> String {
     {
         for is_first_look in [false, true] {
             if let Some(said) = Standing::against(workloads, with, is_first_look).sentence(name) {
-                return format!("{}{said}{beside}.", if is_first_look { "A first look: " } else { "" });
+                return format!(
+                    "{}{said}{beside}.",
+                    if is_first_look { "A first look, with too few rounds to decide: " } else { "" }
+                );
             }
         }
         let standing = Standing::against(workloads, with, false);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, ValueEnum};
 use thiserror::Error;
 
-use crate::cli::python_by_default;
+use crate::cli::{program, python_by_default};
 
 /// Measures one case against PyTorch, plain tch and other tools, interleaved, and prints medians of ratios.
 #[derive(Clone, Debug, Parser)]
@@ -23,7 +23,7 @@ pub struct VersusOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pub pairs: Option<u32>,
     /// A Python with torch 2.11.0; the variable OVERDRIVE_PYTHON names it too
-    #[arg(long, value_name = "PATH", default_value_os_t = python_by_default())]
+    #[arg(long, value_name = "PATH", default_value_os_t = python_by_default(), value_parser = program)]
     pub python: PathBuf,
     /// Options of `loader`.
     #[command(flatten)]

@@ -1,12 +1,13 @@
 //! Generates photographs from a seed, with the spectrum and noise of a camera, so that the JPEG files are about as large as
 //! a camera's.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use overdrive_dataload::ImageFolder;
 use sha2::{Digest, Sha256};
@@ -136,6 +137,10 @@ pub fn of_user(folder: &Path, least: usize) -> Result<Photos> {
         "--photos: {} holds {files} photographs, fewer than a batch of {least}: give more",
         folder.display()
     );
+    let is_jpeg = |extension: &OsStr| extension.eq_ignore_ascii_case("jpg") || extension.eq_ignore_ascii_case("jpeg");
+    if let Some((other, _)) = photos.files().iter().find(|(path, _)| !path.extension().is_some_and(is_jpeg)) {
+        bail!("--photos: {} is not a .jpg or .jpeg file: give a folder of JPEG photographs alone", other.display());
+    }
     let fact = format!("{files} photographs in {classes} classes, given by --photos.");
     Ok(Photos { train: folder.to_owned(), test: None, test_images: 0, fact })
 }
@@ -237,6 +242,19 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn photographs_of_the_user_are_jpeg_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let class = folder.path().join("cats");
+        fs::create_dir(&class).unwrap();
+        fs::write(class.join("1.jpg"), "").unwrap();
+        fs::write(class.join("2.JPEG"), "").unwrap();
+        assert!(of_user(folder.path(), 2).unwrap().fact.starts_with("2 photographs in 1 classes"));
+        fs::write(class.join("3.png"), "").unwrap();
+        let error = of_user(folder.path(), 2).unwrap_err().to_string();
+        assert!(error.contains("3.png is not a .jpg or .jpeg file"), "{error}");
+    }
 
     #[test]
     fn a_lost_file_is_made_again_and_real_photographs_are_linked() {

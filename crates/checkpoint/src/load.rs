@@ -49,8 +49,8 @@ pub fn load(folder: impl AsRef<Path>, parts: &mut [(&str, &mut dyn Stateful)]) -
     let manifest = Manifest::read(folder)?;
     let asked: BTreeSet<&str> = parts.iter().map(|(name, _)| *name).collect();
     check_parts(folder, &asked, &names(&manifest.parts), false)?;
-    let saved = read_parts(folder, manifest, |name| asked.contains(name))?;
-    load_all(&saved, parts, false)?;
+    let mut saved = read_parts(folder, manifest, |name| asked.contains(name))?;
+    load_all(&mut saved.parts, parts, false)?;
     Ok(Loaded { step: saved.step, fields: saved.fields })
 }
 
@@ -124,9 +124,10 @@ impl Before {
 }
 
 /// Loads all parts of a checkpoint. Every part checks its whole state before it changes; if one refuses, the parts
-/// before it are restored. With `copies`, returns the previous states of all parts.
+/// before it are restored. With `copies`, returns the previous states of all parts. Takes the states out of `saved`, so
+/// that a part may keep their tensors.
 pub(crate) fn load_all(
-    saved: &Saved,
+    saved: &mut BTreeMap<String, StateDict>,
     parts: &mut [(&str, &mut dyn Stateful)],
     copies: bool,
 ) -> Result<Before, CheckpointError> {
@@ -140,7 +141,7 @@ pub(crate) fn load_all(
             false => part.state_dict().and_then(|state| copy_to_host(&state)),
         };
         let loaded = copy.and_then(|copy| {
-            part.load_state_dict(&saved.parts[*name])?;
+            part.assign_state_dict(saved.remove(*name).unwrap_or_default())?;
             Ok(copy)
         });
         match loaded {

@@ -70,9 +70,10 @@ pub(crate) fn read_entries(
     if let Some(expected) = part.file {
         let path = folder.join(format!("{name}.safetensors"));
         let mut file = Source::open(&path, &expected)?;
-        match (wanted, &expected.pieces) {
-            (Some(wanted), Some(pieces)) => file.read_some(pieces, wanted, &mut state)?,
-            (wanted, _) => file.read_all(&expected.crc32, wanted.unwrap_or(&|_| true), &mut state)?,
+        let wanted = wanted.unwrap_or(&|_| true);
+        match &expected.pieces {
+            Some(pieces) => file.read_each(pieces, wanted, &mut state)?,
+            None => file.read_whole(&expected.crc32, wanted, &mut state)?,
         }
     }
     for (key, value) in part.values {
@@ -121,7 +122,12 @@ impl<'a> Source<'a> {
 
     /// Compares the checksum of the bytes read since the last check.
     fn check(&mut self, what: &str, expected: &str) -> Result<(), CheckpointError> {
-        let found = checksum(std::mem::take(&mut self.crc).finalize());
+        let crc = std::mem::take(&mut self.crc);
+        self.compare(what, expected, crc)
+    }
+
+    fn compare(&self, what: &str, expected: &str, crc: Hasher) -> Result<(), CheckpointError> {
+        let found = checksum(crc.finalize());
         if found == expected { Ok(()) } else { Err(self.damaged(&format!("crc32 of {what}"), expected, found)) }
     }
 
@@ -148,49 +154,64 @@ impl<'a> Source<'a> {
     }
 
     /// Reads the whole file, and keeps the wanted tensors. They share the memory that the file was read into.
-    fn read_all(&mut self, crc32: &str, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
+    fn read_whole(&mut self, crc32: &str, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
         let (header, start) = self.header()?;
-        let body = self.take_tensor(start, (self.bytes - start) as usize)?;
-        self.check("the file", crc32)?;
-        let header = self.parse(&header, self.bytes - start)?;
-        for (key, names) in names_of(&header, wanted) {
-            let Some(info) = header.info(&key) else { continue };
-            let tensor = self.tensor(&key, info, &body, info.data_offsets.0)?;
-            names.into_iter().for_each(|name| state.insert(name, Entry::Tensor(tensor.shallow_clone())));
+        for (body, crc) in self.take_tensors(&[(start, (self.bytes - start) as usize)])? {
+            self.crc.combine(&crc);
+            self.check("the file", crc32)?;
+            let header = self.parse(&header, self.bytes - start)?;
+            for (key, names) in names_of(&header, wanted) {
+                let Some(info) = header.info(&key) else { continue };
+                let tensor = self.tensor(&key, info, &body, info.data_offsets.0)?;
+                names.into_iter().for_each(|name| state.insert(name, Entry::Tensor(tensor.shallow_clone())));
+            }
         }
         Ok(())
     }
 
-    /// Reads the header and the wanted tensors, each with its own checksum.
-    fn read_some(&mut self, pieces: &Pieces, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
+    /// Reads the header and the wanted tensors, each with its own checksum and into its own memory.
+    fn read_each(&mut self, pieces: &Pieces, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
         let (header, start) = self.header()?;
         self.check("the header", &pieces.header)?;
         let header = self.parse(&header, self.bytes - start)?;
-        for (key, names) in names_of(&header, wanted) {
-            let Some(info) = header.info(&key) else { continue };
-            let (from, to) = info.data_offsets;
+        let names = names_of(&header, wanted);
+        let mut found: Vec<_> =
+            names.into_iter().filter_map(|(key, names)| Some((header.info(&key)?, key, names))).collect();
+        // As they are in the file.
+        found.sort_by_key(|(info, ..)| info.data_offsets);
+        let place = |info: &TensorInfo| (start + info.data_offsets.0 as u64, info.data_offsets.1 - info.data_offsets.0);
+        let read = self.take_tensors(&found.iter().map(|(info, ..)| place(info)).collect::<Vec<_>>())?;
+        for ((info, key, names), (bytes, crc)) in found.into_iter().zip(read) {
             let Some(crc32) = pieces.tensors.get(&key) else {
                 return Err(self.damaged(&key, "a checksum in the manifest", "none"));
             };
-            let bytes = self.take_tensor(start + from as u64, to - from)?;
-            self.check(&format!("`{key}`"), crc32)?;
+            self.compare(&format!("`{key}`"), crc32, crc)?;
             let tensor = self.tensor(&key, info, &bytes, 0)?;
             names.into_iter().for_each(|name| state.insert(name, Entry::Tensor(tensor.shallow_clone())));
         }
         Ok(())
     }
 
-    /// Reads bytes of the file into a byte tensor, with several threads, each of which also computes its checksum.
-    fn take_tensor(&mut self, at: u64, bytes: usize) -> Result<Tensor, CheckpointError> {
+    /// Reads parts of the file, given by their place and length, into byte tensors, with several threads that also compute
+    /// their checksums.
+    fn take_tensors(&self, parts: &[(u64, usize)]) -> Result<Vec<(Tensor, Hasher)>, CheckpointError> {
         let (file, path) = (&self.file, self.path);
         let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-        let (buffer, checksums) = HostBuffer::filled(bytes, threads, Hasher::new, |crc, offset, memory| {
-            let read = read_some_at(file, memory, at + offset as u64).when("read it", path)?;
+        let sizes: Vec<usize> = parts.iter().map(|&(_, bytes)| bytes).collect();
+        let filled = HostBuffer::filled(&sizes, threads, Hasher::new, |crc, (number, offset), memory| {
+            let read = read_some_at(file, memory, parts[number].0 + offset as u64).when("read it", path)?;
             crc.update(read);
             Ok::<_, CheckpointError>(read)
         })?;
-        checksums.iter().for_each(|checksum| self.crc.combine(checksum));
-        buffer.into_tensor(Kind::Uint8, &[bytes as i64]).map_err(|error| CheckpointError::Torch(error.into()))
+        let tensor = |(buffer, checksums): (HostBuffer, Vec<Hasher>)| {
+            let mut crc = Hasher::new();
+            checksums.iter().for_each(|part| crc.combine(part));
+            let shape = [buffer.len() as i64];
+            let tensor =
+                buffer.into_tensor(Kind::Uint8, &shape).map_err(|error| CheckpointError::Torch(error.into()))?;
+            Ok((tensor, crc))
+        };
+        filled.into_iter().map(tensor).collect()
     }
 
     /// A tensor whose bytes begin at `start`.

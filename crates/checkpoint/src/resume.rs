@@ -176,10 +176,11 @@ impl Checkpoint {
     /// Loads the parts on all ranks or on none.
     fn load_everywhere(
         &mut self,
-        saved: Saved,
+        mut saved: Saved,
         parts: &mut [(&str, &mut dyn Stateful)],
     ) -> Result<(), CheckpointError> {
-        let loaded = check_all_parts(&saved, parts).and_then(|()| load_all(&saved, parts, self.ranks.are_several()));
+        let copies = self.ranks.are_several();
+        let loaded = check_all_parts(&saved, parts).and_then(|()| load_all(&mut saved.parts, parts, copies));
         let before = loaded.as_ref().map(drop).map_err(drop);
         match (self.ranks.any(before.is_err()), loaded) {
             (_, Err(error)) => return Err(error),

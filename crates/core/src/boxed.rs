@@ -121,6 +121,10 @@ macro_rules! pass_on {
                 (**self).load_state_dict(state)
             }
 
+            fn assign_state_dict(&mut self, state: StateDict) -> Result<(), StateError> {
+                (**self).assign_state_dict(state)
+            }
+
             fn differs_by_rank(&self) -> bool {
                 (**self).differs_by_rank()
             }
@@ -140,6 +144,10 @@ macro_rules! by_dyn {
 
             fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
                 self.as_stateful_mut().ok_or(NO_STATE)?.load_state_dict(state)
+            }
+
+            fn assign_state_dict(&mut self, state: StateDict) -> Result<(), StateError> {
+                self.as_stateful_mut().ok_or(NO_STATE)?.assign_state_dict(state)
             }
 
             fn differs_by_rank(&self) -> bool {

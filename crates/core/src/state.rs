@@ -23,6 +23,20 @@ pub trait Stateful {
     /// When an entry is missing, unknown, or has another type, shape or dtype; nothing has changed then.
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError>;
 
+    /// As [`load_state_dict`](Self::load_state_dict), but the owner may keep the state's tensors in place of copying
+    /// them into its own: large states load faster. Nothing else may use them later.
+    ///
+    /// Tensors that were taken from `state_dict` before may then have the values before loading. By default it copies.
+    ///
+    /// # Errors
+    /// Those of [`load_state_dict`](Self::load_state_dict).
+    ///
+    /// # Source
+    /// `load_state_dict(assign=True)`
+    fn assign_state_dict(&mut self, state: StateDict) -> Result<(), StateError> {
+        self.load_state_dict(&state)
+    }
+
     /// Whether the state is specific to its rank (random number generators, for instance), so that no other rank may
     /// load it.
     fn differs_by_rank(&self) -> bool {

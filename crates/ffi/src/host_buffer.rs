@@ -68,12 +68,13 @@ impl HostBuffer {
         Ok(Self { tensor, data, bytes })
     }
 
-    /// Memory that several threads write, each a part of it from its first to its last byte.
+    /// Buffers of these sizes that several threads write, each an equal share of all bytes, from its first to its last.
     ///
-    /// `fill` gets the offset and the memory of the next bytes, at most a mebibyte, and returns what it has written: the
-    /// first of them. `rustix::io::pread` returns such a slice. If it has written none, it is asked again. It also gets
-    /// its thread's own state, which `state` makes. Returns the states in the order of the parts. Where no
-    /// thread can be started, for example at a limit on processes, the calling thread writes the part.
+    /// `fill` gets a place, the number of the buffer and an offset in it, and the memory of the next bytes there, at most a
+    /// mebibyte, and returns what it has written: the first of them. `rustix::io::pread` returns such a slice. If it has
+    /// written none, it is asked again. It also gets a state that is made for each part of a buffer; each buffer is
+    /// returned with those of its parts, in order. Where no thread can be started, for example at a limit on processes,
+    /// the calling thread writes the share.
     ///
     /// # Errors
     /// The first error of `fill`; `OutOfMemory`; `Other` when `fill` returns another slice.
@@ -81,35 +82,42 @@ impl HostBuffer {
     /// # Panics
     /// When `fill` does.
     pub fn filled<S, E>(
-        bytes: usize,
+        sizes: &[usize],
         threads: usize,
         state: impl Fn() -> S + Sync,
-        fill: impl for<'a> Fn(&mut S, usize, &'a mut [MaybeUninit<u8>]) -> Result<&'a mut [u8], E> + Sync,
-    ) -> Result<(Self, Vec<S>), E>
+        fill: impl for<'a> Fn(&mut S, Place, &'a mut [MaybeUninit<u8>]) -> Result<&'a mut [u8], E> + Sync,
+    ) -> Result<Vec<(Self, Vec<S>)>, E>
     where
         S: Send,
         E: From<Error> + Send,
     {
-        let (tensor, data) = allocate(bytes, false)?;
-        // SAFETY: the tensor has `bytes` bytes at `data`, and nothing else has access to them yet; uninitialised bytes are
-        // valid as `MaybeUninit`.
-        let memory = unsafe { slice::from_raw_parts_mut(data.as_ptr().cast::<MaybeUninit<u8>>(), bytes) };
-        let part = bytes.div_ceil(threads.max(1)).next_multiple_of(CHUNK).max(CHUNK);
+        let allocated = sizes.iter().map(|&bytes| allocate(bytes, false)).collect::<Result<Vec<_>, _>>()?;
+        let memory = allocated.iter().zip(sizes).map(|((_, data), &bytes)| {
+            // SAFETY: the tensor has `bytes` bytes at `data`, and nothing else has access to them yet; uninitialised bytes
+            // are valid as `MaybeUninit`.
+            unsafe { slice::from_raw_parts_mut(data.as_ptr().cast::<MaybeUninit<u8>>(), bytes) }
+        });
         // Each is locked once, by the thread that writes it.
-        let parts: Vec<Mutex<&mut [MaybeUninit<u8>]>> = memory.chunks_mut(part).map(Mutex::new).collect();
+        let shares: Vec<_> = shares(memory.collect(), threads.max(1)).into_iter().map(Mutex::new).collect();
         let write = &|number: usize| {
-            let mut memory = parts[number].lock().unwrap_or_else(PoisonError::into_inner);
-            fill_part(state(), number * part, &mut memory, &fill)
+            let mut share = shares[number].lock().unwrap_or_else(PoisonError::into_inner);
+            let part = |(place, memory): &mut (Place, &mut [MaybeUninit<u8>])| {
+                Ok((place.0, fill_part(state(), *place, memory, &fill)?))
+            };
+            share.iter_mut().map(part).collect::<Result<Vec<_>, E>>()
         };
-        let states: Result<Vec<S>, E> = match parts.len() {
+        let written: Result<Vec<_>, E> = match shares.len() {
             // Not worth a thread.
             count @ (0 | 1) => (0..count).map(write).collect(),
             count => thread::scope(|scope| {
                 on_threads(count, write, |job| thread::Builder::new().spawn_scoped(scope, job)).into_iter().collect()
             }),
         };
-        // Every byte of every part was written, or there is an error.
-        Ok((Self { tensor, data, bytes }, states?))
+        // Every byte of every buffer was written, or there is an error.
+        let buffers = allocated.into_iter().zip(sizes).map(|((tensor, data), &bytes)| Self { tensor, data, bytes });
+        let mut filled: Vec<_> = buffers.map(|buffer| (buffer, Vec::new())).collect();
+        written?.into_iter().flatten().for_each(|(number, state)| filled[number].1.push(state));
+        Ok(filled)
     }
 
     /// Memory that a pool owns.
@@ -180,6 +188,33 @@ impl HostBuffer {
     }
 }
 
+/// The number of a buffer, and an offset in it.
+pub type Place = (usize, usize);
+
+/// Divides memory into at most `count` shares of equally many bytes; a share is parts of one buffer or several.
+fn shares<'a>(buffers: Vec<&'a mut [MaybeUninit<u8>]>, count: usize) -> Vec<Vec<(Place, &'a mut [MaybeUninit<u8>])>> {
+    let bytes: usize = buffers.iter().map(|memory| memory.len()).sum();
+    let share = bytes.div_ceil(count).next_multiple_of(CHUNK).max(CHUNK);
+    let mut shares = vec![Vec::new()];
+    let mut room = share;
+    for (number, mut memory) in buffers.into_iter().enumerate() {
+        let mut offset = 0;
+        while !memory.is_empty() {
+            let (now, rest) = memory.split_at_mut(room.min(memory.len()));
+            let place = (number, offset);
+            (offset, room, memory) = (offset + now.len(), room - now.len(), rest);
+            let last = shares.len() - 1;
+            shares[last].push((place, now));
+            if room == 0 {
+                shares.push(Vec::new());
+                room = share;
+            }
+        }
+    }
+    shares.retain(|share| !share.is_empty());
+    shares
+}
+
 /// A tensor of this many uninitialised bytes, and their place.
 fn allocate(bytes: usize, pinned: bool) -> Result<(Tensor, NonNull<u8>), Error> {
     let (mut tensor, mut data) = (ptr::null_mut(), ptr::null_mut());
@@ -210,19 +245,19 @@ fn on_threads<'scope, T: Send + 'scope>(
     done.into_iter().map(|thread| thread.map_or_else(|result| result, join)).collect()
 }
 
-/// Writes all bytes of a part, which begins at `offset`.
+/// Writes all bytes of a part, which begins at `offset` of the buffer with this number.
 fn fill_part<S, E: From<Error>>(
     mut state: S,
-    offset: usize,
+    (number, offset): Place,
     memory: &mut [MaybeUninit<u8>],
-    fill: &impl for<'a> Fn(&mut S, usize, &'a mut [MaybeUninit<u8>]) -> Result<&'a mut [u8], E>,
+    fill: &impl for<'a> Fn(&mut S, Place, &'a mut [MaybeUninit<u8>]) -> Result<&'a mut [u8], E>,
 ) -> Result<S, E> {
     let mut done = 0;
     while done < memory.len() {
         let end = memory.len().min(done + CHUNK);
         let rest = &mut memory[done..end];
         let (start, room) = (rest.as_ptr().cast::<u8>(), rest.len());
-        let written = fill(&mut state, offset + done, rest)?;
+        let written = fill(&mut state, (number, offset + done), rest)?;
         // Only initialised bytes can be in a `&mut [u8]`, so this slice proves that they are.
         if !written.is_empty() && (!ptr::eq(written.as_ptr(), start) || written.len() > room) {
             return Err(Error::refused("the function has to return the bytes that it was asked to write").into());
@@ -263,26 +298,43 @@ mod tests {
     }
 
     #[test]
-    fn threads_fill_a_buffer_to_its_last_byte() {
+    fn threads_fill_buffers_to_their_last_bytes() {
         type Slice<'a> = &'a mut [MaybeUninit<u8>];
-        // The value of a byte is a function of its offset. Never more than 700,000 at once, as from a slow file.
-        fn write<'a>(count: &mut usize, offset: usize, memory: Slice<'a>) -> Result<&'a mut [u8], Error> {
+        // The value of a byte is a function of its place. Never more than 700,000 at once, as from a slow file.
+        fn value(number: usize, offset: usize) -> u8 {
+            ((7 * number + offset) % 251) as u8
+        }
+        fn write<'a>(count: &mut usize, (number, offset): Place, memory: Slice<'a>) -> Result<&'a mut [u8], Error> {
             let room = memory.len().min(700_000);
             *count += room;
-            Ok(written(&mut memory[..room], |at| ((offset + at) % 251) as u8))
+            Ok(written(&mut memory[..room], |at| value(number, offset + at)))
         }
         fn written(memory: Slice<'_>, value: impl Fn(usize) -> u8) -> &mut [u8] {
             memory.iter_mut().enumerate().for_each(|(at, byte)| _ = byte.write(value(at)));
             // SAFETY: all of them were written in the line above.
             unsafe { slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.len()) }
         }
-        for (bytes, threads) in [(0, 2), (1, 4), (5 << 20, 1), ((5 << 20) + 3, 3), (3, 0)] {
-            let (buffer, counts) = HostBuffer::filled(bytes, threads, || 0, write).unwrap();
-            assert!(buffer.as_slice().iter().enumerate().all(|(at, &byte)| byte == (at % 251) as u8), "{bytes}");
-            assert_eq!(counts.iter().sum::<usize>(), bytes);
+        let large = 5 << 20;
+        let cases: [(&[usize], usize); 8] = [
+            (&[], 2),
+            (&[0], 2),
+            (&[1], 4),
+            (&[large], 1),
+            (&[large + 3], 3),
+            (&[3], 0),
+            (&[5, 0, large, 7, large + 1, 0], 2),
+            (&[100; 50], 3),
+        ];
+        for (sizes, threads) in cases {
+            let filled = HostBuffer::filled(sizes, threads, || 0, write).unwrap();
+            assert_eq!(filled.iter().map(|(buffer, _)| buffer.len()).collect::<Vec<_>>(), sizes);
+            for (number, (buffer, counts)) in filled.iter().enumerate() {
+                assert!(buffer.as_slice().iter().enumerate().all(|(at, &byte)| byte == value(number, at)), "{sizes:?}");
+                assert_eq!(counts.iter().sum::<usize>(), buffer.len());
+            }
         }
-        let filled = |fill: for<'a> fn(&mut (), usize, Slice<'a>) -> Result<&'a mut [u8], Error>| {
-            HostBuffer::filled(3 << 20, 2, || (), fill).unwrap_err().to_string()
+        let filled = |fill: for<'a> fn(&mut (), Place, Slice<'a>) -> Result<&'a mut [u8], Error>| {
+            HostBuffer::filled(&[2 << 20, 1 << 20], 2, || (), fill).unwrap_err().to_string()
         };
         assert!(filled(|_, _, memory| Ok(written(&mut memory[1..], |_| 0))).contains("asked to write"));
         assert!(filled(|_, _, _| Ok(Box::leak(Box::new([1u8])))).contains("asked to write"));

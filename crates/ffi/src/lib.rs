@@ -72,7 +72,7 @@ pub use buffer_pool::BufferPool;
 pub use copy_stream::{CopyEvent, CopyStream};
 pub use error::{Error, ErrorKind, Trace};
 pub use grad_hook::GradHook;
-pub use host_buffer::HostBuffer;
+pub use host_buffer::{HostBuffer, Place};
 pub use host_cache::{cache_host_memory, cached_host_memory};
 pub use leaves::Leaves;
 pub use mapped_file::MappedFile;

@@ -110,8 +110,8 @@ impl Algorithm for AdafactorOptions {
         }
         match param.dim() > 1 {
             true => vec![
-                Slot { name: "row_var", fresh: |param, _| reduced(param, 1), fill: 0.0 },
-                Slot { name: "col_var", fresh: |param, _| reduced(param, 2), fill: 0.0 },
+                Slot { name: "row_var", fresh: |param, _| reduced(param, 1), fill: 0.0, is_like_param: false },
+                Slot { name: "col_var", fresh: |param, _| reduced(param, 2), fill: 0.0, is_like_param: false },
             ],
             false => vec![Slot::zeros("variance")],
         }

@@ -124,12 +124,24 @@ pub struct Slot {
     pub fresh: fn(&Tensor, f64) -> Result<Tensor, TorchError>,
     /// The fill value.
     pub fill: f64,
+    /// Whether the tensor has the parameter's shape, dtype and memory format.
+    pub is_like_param: bool,
 }
 
 impl Slot {
     /// A copy of the parameter.
     pub fn copy(name: &'static str) -> Self {
-        Self { name, fresh: |param, _| Ok(param.f_detach_copy()?), fill: 0.0 }
+        Self { name, fresh: |param, _| Ok(param.f_detach_copy()?), fill: 0.0, is_like_param: true }
+    }
+
+    /// The tensor before its first step.
+    pub fn fresh(&self, param: &Tensor) -> Result<Tensor, TorchError> {
+        (self.fresh)(param, self.fill)
+    }
+
+    /// A tensor of the same form, whose values do not count: they are overwritten.
+    pub fn blank(&self, param: &Tensor) -> Result<Tensor, TorchError> {
+        if self.is_like_param { Ok(param.f_empty_like()?) } else { self.fresh(param) }
     }
 
     /// Zeros in the shape of the parameter.
@@ -140,18 +152,18 @@ impl Slot {
     /// The same number everywhere, in the shape of the parameter.
     pub fn filled(name: &'static str, fill: f64) -> Self {
         let fresh = |param: &Tensor, fill| FULL_LIKE.tensor(&[Arg::Tensor(param), Arg::Double(fill)]);
-        Self { name, fresh, fill }
+        Self { name, fresh, fill, is_like_param: true }
     }
 
     /// One float32 number, on the parameter's device.
     pub fn scalar(name: &'static str, fill: f64) -> Self {
         let fresh = |param: &Tensor, fill| Ok(Tensor::f_full(&[0; 0][..], fill, (Kind::Float, param.device()))?);
-        Self { name, fresh, fill }
+        Self { name, fresh, fill, is_like_param: false }
     }
 
     /// One float32 number, on the host.
     pub fn host_scalar(name: &'static str, fill: f64) -> Self {
-        Self { name, fresh: |_, fill| Ok(Tensor::from(fill as f32)), fill }
+        Self { name, fresh: |_, fill| Ok(Tensor::from(fill as f32)), fill, is_like_param: false }
     }
 }
 

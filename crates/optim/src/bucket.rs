@@ -149,6 +149,20 @@ pub(crate) fn buckets<A: Algorithm>(
 impl Bucket {
     /// The state before the first step.
     pub(crate) fn fresh_state<A: Algorithm>(&self, algorithm: &A, fused: bool) -> Result<State, TorchError> {
+        self.make_state(algorithm, fused, Slot::fresh)
+    }
+
+    /// A state whose tensors are to be overwritten.
+    pub(crate) fn blank_state<A: Algorithm>(&self, algorithm: &A, fused: bool) -> Result<State, TorchError> {
+        self.make_state(algorithm, fused, Slot::blank)
+    }
+
+    fn make_state<A: Algorithm>(
+        &self,
+        algorithm: &A,
+        fused: bool,
+        make: fn(&Slot, &Tensor) -> Result<Tensor, TorchError>,
+    ) -> Result<State, TorchError> {
         let _no_grad = tch::no_grad_guard();
         let params = self.params.to_vec()?;
         let device = params.first().map_or(Device::Cpu, Tensor::device);
@@ -156,7 +170,7 @@ impl Bucket {
         for param in &params {
             let param = self.precision.stepped(param)?;
             for (slot, made) in self.slots.iter().zip(&mut slots) {
-                made.push((slot.fresh)(&param, slot.fill)?);
+                made.push(make(slot, &param)?);
             }
         }
         Ok(State {

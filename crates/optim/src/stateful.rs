@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use overdrive_core::{Entry, OptimizerError, StateDict, StateError, Stateful, TorchError};
-use overdrive_ffi::TensorList;
+use overdrive_ffi::{Form, TensorList, memory_address};
 use tch::{Kind, Tensor};
 
 use crate::algorithm::{Algorithm, Field};
@@ -22,7 +22,8 @@ use crate::step_count::StepCounts;
 /// parameters and shapes are checked.
 ///
 /// Loading takes over the options, copies the tensors into the optimizer's, and reads the step counts, for which it
-/// waits for the device.
+/// waits for the device. `assign_state_dict` keeps the given tensors instead, if each has an allocation of its own, and all
+/// are on the device and in the memory format of the optimizer's.
 impl<A: Algorithm> Stateful for GroupOptimizer<A> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
@@ -44,36 +45,11 @@ impl<A: Algorithm> Stateful for GroupOptimizer<A> {
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        let _no_grad = tch::no_grad_guard();
-        let mut known = Vec::new();
-        let mut loaded = Vec::new();
-        let mut keys = Vec::new();
-        self.check_groups(state)?;
-        for (number, group) in self.groups.iter().enumerate() {
-            let prefix = format!("param_groups.{number}");
-            loaded.push(load_options(group, &prefix, state, &mut known)?);
-            let first = keys.len();
-            let own = self.names.as_ref().map(|names| &names[first..first + group.len]);
-            keys.extend(saved_names((own, first, group.len), &prefix, state, &mut known)?);
-        }
-        let keys: Vec<String> = keys.into_iter().map(|name| format!("state.{name}")).collect();
-        let mut buckets = Vec::new();
-        for (group, values) in self.groups.iter().zip(&loaded) {
-            buckets.push(self.load_buckets((group, &values.options), &keys, state, &mut known)?);
-        }
-        state.refuse_unknown(&known.iter().map(String::as_str).collect::<Vec<_>>())?;
-        self.revision += 1;
-        // Everything has been checked and allocated: the copies below go into existing tensors, and should not fail.
-        for (group, (values, (buckets, keeps_momentum))) in self.groups.iter_mut().zip(loaded.into_iter().zip(buckets))
-        {
-            for loading in &buckets {
-                for (own, saved) in &loading.copies {
-                    foreach::copy_(own, saved)?;
-                }
-            }
-            group.take_over(values, buckets.into_iter().map(|loading| loading.bucket).collect(), keeps_momentum);
-        }
-        Ok(())
+        self.load(state, copy_into_own)
+    }
+
+    fn assign_state_dict(&mut self, state: StateDict) -> Result<(), StateError> {
+        self.load(&state, |loading| if fits_own(loading)? { assign(loading) } else { copy_into_own(loading) })
     }
 }
 
@@ -112,7 +88,74 @@ struct Loading {
     copies: Vec<(TensorList, TensorList)>,
 }
 
+/// Copies the saved tensors into the optimizer's.
+fn copy_into_own(loading: &mut [&mut Loading]) -> Result<(), StateError> {
+    let pairs = loading.iter().flat_map(|loading| &loading.copies);
+    pairs.into_iter().try_for_each(|(own, saved)| Ok(foreach::copy_(own, saved)?))
+}
+
+/// Puts the saved tensors in place of the optimizer's.
+fn assign(loading: &mut [&mut Loading]) -> Result<(), StateError> {
+    for Loading { bucket, copies } in loading.iter_mut().map(|loading| &mut **loading) {
+        if let Some(state) = bucket.state.as_mut().filter(|_| !copies.is_empty()) {
+            state.slots = copies.drain(..).map(|(_, saved)| saved).collect();
+        }
+    }
+    Ok(())
+}
+
+/// Whether every saved tensor can take the place of the optimizer's. If only some could, a file's memory might be kept
+/// for a few of its tensors.
+fn fits_own(loading: &[&mut Loading]) -> Result<bool, StateError> {
+    let mut addresses = HashSet::new();
+    for (own, saved) in loading.iter().flat_map(|loading| &loading.copies) {
+        for (own, saved) in own.to_vec()?.iter().zip(saved.to_vec()?) {
+            // Two in one allocation may be one tensor by two names: a step would change both.
+            let mut is_alone = || saved.numel() == 0 || addresses.insert(memory_address(&saved));
+            if !Form::of(own).is_ok_and(|form| form.fits(&saved)) || !is_alone() {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
 impl<A: Algorithm> GroupOptimizer<A> {
+    /// Loads a state; `take_tensors` decides what becomes of its tensors.
+    fn load(
+        &mut self,
+        state: &StateDict,
+        take_tensors: impl FnOnce(&mut [&mut Loading]) -> Result<(), StateError>,
+    ) -> Result<(), StateError> {
+        let _no_grad = tch::no_grad_guard();
+        let mut known = Vec::new();
+        let mut loaded = Vec::new();
+        let mut keys = Vec::new();
+        self.check_groups(state)?;
+        for (number, group) in self.groups.iter().enumerate() {
+            let prefix = format!("param_groups.{number}");
+            loaded.push(load_options(group, &prefix, state, &mut known)?);
+            let first = keys.len();
+            let own = self.names.as_ref().map(|names| &names[first..first + group.len]);
+            keys.extend(saved_names((own, first, group.len), &prefix, state, &mut known)?);
+        }
+        let keys: Vec<String> = keys.into_iter().map(|name| format!("state.{name}")).collect();
+        let mut buckets = Vec::new();
+        for (group, values) in self.groups.iter().zip(&loaded) {
+            buckets.push(self.load_buckets((group, &values.options), &keys, state, &mut known)?);
+        }
+        state.refuse_unknown(&known.iter().map(String::as_str).collect::<Vec<_>>())?;
+        self.revision += 1;
+        // Everything has been checked and allocated: what follows should not fail.
+        let mut loading: Vec<&mut Loading> = buckets.iter_mut().flat_map(|(buckets, _)| buckets).collect();
+        take_tensors(&mut loading)?;
+        for (group, (values, (buckets, keeps_momentum))) in self.groups.iter_mut().zip(loaded.into_iter().zip(buckets))
+        {
+            group.take_over(values, buckets.into_iter().map(|loading| loading.bucket).collect(), keeps_momentum);
+        }
+        Ok(())
+    }
+
     /// Refuses a state with another number of groups: a resumed run has to add the groups that the saved one had added.
     fn check_groups(&self, state: &StateDict) -> Result<(), StateError> {
         let saved = (0..).take_while(|number| state.get(&format!("param_groups.{number}.params")).is_ok()).count();
@@ -172,7 +215,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         let same = |old: &&Bucket| old.indices == bucket.indices && names(old) == names(&bucket);
         let mut own = match group.buckets.iter().find(same).and_then(|old| old.state.as_ref()) {
             Some(old) => old.share()?,
-            None => bucket.fresh_state(options, self.packing.fused)?,
+            None => bucket.blank_state(options, self.packing.fused)?,
         };
         let mut copies = Vec::new();
         for (slot, list) in bucket.slots.iter().zip(&own.slots) {
@@ -180,12 +223,13 @@ impl<A: Algorithm> GroupOptimizer<A> {
             for (place, own) in list.to_vec()?.iter().enumerate() {
                 if started[place] {
                     let key = format!("{}.{}", keys[place], slot.name);
-                    saved.push(state.tensor(&key, &own.size(), own.kind())?.shallow_clone());
+                    let tensor = state.tensor(&key, &own.size(), own.kind())?;
+                    saved.push(tensor.f_detach().map_err(TorchError::from)?);
                     known.push(key);
                 } else {
                     // The parameter was not stepped: the state before its first step.
                     let param = bucket.precision.stepped(&bucket.params.get(place)?)?;
-                    saved.push((slot.fresh)(&param, slot.fill)?);
+                    saved.push(slot.fresh(&param)?);
                 }
             }
             copies.push((list.share()?, TensorList::new(&saved)?));

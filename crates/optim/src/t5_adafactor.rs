@@ -36,8 +36,18 @@ fn without(param: &Tensor, dim: fn((i64, i64)) -> i64) -> Result<Tensor, TorchEr
 pub(crate) fn slots(param: &Tensor) -> Vec<Slot> {
     match factored(&param.size()) {
         Some(_) => vec![
-            Slot { name: "exp_avg_sq_row", fresh: |param, _| without(param, |(_, row)| row), fill: 0.0 },
-            Slot { name: "exp_avg_sq_col", fresh: |param, _| without(param, |(column, _)| column), fill: 0.0 },
+            Slot {
+                name: "exp_avg_sq_row",
+                fresh: |param, _| without(param, |(_, row)| row),
+                fill: 0.0,
+                is_like_param: false,
+            },
+            Slot {
+                name: "exp_avg_sq_col",
+                fresh: |param, _| without(param, |(column, _)| column),
+                fill: 0.0,
+                is_like_param: false,
+            },
         ],
         None => vec![Slot::zeros("exp_avg_sq")],
     }

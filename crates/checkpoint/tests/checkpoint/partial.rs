@@ -54,6 +54,17 @@ fn only_the_parts_that_are_asked_for_are_read() -> Outcome {
     Ok(())
 }
 
+/// An optimizer may keep them, and a compiled step refuses tensors that share memory.
+#[test]
+fn each_tensor_is_read_into_its_own_memory() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let checkpoint = saved(folder.path())?;
+    let moments = read_part(checkpoint.path(1), "optimizer", |_| true)?;
+    let [a, b] = ["a", "b"].map(|name| moments.tensor(name, &[LARGE], Kind::Float));
+    assert!(!overdrive_ffi::share_memory(a?, b?));
+    Ok(())
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn only_the_tensors_that_are_asked_for_are_read() -> Outcome {

@@ -1,9 +1,13 @@
 //! Batches in parts that fit.
 
+use std::panic::resume_unwind;
+
 use overdrive_core::{
-    AVERAGED, AveragedBy, GradientSync, IGNORED, NOT_AVERAGED, Optimizer, OptimizerError, RankGroup, SingleProcess,
+    AVERAGED, AveragedBy, GradientSync, IGNORED, Module, NOT_AVERAGED, Optimizer, OptimizerError, RankGroup,
+    SingleProcess,
 };
 use overdrive_ffi::autograd::BoxError;
+use overdrive_ffi::{Error as TorchError, SyncTensor};
 use tch::Tensor;
 
 use super::{Tried, or_out_of_memory};
@@ -13,8 +17,9 @@ use crate::error::MemoryError;
 /// The gradients of whole batches, computed in parts that fit into memory.
 ///
 /// When memory runs out, the batch begins again with parts of half the size, and so do later ones. The gradient is that
-/// of the whole batch: each part weighs as many samples as it has, or as many tokens
-/// ([`backward_weighted`](Self::backward_weighted)). The random numbers are those of a run that had the smaller
+/// of the whole batch where its loss is a mean of the samples' own losses: each part weighs as many samples as it has, or as
+/// many tokens ([`backward_weighted`](Self::backward_weighted)). Batch norm and contrastive losses depend on which samples
+/// are computed together: there it is that of the parts, as with any accumulation of gradients. The random numbers are those of a run that had the smaller
 /// parts from the start, because the generators of the CPU, and of the devices of the batch and of the optimizer's
 /// parameters, are set back.
 ///
@@ -45,6 +50,8 @@ pub struct AutoMicroBatch<S: GradientSync = SingleProcess, G: RankGroup = Single
     sync: S,
     ranks: G,
     growth: Option<Growth>,
+    /// What is put back before a batch begins again.
+    buffers: Vec<SyncTensor>,
 }
 
 /// When larger parts are tried again.
@@ -60,7 +67,7 @@ impl AutoMicroBatch {
     /// Begins with parts of `size` samples; 0 counts as 1.
     pub fn new(size: usize) -> Self {
         let size = i64::try_from(size).unwrap_or(i64::MAX).max(1);
-        Self { size, sync: SingleProcess, ranks: SingleProcess, growth: None }
+        Self { size, sync: SingleProcess, ranks: SingleProcess, growth: None, buffers: Vec::new() }
     }
 }
 
@@ -70,7 +77,7 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
     /// the samples of all ranks, whose batches may differ in size. All ranks make equally many calls, and `loss` does not
     /// communicate: ranks may have different numbers of parts.
     pub fn with_ranks<T: GradientSync, R: RankGroup>(self, sync: T, ranks: R) -> AutoMicroBatch<T, R> {
-        AutoMicroBatch { size: self.size, sync, ranks, growth: self.growth }
+        AutoMicroBatch { size: self.size, sync, ranks, growth: self.growth, buffers: self.buffers }
     }
 
     /// Tries parts of twice the size after so many batches; each try that fails doubles that number. Default: never.
@@ -78,6 +85,14 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
     #[must_use]
     pub fn grow_after(mut self, batches: u32) -> Self {
         self.growth = Some(Growth { after: batches.max(1), fitted: 0 });
+        self
+    }
+
+    /// Puts the buffers of this module back before a batch begins again, running statistics of batch norm among them: then
+    /// they too are those of a run that had the smaller parts from the start. They are copied for each batch.
+    #[must_use]
+    pub fn restoring(mut self, module: &(impl Module + ?Sized)) -> Self {
+        self.buffers.extend(Module::named_buffers(&module).into_iter().map(|(_, buffer)| SyncTensor(buffer)));
         self
     }
 
@@ -90,7 +105,9 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
     /// part of each tensor of the batch, along the first dimension, and returns the mean over the part.
     ///
     /// `loss` is called again for the same samples when memory has run out: running statistics that it updates then
-    /// count them twice.
+    /// count them twice, unless they are given to [`restoring`](Self::restoring). Parameters that it uses have to be the
+    /// optimizer's, or gradients of the failed try stay on the others: join several optimizers into one (`Joint` of
+    /// overdrive-optim).
     ///
     /// # Errors
     /// When the optimizer steps in the backward pass, or its gradients are averaged over ranks that this does not know of,
@@ -126,7 +143,7 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
         mut loss: impl FnMut(&[Tensor]) -> Result<Tensor, E>,
     ) -> Result<Tensor, MemoryError> {
         self.check(opt)?;
-        let begun = Begun::new(opt, batch, &mut weight);
+        let begun = Begun::new(opt, batch, &self.buffers, &mut weight);
         // The other ranks would wait for one that has no batch: this tells them.
         let most = self.ranks.max(begun.as_ref().map_or(i64::MAX, |begun| begun.samples))?;
         let begun = match begun {
@@ -149,6 +166,7 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
             let tried = or_out_of_memory(|| {
                 if is_again {
                     begun.generators.set()?;
+                    begun.put_back(&self.buffers)?;
                 }
                 opt.zero_grad()?;
                 self.parts(batch, &begun, divisor, &mut weight, &mut loss)
@@ -159,7 +177,7 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
             let outcome = match &tried {
                 Tried::Fits(_) => FITS,
                 Tried::OutOfMemory(_) if !is_last_try => TOO_LARGE,
-                Tried::OutOfMemory(_) | Tried::Failed(_) => FAILED,
+                Tried::OutOfMemory(_) | Tried::Failed(_) | Tried::Panicked(_) => FAILED,
             };
             let error = match (self.ranks.max(outcome)?, tried) {
                 (FITS, Tried::Fits(total)) => {
@@ -173,6 +191,11 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
                     MemoryError::Function { scope, source }
                 }
                 (FAILED, Tried::OutOfMemory(source)) if is_last_try => MemoryError::TooLarge { source },
+                // The other ranks know now, and do not wait for this one.
+                (FAILED, Tried::Panicked(panic)) => {
+                    opt.zero_grad()?;
+                    resume_unwind(panic)
+                }
                 (FAILED, _) => MemoryError::OtherRank,
                 _ => {
                     self.halve(most);
@@ -289,17 +312,31 @@ struct Begun {
     samples: i64,
     weight: i64,
     generators: Generators,
+    /// Copies of the buffers.
+    buffers: Vec<Tensor>,
 }
 
 impl Begun {
     fn new<E: Into<BoxError>>(
         opt: &impl Optimizer,
         batch: &[Tensor],
+        buffers: &[SyncTensor],
         weight: &mut impl FnMut(&[Tensor]) -> Result<i64, E>,
     ) -> Result<Self, MemoryError> {
         let samples = samples_of(batch)?;
         let weight = weigh(batch, weight)?;
-        Ok(Self { samples, weight, generators: Generators::of(batch.iter().chain(&opt.params()))? })
+        let generators = Generators::of(batch.iter().chain(&opt.params()))?;
+        let copies = buffers.iter().map(|buffer| buffer.f_detach_copy());
+        let buffers = copies.collect::<Result<_, _>>().map_err(TorchError::from)?;
+        Ok(Self { samples, weight, generators, buffers })
+    }
+
+    fn put_back(&self, buffers: &[SyncTensor]) -> Result<(), TorchError> {
+        let _no_grad = tch::no_grad_guard();
+        for (own, copy) in buffers.iter().zip(&self.buffers) {
+            own.f_detach()?.f_copy_(copy)?;
+        }
+        Ok(())
     }
 }
 

@@ -34,6 +34,7 @@ pub fn find_batch_size<T, E: Into<BoxError>>(
             Tried::Fits(result) => return Ok((size, result)),
             Tried::OutOfMemory(_) if size > 1 => size /= 2,
             Tried::OutOfMemory(source) => return Err(MemoryError::TooLarge { source }),
+            Tried::Panicked(panic) => resume_unwind(panic),
             Tried::Failed(source) => {
                 return Err(MemoryError::Function { scope: format!("a batch of {size}"), source });
             }
@@ -46,6 +47,8 @@ enum Tried<T> {
     Fits(T),
     OutOfMemory(BoxError),
     Failed(BoxError),
+    /// It panicked, and not for want of memory.
+    Panicked(Box<dyn Any + Send>),
 }
 
 /// Runs something, and frees unused memory of GPUs if there was too little. tch's operators panic when they fail: such a
@@ -56,7 +59,7 @@ fn or_out_of_memory<T, E: Into<BoxError>>(run: impl FnOnce() -> Result<T, E>) ->
         Ok(Err(error)) => error.into(),
         Err(panic) => match text_of(&*panic) {
             Some(text) if says_out_of_memory(text) => text.to_owned().into(),
-            _ => resume_unwind(panic),
+            _ => return Tried::Panicked(panic),
         },
     };
     if !is_out_of_memory(&*error) {

@@ -15,6 +15,7 @@ use overdrive_ffi::{Error as TorchError, Leaves};
 use tch::{Device, Kind, Tensor};
 
 use super::budget::Measure;
+use super::checksum::checksum;
 use super::context::Context;
 use super::{ActivationCheckpoint, DeterminismCheck};
 use crate::error::MemoryError;
@@ -71,11 +72,15 @@ struct About {
     kind: Kind,
     device: Device,
     version: i64,
+    /// Only if they are compared.
+    values: Option<i64>,
 }
 
 impl About {
-    fn of(tensor: &Tensor) -> Self {
-        Self { shape: tensor.size(), kind: tensor.kind(), device: tensor.device(), version: version(tensor) }
+    fn of(tensor: &Tensor, check: DeterminismCheck) -> Result<Self, TorchError> {
+        let values = if check == DeterminismCheck::Values { checksum(tensor)? } else { None };
+        let (shape, kind, device, version) = (tensor.size(), tensor.kind(), tensor.device(), version(tensor));
+        Ok(Self { shape, kind, device, version, values })
     }
 }
 
@@ -182,9 +187,10 @@ impl Frame {
     pub(super) fn fill(&self, number: usize, pass: Pass, tensor: &Tensor) -> Result<Option<String>, TorchError> {
         let mut slots = self.slots();
         let Some(slot) = slots.get_mut(number) else { return Ok(None) };
-        let found = About::of(tensor);
-        if self.check == DeterminismCheck::Default && found != slot.about {
-            return Ok(Some(format!("saved tensor {number} was {}, and then {found}", slot.about)));
+        let found = About::of(tensor, self.check)?;
+        if self.check != DeterminismCheck::None && found != slot.about {
+            let values = if found.values != slot.about.values { " (with other values)" } else { "" };
+            return Ok(Some(format!("saved tensor {number} was {}, and then {found}{values}", slot.about)));
         }
         if slot.is_alive {
             slot.again.push(SavedAgain { pass, tensor: without_history(tensor)?, version: found.version });
@@ -218,7 +224,7 @@ impl Frame {
 
 impl std::fmt::Display for About {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { shape, kind, device, version } = self;
+        let Self { shape, kind, device, version, .. } = self;
         write!(f, "{kind:?} {shape:?} on {device:?}, {version} times changed in place")
     }
 }
@@ -244,8 +250,9 @@ impl Hooks for Forward {
             measure.saves(tensor);
         }
         self.0.leaves.see(tensor)?;
+        let about = About::of(tensor, self.0.check)?;
         let mut slots = self.0.slots();
-        slots.push(Slot { about: About::of(tensor), is_alive: true, again: Vec::new() });
+        slots.push(Slot { about, is_alive: true, again: Vec::new() });
         Ok(Some(Box::new(Number { frame: Arc::clone(&self.0), number: slots.len() - 1 })))
     }
 }

@@ -1,6 +1,7 @@
 //! Activation checkpointing: what a part of the forward pass saves is computed again in the backward pass.
 
 mod budget;
+mod checksum;
 mod context;
 mod frame;
 mod knapsack;
@@ -57,9 +58,13 @@ pub fn checkpoint<const N: usize, T, E: Into<BoxError>>(
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeterminismCheck {
     /// Shapes, dtypes and devices of what is saved, how often it was changed in place, and whether a leaf that requires a
-    /// gradient was changed since the first run.
+    /// gradient, and from which a saved tensor was computed, was changed since the first run. Not values.
     #[default]
     Default,
+    /// That, and the values of what is saved, to the bit: also a number that was drawn from another generator, or a captured
+    /// tensor that was changed, is noticed. Each run reads all that is saved once more, and waits for the device. Operators
+    /// that add in no fixed order, on a GPU, do not pass.
+    Values,
     /// Whether as many tensors are saved; with an early stop, whether not fewer are.
     None,
 }

@@ -24,11 +24,12 @@ impl Frame {
         if let Some(difference) = self.changed_leaf()? {
             return Err(self.changed(difference));
         }
-        let inputs = self.inputs()?;
+        let inputs = self.inputs().map_err(|error| format!("{}: {error}", self.scope))?;
         let (saved, is_over, changed) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::default());
         let again = Arc::new(Again { frame: Arc::clone(self), pass, saved, is_over, changed });
         let result = {
-            let _context = self.context.enter(|device| self.uses(device))?;
+            let entered = self.context.enter(|device| self.uses(device));
+            let _context = entered.map_err(|error| format!("{}: {error}", self.scope))?;
             let _hooks = HooksGuard::new(again.clone())?;
             let _kept = self.keeper.as_ref().map(Keeper::reuse).transpose()?;
             let _quiet = Quiet::new();

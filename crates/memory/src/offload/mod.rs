@@ -146,7 +146,8 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
     ///
     /// That is what [`make_state`](Optimizer::make_state) makes, and what is loaded; state of less than 256 KiB stays in memory,
     /// and so does all of optimizers that make theirs within a step (tch's, L-BFGS). A step for whose state the disk has no
-    /// room is an error, and changes nothing.
+    /// room is an error, and changes nothing. A disk that goes away while it is used ends the process by SIGBUS, as the files
+    /// are memory to the program.
     ///
     /// # Errors
     /// When the folder cannot be opened, and when the optimizer has made its state.

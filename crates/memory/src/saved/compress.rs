@@ -14,9 +14,13 @@ use crate::layout::dense_strides;
 /// values on a CPU, such as dropout's (0 and `1 / (1 - p)`), and what ReLU saves of its result, whether it is positive.
 /// Integers, complex numbers and what has no fewer bits than before stay as they are.
 ///
+/// No number becomes 0 that was not, so that the gradients of `log`, `div` and `sqrt` stay finite. But operators that look
+/// for a number in what they saved, such as `max`, `amax` and norms with infinity, no longer find it: their gradients are 0
+/// or NaN. Give such tensors to [`leave_alone`](super::SavedTensors::leave_alone), or begin the hooks after them.
+///
 /// Of `Float8` and `Int8`, a CPU's tensor with an infinity or a NaN stays as it is. On a GPU the host would have to wait to know:
 /// there all that shares a scale with it becomes NaN, and so do gradients. Use `BFloat16` where logits are masked with
-/// infinities.
+/// infinities. A CPU's tensor with a number that is too large for bfloat16 stays as it is; on a GPU it becomes an infinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Compression {
@@ -30,8 +34,9 @@ pub enum Compression {
     Int8,
 }
 
-/// The largest float8 number (e4m3).
+/// The largest float8 number (e4m3), and the least above 0.
 const LARGEST_FLOAT8: f64 = 448.0;
+const LEAST_FLOAT8: f64 = 1.0 / 512.0;
 /// Numbers that share a scale.
 const BLOCK: i64 = 256;
 
@@ -55,9 +60,10 @@ impl Store for Compression {
         }
         let bytes = kind.elt_size_in_bytes();
         Ok(Some(match self {
-            Self::BFloat16 if bytes > 2 => {
-                Arc::new(Rounded { kind, rounded: SyncTensor(tensor.f_to_kind(Kind::BFloat16)?), scale: None })
-            }
+            Self::BFloat16 if bytes > 2 => match Rounded::bfloat16(tensor)? {
+                Some(rounded) => Arc::new(rounded),
+                None => return Ok(None),
+            },
             Self::Float8 if bytes > 1 && has_scale(tensor)? => Arc::new(Rounded::float8(tensor)?),
             Self::Int8 if bytes > 1 && has_scale(tensor)? => Arc::new(Blocks::pack(tensor)?),
             _ => return Ok(None),
@@ -83,6 +89,12 @@ fn scale(largest: &Tensor, to: f64) -> Result<Tensor, TchError> {
     scale.f_masked_fill(&scale.f_eq(0.0)?, 1.0)
 }
 
+/// `rounded`, with the least number of its kind, or its negative, where a number was rounded to 0.
+fn not_to_zero(rounded: &Tensor, from: &Tensor, least: f64) -> Result<Tensor, TchError> {
+    let lost = rounded.f_eq(0.0)?.f_to_kind(Kind::Float)? * least;
+    rounded.f_add(&from.f_sign()?.f_mul(&lost)?)
+}
+
 /// One in another dtype.
 struct Rounded {
     kind: Kind,
@@ -91,9 +103,21 @@ struct Rounded {
 }
 
 impl Rounded {
+    /// `None` where a finite number becomes infinite. On a GPU, where looking would wait for it, it does.
+    fn bfloat16(tensor: &Tensor) -> Result<Option<Self>, TchError> {
+        let rounded = tensor.f_to_kind(Kind::BFloat16)?;
+        let as_infinite = || rounded.f_isinf()?.f_eq_tensor(&tensor.f_isinf()?)?.f_all()?.f_double_value(&[]);
+        if !tensor.device().is_cuda() && as_infinite()? != 1.0 {
+            return Ok(None);
+        }
+        Ok(Some(Self { kind: tensor.kind(), rounded: SyncTensor(rounded), scale: None }))
+    }
+
     fn float8(tensor: &Tensor) -> Result<Self, TchError> {
         let scale = scale(&tensor.f_abs()?.f_max()?, LARGEST_FLOAT8)?;
-        let rounded = tensor.f_to_kind(Kind::Float)?.f_div(&scale)?.f_to_kind(Kind::Float8e4m3fn)?;
+        let scaled = tensor.f_to_kind(Kind::Float)?.f_div(&scale)?;
+        let rounded = scaled.f_to_kind(Kind::Float8e4m3fn)?.f_to_kind(Kind::Float)?;
+        let rounded = not_to_zero(&rounded, &scaled, LEAST_FLOAT8)?.f_to_kind(Kind::Float8e4m3fn)?;
         Ok(Self { kind: tensor.kind(), rounded: SyncTensor(rounded), scale: Some(SyncTensor(scale)) })
     }
 }
@@ -120,7 +144,8 @@ impl Blocks {
         let layout = Layout::of(tensor);
         let blocks = layout.in_rows(&tensor.f_to_kind(Kind::Float)?, BLOCK)?;
         let scales = scale(&blocks.f_abs()?.f_amax([1].as_slice(), true)?, 127.0)?;
-        let blocks = blocks.f_div(&scales)?.f_round()?.f_to_kind(Kind::Int8)?;
+        let scaled = blocks.f_div(&scales)?;
+        let blocks = not_to_zero(&scaled.f_round()?, &scaled, 1.0)?.f_to_kind(Kind::Int8)?;
         Ok(Self { kind: tensor.kind(), layout, blocks: SyncTensor(blocks), scales: SyncTensor(scales) })
     }
 }

@@ -10,9 +10,9 @@ use overdrive_ffi::HostBuffer;
 use overdrive_ffi::autograd::BoxError;
 use overdrive_ffi::saved_tensors::Packed;
 use tch::{Device, Kind, Tensor};
-use tempfile::TempDir;
 
 use super::Store;
+use super::folder::OwnFolder;
 use super::order::Order;
 use super::work::Worker;
 use crate::error::MemoryError;
@@ -28,7 +28,7 @@ pub(super) struct Disk(Arc<Files>);
 
 /// The folder, which is removed with the last tensor in it.
 struct Files {
-    folder: TempDir,
+    folder: OwnFolder,
     worker: Worker,
     next: AtomicU64,
     stored: Order<OnDisk>,
@@ -71,9 +71,8 @@ impl Disk {
     /// In a new folder within this one.
     pub(super) fn new(folder: &Path) -> Result<Self, MemoryError> {
         let failed = |source| MemoryError::Disk { path: folder.to_owned(), source: Arc::new(source) };
-        let made = tempfile::Builder::new().prefix("saved-tensors-").tempdir_in(folder).map_err(failed)?;
         Ok(Self(Arc::new(Files {
-            folder: made,
+            folder: OwnFolder::within(folder).map_err(failed)?,
             worker: Worker::start("saved tensors").map_err(failed)?,
             next: AtomicU64::new(0),
             stored: Order::default(),
@@ -198,7 +197,8 @@ impl OnDisk {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         match &*state {
-            State::Waiting(values) => Ok(values.shallow_clone()),
+            // A copy: who gets it may change it in place, and it is still to be written.
+            State::Waiting(values) => values.f_detach_copy().map_err(|error| Arc::new(io::Error::other(error))),
             State::Failed(error) => Err(Arc::clone(error)),
             State::InFile | State::Reading => self.read().map_err(Arc::new),
             State::Read(values) => {
@@ -268,7 +268,10 @@ mod tests {
         let (go_on, told) = channel::<()>();
         disk.0.worker.run(move || _ = told.recv());
         let stored = [store(1.0), store(2.0)];
-        assert_eq!(stored[1].unpack().unwrap(), tensor(2.0));
+        let unwritten = stored[1].unpack().unwrap();
+        assert_eq!(unwritten, tensor(2.0));
+        // Who gets it may change it: it is no longer what is to be written.
+        let _ = unwritten.shallow_clone().fill_(7.0);
         let written = disk.0.folder.path().join("0");
         let has_gone_on = AtomicBool::new(false);
         let third = std::thread::scope(|scope| {

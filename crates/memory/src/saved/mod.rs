@@ -3,6 +3,7 @@
 mod closures;
 mod compress;
 mod disk;
+mod folder;
 mod host;
 mod left_alone;
 mod once;
@@ -12,6 +13,7 @@ mod work;
 use std::path::Path;
 use std::sync::Arc;
 
+use overdrive_core::Module;
 use overdrive_ffi::autograd::BoxError;
 pub use overdrive_ffi::saved_tensors::HooksGuard;
 use overdrive_ffi::saved_tensors::{Hooks, Packed, is_parameter, is_relu_saving};
@@ -95,7 +97,7 @@ impl SavedTensors {
 
     /// Saved tensors are files, in a folder of their own within this one: written beside the forward pass by a thread, read
     /// by it before the backward pass asks for them, and removed after. The values are the same to the bit; a tensor with
-    /// gaps in memory comes back dense. A killed process leaves the files.
+    /// gaps in memory comes back dense. A killed process leaves the files; the next one that uses the folder removes them.
     ///
     /// Use it where the disk is fast and no memory (a `tmpfs` is memory).
     ///
@@ -113,6 +115,15 @@ impl SavedTensors {
     pub fn leave_alone<'a>(mut self, tensors: impl IntoIterator<Item = &'a Tensor>) -> Self {
         self.left_alone = Arc::new(self.left_alone.and(tensors));
         self
+    }
+
+    /// The same for a module's buffers, and its parameters that require no gradient.
+    pub fn leave_alone_frozen(self, module: &(impl Module + ?Sized)) -> Self {
+        let parameters =
+            Module::named_parameters(&module).into_iter().map(|parameter| parameter.tensor().shallow_clone());
+        let buffers = Module::named_buffers(&module).into_iter().map(|(_, buffer)| buffer);
+        let frozen: Vec<Tensor> = parameters.filter(|tensor| !tensor.requires_grad()).chain(buffers).collect();
+        self.leave_alone(&frozen)
     }
 
     /// Tensors in less memory than this stay as they are; default 64 KiB.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use overdrive_ffi::autocast::{Region, State};
-use overdrive_memory::{ActivationCheckpoint, DeterminismCheck, checkpoint};
+use overdrive_memory::{ActivationCheckpoint, DeterminismCheck, Policy, checkpoint};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::{Calls, FLOAT, alone, grads, leaf};
@@ -135,4 +135,45 @@ fn the_check_can_be_left_out() {
     };
     let y = ActivationCheckpoint::default().determinism_check(DeterminismCheck::None).run(run, [&x]).unwrap();
     assert_eq!(grads(&y.sum(Kind::Float), &[&x])[0], (&x * 3.0).cos() * 2.0);
+}
+
+/// Shapes are the same, values are not: a scale that another generator draws, and a captured tensor with a history.
+#[test]
+fn other_values_are_errors_where_they_are_compared() {
+    let _alone = alone();
+    let checked = || ActivationCheckpoint::default().determinism_check(DeterminismCheck::Values);
+    let (x, w, calls) = (leaf(&[4, 4]), leaf(&[4, 4]), Calls::default());
+    let run = move |[x]: &[Tensor; 1]| {
+        calls.count();
+        Ok::<_, TchError>((x * if calls.get() == 1 { 2.0 } else { 3.0 }).sin())
+    };
+    let y = checked().run(run, [&x]).unwrap();
+    let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
+    assert!(error.contains("with other values") && error.contains("changes.rs"), "{error}");
+
+    let captured = &w * 2.0;
+    let own = captured.shallow_clone();
+    let y = checked().run(move |[x]| x.f_add(&own)?.f_sin(), [&x]).unwrap();
+    let _ = captured.shallow_clone().f_add_(&Tensor::ones([], FLOAT));
+    let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
+    assert!(error.contains("with other values"), "{error}");
+
+    // What is the same passes, whatever its memory format, with a product kept too.
+    let run = |[x]: &[Tensor; 1]| x.f_matmul(&x.f_tr()?)?.f_tr()?.f_sin();
+    let expected = grads(&run(&[x.shallow_clone()]).unwrap().sum(Kind::Float), &[&x]);
+    for options in [checked(), checked().keep(Policy::Products)] {
+        let y = options.run(run, [&x]).unwrap();
+        assert_eq!(grads(&y.sum(Kind::Float), &[&x]), expected);
+    }
+}
+
+/// Of the second run: here an input that is no longer there.
+#[test]
+fn errors_before_the_second_run_name_the_scope() {
+    let _alone = alone();
+    let mut input = leaf(&[4, 4]).sin();
+    let y = ActivationCheckpoint::default().name("layer 7").run(|[x]| x.f_sin()?.f_sin(), [&input]).unwrap();
+    let _ = input.f_mul_(&Tensor::from(2f32));
+    let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
+    assert!(error.contains("layer 7") && error.contains("modified by an inplace operation"), "{error}");
 }

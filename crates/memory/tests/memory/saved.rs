@@ -329,3 +329,36 @@ fn a_full_disk_is_an_error_of_the_backward_pass_and_leaves_nothing() {
         std::thread::yield_now();
     }
 }
+
+/// The gradients of `log`, `div` and `sqrt` are infinite at 0.
+#[test]
+fn small_numbers_do_not_become_zero() {
+    let _alone = alone();
+    for compression in [Compression::BFloat16, Compression::Float8, Compression::Int8] {
+        for kind in [Kind::Float, Kind::Double] {
+            let x = Tensor::from_slice(&[1e-4, -3e-9, 0.5, 1.0, -2.0]).to_kind(kind).repeat([10]);
+            let x = x.set_requires_grad(true);
+            let loss = {
+                let _guard = SavedTensors::compressed(compression).min_bytes(0).begin().unwrap();
+                (&x * 1.0).abs().log().sum(kind)
+            };
+            loss.backward();
+            let signs = x.detach().sign();
+            assert!(x.grad().isfinite().all().int64_value(&[]) == 1, "{compression:?} {kind:?}: {}", x.grad());
+            assert_eq!(x.grad().sign(), signs, "{compression:?} {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn numbers_that_are_too_large_for_bfloat16_stay_as_they_are() {
+    let _alone = alone();
+    let x = Tensor::from_slice(&[f32::MAX, 1.0, f32::INFINITY]).repeat([100]).set_requires_grad(true);
+    let loss = {
+        let _guard = SavedTensors::compressed(Compression::BFloat16).min_bytes(0).begin().unwrap();
+        (&x * 1.0).reciprocal().sum(Kind::Float)
+    };
+    loss.backward();
+    let expected = -x.detach().square().reciprocal();
+    assert!(x.grad().allclose(&expected, 1e-6, 0.0, true), "{} {expected}", x.grad());
+}

@@ -104,7 +104,10 @@ fn every_optimizer_resumes_bit_for_bit_from_a_saved_state() {
                     second.iter().zip(&elsewhere).for_each(|(param, was)| param.shallow_clone().copy_(was))
                 });
             }
-            resumed.load_state_dict(&state).unwrap();
+            match saved_after {
+                5 => resumed.assign_state_dict(copied(&state)).unwrap(),
+                _ => resumed.load_state_dict(&state).unwrap(),
+            }
             assert_same(&resumed.state_dict().unwrap(), &state, name);
             let end = 8 + saved_after;
             train(&mut *unbroken, &first, 1 + saved_after..end);
@@ -146,6 +149,54 @@ fn names_are_pytorchs_and_saved_tensors_are_shared() {
     let before = average.copy();
     opt.step().unwrap();
     assert!(!average.equal(&before), "the tensor is the optimizer's own");
+}
+
+#[test]
+fn an_assigned_state_is_kept_where_all_of_it_fits_and_copied_elsewhere() {
+    let address = |state: &StateDict, entry: &str| match state.get(&format!("state.{entry}")).unwrap() {
+        Entry::Tensor(tensor) => tensor.data_ptr(),
+        _ => panic!("{entry} is a tensor"),
+    };
+    let ours = params(3);
+    let mut opt = AdamW::builder(&ours).lr(0.5).build().unwrap();
+    train(&mut opt, &ours, 1..3);
+    let moments = ["0.exp_avg", "0.exp_avg_sq", "1.exp_avg", "1.exp_avg_sq", "2.exp_avg", "2.exp_avg_sq"];
+    let addresses = |state: &StateDict| moments.map(|entry| address(state, entry));
+    let saved = || copied(&opt.state_dict().unwrap());
+    let mut resumed = AdamW::builder(params(3)).lr(0.5).build().unwrap();
+
+    let state = saved();
+    let theirs = addresses(&state);
+    resumed.load_state_dict(&state).unwrap();
+    assert!(addresses(&resumed.state_dict().unwrap()).iter().zip(&theirs).all(|(own, other)| own != other));
+    resumed.assign_state_dict(state).unwrap();
+    assert_eq!(addresses(&resumed.state_dict().unwrap()), theirs, "kept");
+
+    // Two names for one tensor, views of one allocation, and other strides: nothing is kept.
+    let mut tied = saved();
+    let Ok(Entry::Tensor(first)) = tied.get("state.0.exp_avg") else { panic!("a tensor") };
+    let first = first.shallow_clone();
+    tied.insert("state.0.exp_avg_sq", Entry::Tensor(first));
+    let mut strided = saved();
+    let Ok(Entry::Tensor(matrix)) = strided.get("state.1.exp_avg") else { panic!("a tensor") };
+    let matrix = matrix.tr().contiguous().tr();
+    strided.insert("state.1.exp_avg", Entry::Tensor(matrix));
+    let mut views = saved();
+    let flat = Tensor::rand([8], (Kind::Double, tch::Device::Cpu));
+    views.insert("state.1.exp_avg", Entry::Tensor(flat.narrow(0, 0, 4).view([2, 2])));
+    views.insert("state.1.exp_avg_sq", Entry::Tensor(flat.narrow(0, 2, 4).view([2, 2])));
+    for state in [tied, views, strided] {
+        let (values, theirs) = (copied(&state), addresses(&state));
+        resumed.assign_state_dict(state).unwrap();
+        assert_same(&resumed.state_dict().unwrap(), &values, "copied");
+        assert!(addresses(&resumed.state_dict().unwrap()).iter().zip(&theirs).all(|(own, other)| own != other));
+    }
+
+    let mut other = saved();
+    other.insert("state.1.exp_avg", Entry::Tensor(Tensor::zeros([3], (Kind::Double, tch::Device::Cpu))));
+    let before = addresses(&resumed.state_dict().unwrap());
+    resumed.assign_state_dict(other).unwrap_err();
+    assert_eq!(addresses(&resumed.state_dict().unwrap()), before, "a state that does not fit changes nothing");
 }
 
 #[test]

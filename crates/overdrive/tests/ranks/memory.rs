@@ -119,6 +119,17 @@ pub fn smaller(meeting: &Meeting) -> Result<()> {
         (0, Err(MemoryError::OtherRank)) | (1, Err(MemoryError::Batch { .. })) => {}
         (rank, other) => anyhow::bail!("rank {rank}: {other:?}"),
     }
+    // A panic of one rank is an error of the other, which does not wait for it.
+    let mut panics = || {
+        micro.backward(&mut opt, &[own.shallow_clone()], |part| match group.rank() {
+            0 => wide(&part[0], weight),
+            _ => panic!("planted"),
+        })
+    };
+    match (group.rank(), std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut panics))) {
+        (0, Ok(Err(MemoryError::OtherRank))) | (1, Err(_)) => {}
+        (rank, other) => anyhow::bail!("rank {rank}: {other:?}"),
+    }
     let result = micro.backward(&mut opt, &[own], |part| {
         ensure!(group.rank() == 0, "no more data");
         Ok(wide(&part[0], weight)?)
