@@ -39,7 +39,7 @@ pub use gradient_sync::{AveragedBy, GradientSync, PendingSum, SingleProcess, Syn
 pub use locked_file::LockedFile;
 pub use look_ahead::{HeldBatches, is_taken_ahead, take_ahead, when_handed_out};
 pub use marks::{
-    AVERAGED, IGNORED, MOVED, Marked, Marks, NOT_AVERAGED, SHARDED_GRADIENTS, STEPPED_IN_BACKWARD, UNSCALED,
+    AVERAGED, IGNORED, MOVED, Marked, Marks, NOT_AVERAGED, SHARDED, SHARDED_GRADIENTS, STEPPED_IN_BACKWARD, UNSCALED,
     check_averaged, check_not_stepped_in_backward,
 };
 pub use memory_forecast::{MemoryForecast, MemoryTechnique, MemoryUse};

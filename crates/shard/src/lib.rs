@@ -11,6 +11,7 @@ mod agree;
 pub mod deepspeed;
 mod error;
 mod exchange;
+mod full;
 mod gradients;
 mod link;
 mod mesh;
@@ -20,6 +21,9 @@ mod plan;
 mod zero;
 
 pub use error::ShardError;
+pub use full::{
+    Exchange, FullyShardedBuilder, FullyShardedDataParallel, FullyShardedOptimizer, HeldBack, ShardedUnit,
+};
 pub use gradients::{GradNorm, NoSync, ShardedDataParallel};
 pub use mesh::DeviceMesh;
 pub use zero::ZeroRedundancyOptimizer;

@@ -4,6 +4,7 @@
 mod beside_python;
 mod deepspeed;
 mod edges;
+mod full;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
@@ -61,6 +62,9 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("rates", rates::scenario),
     ("edges", edges::scenario),
     ("deepspeed", deepspeed::scenario),
+    ("full", full::training),
+    ("full_passes", full::passes),
+    ("full_order", full::order),
     ("saved", saved::scenario),
     ("lost_memory", lost::memory),
     ("lost_in_a_sum", lost::in_a_sum),
@@ -112,6 +116,13 @@ fn main() -> Result<ExitCode> {
         ("accumulators_and_estimates_that_would_not_average_are_refused", "joined_accumulators", 2),
         ("wrappers_of_sharded_optimizers_are_the_same_on_all_ranks", "joined_optimizers", 2),
         ("what_fails_in_a_step_or_a_scaler_on_a_rank_fails_on_all", "joined_failures", 3),
+        ("full_shards_of_1_equal_the_large_batch", "full", 1),
+        ("full_shards_of_2_equal_the_large_batch", "full", 2),
+        ("full_shards_of_3_equal_the_large_batch", "full", 3),
+        ("full_shards_of_4_equal_the_large_batch", "full", 4),
+        ("passes_over_2_full_shards_add_up", "full_passes", 2),
+        ("passes_over_3_full_shards_add_up", "full_passes", 3),
+        ("units_are_gathered_ahead_in_the_order_of_the_last_pass", "full_order", 2),
         ("a_rank_that_is_gone_is_reported_in_a_step", "lost_in_a_step", 3),
         ("a_rank_that_is_gone_is_reported_in_backward", "lost_in_backward", 3),
         ("a_rank_that_is_gone_is_reported_in_a_sum_of_counts", "lost_in_a_sum", 3),

@@ -1,0 +1,349 @@
+//! Gathers and frees units, in step with the other ranks.
+
+use std::collections::VecDeque;
+
+use overdrive_ddp::ProcessGroup;
+
+use super::gather::Gather;
+use super::meeting::{Event, Meeting, Said};
+use super::order::Order;
+use super::unit::{UnitState, Whole};
+use crate::error::ShardError;
+use crate::link::Link;
+
+pub(super) const PART: &str = "FullyShardedDataParallel";
+
+/// Something that was exchanged or freed, for those who look at the order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Exchange {
+    /// A gather of this unit's whole parameters was started.
+    GatherStarted(String),
+    /// It was waited for, because the unit computes now.
+    GatherUsed(String),
+    /// The unit's whole parameters were freed.
+    Freed(String),
+    /// The mean of the unit's gradients was started.
+    ReductionStarted(String),
+}
+
+/// All units, and what is under way.
+pub(super) struct Engine {
+    pub(super) group: ProcessGroup,
+    pub(super) link: Link,
+    pub(super) units: Vec<UnitState>,
+    meeting: Meeting,
+    pub(super) order: Order,
+    pub(super) prefetches: bool,
+    /// The backward pass under way.
+    pub(super) pass: Option<Pass>,
+    /// Passes leave gradients local.
+    pub(super) held: bool,
+    /// Forwards under way, one within the other.
+    pub(super) depth: usize,
+    /// A failure that all ranks know of has ended what is under way.
+    pub(super) is_known: bool,
+    /// Gathers that only other ranks need.
+    discarded: Vec<Gather>,
+    /// Since the last pass began.
+    pub(super) log: Vec<Exchange>,
+}
+
+#[derive(Default)]
+pub(super) struct Pass {
+    /// What was wrong with a gradient.
+    pub(super) refused: Option<ShardError>,
+    /// Units whose means are under way, the first sent first.
+    pub(super) under_way: VecDeque<usize>,
+}
+
+/// What all ranks have said.
+pub(super) struct Agreed {
+    pub(super) event: Event,
+    /// Units that some rank lacks.
+    lacking: Vec<bool>,
+    /// Units whose gradients all ranks have.
+    ready: Vec<bool>,
+    /// Parameters of which some rank has a gradient.
+    pub(super) grads: Vec<bool>,
+}
+
+/// Memory for a unit, and for the next one.
+#[derive(Default)]
+struct Prepared {
+    own: Option<Gather>,
+    ahead: Option<Gather>,
+}
+
+impl Engine {
+    pub(super) fn new(group: &ProcessGroup) -> Result<Self, ShardError> {
+        let (meeting, group) = (Meeting::new(group)?, group.clone());
+        Ok(Self {
+            group,
+            link: Link::default(),
+            units: Vec::new(),
+            meeting,
+            order: Order::default(),
+            prefetches: true,
+            pass: None,
+            held: false,
+            depth: 0,
+            is_known: false,
+            discarded: Vec::new(),
+            log: Vec::new(),
+        })
+    }
+
+    fn log(&mut self, made: fn(String) -> Exchange, unit: usize) {
+        let made = made(self.units[unit].name.clone());
+        self.log.push(made);
+    }
+
+    fn said(&self, event: Event, failed: Option<String>) -> Said {
+        let is_held = self.held || self.pass.is_none();
+        let is_ready = |unit: &UnitState| {
+            let is_all = event == Event::Follow || unit.is_ready();
+            unit.is_trained() && !unit.is_sent && !is_held && is_all
+        };
+        let units = || self.units.iter();
+        Said {
+            event,
+            failed,
+            freed: self.link.freed(),
+            lacking: units().map(UnitState::is_lacking).collect(),
+            ready: units().map(is_ready).collect(),
+            grads: units().flat_map(|unit| unit.has_grad.iter().copied()).collect(),
+        }
+    }
+
+    /// Agrees with all ranks on what comes next. An error of one rank is one of all.
+    pub(super) fn meet(&mut self, event: Event, own: Result<(), ShardError>) -> Result<Agreed, ShardError> {
+        self.link.check(PART)?;
+        let said = self.said(event, own.as_ref().err().map(ShardError::to_string));
+        if self.group.size() == 1 {
+            own?;
+            let Said { event, lacking, ready, grads, .. } = said;
+            return Ok(Agreed { event, lacking, ready, grads });
+        }
+        let met = self.meeting.exchange(&said);
+        let all = self.link.watch(met)?;
+        self.is_known = true;
+        own?;
+        let failed = all.iter().enumerate().find_map(|(rank, it)| Some((rank, it.failed.clone()?)));
+        if let Some((rank, reason)) = failed {
+            return Err(ShardError::OtherRank { what: event.what(), rank, reason });
+        }
+        let leads = all.iter().find(|it| it.event != Event::Follow).map_or(Event::Follow, |it| it.event);
+        let next = |rank: usize| all[rank].event.told(&self.units);
+        if let Some(rank) = all.iter().position(|it| it.event != leads && it.event != Event::Follow) {
+            let first = all.iter().position(|it| it.event == leads).unwrap_or(0);
+            let what = format!("what comes after rank {first} has come to {}", next(first));
+            return Err(ShardError::RanksDisagree { what, rank, found: next(rank), expected: next(first) });
+        }
+        let is_end = matches!(leads, Event::End | Event::EndHeld | Event::Follow);
+        if let Some(rank) = all.iter().position(|it| is_end && it.freed != all[0].freed) {
+            let what = "how often gradients were zeroed".to_owned();
+            let [found, expected] = [all[rank].freed, all[0].freed].map(|it| it.to_string());
+            return Err(ShardError::RanksDisagree { what, rank, found, expected });
+        }
+        self.is_known = false;
+        let over = |of: fn(&Said) -> &Vec<bool>, is_any: bool| -> Vec<bool> {
+            let at = |at: usize| match is_any {
+                true => all.iter().any(|it| of(it)[at]),
+                false => all.iter().all(|it| of(it)[at]),
+            };
+            (0..of(&all[0]).len()).map(at).collect()
+        };
+        let (lacking, grads) = (over(|it| &it.lacking, true), over(|it| &it.grads, true));
+        Ok(Agreed { event: leads, lacking, ready: over(|it| &it.ready, false), grads })
+    }
+
+    /// As [`meet`](Self::meet), where nothing but the agreement is needed.
+    pub(super) fn agree(&mut self, event: Event, own: Result<(), ShardError>) -> Result<(), ShardError> {
+        let agreed = self.meet(event, own).map(drop);
+        self.is_known = false;
+        agreed
+    }
+
+    /// Tells the other ranks of a failure between exchanges, without waiting for them.
+    pub(super) fn tell(&mut self, reason: String) {
+        if self.group.size() == 1 || self.is_known || self.link.check(PART).is_err() {
+            return;
+        }
+        self.is_known = true;
+        let told = self.meeting.tell(&self.said(Event::Failed, Some(reason)));
+        // The others find that this rank does not answer; the failure itself is reported here.
+        let _ = self.link.watch(told);
+    }
+
+    /// A unit computes next: its whole parameters are here afterwards, and those of the next are on their way.
+    pub(super) fn come_to(&mut self, event: Event, unit: usize) -> Result<(), ShardError> {
+        let ahead = self.prefetches.then(|| self.order.next(event)).flatten();
+        let prepared = self.prepare(unit, ahead);
+        let (prepared, own) = match prepared {
+            Ok(prepared) => (prepared, Ok(())),
+            Err(error) => (Prepared::default(), Err(error)),
+        };
+        let agreed = self.meet(event, own)?;
+        self.carry_out(&agreed, unit, ahead, prepared)?;
+        self.order.record(event);
+        Ok(())
+    }
+
+    fn prepare(&self, unit: usize, ahead: Option<usize>) -> Result<Prepared, ShardError> {
+        let ranks = self.group.size();
+        let gather = |unit: usize| {
+            let unit = &self.units[unit];
+            unit.is_lacking().then(|| Gather::prepare(&unit.params, ranks)).transpose()
+        };
+        Ok(Prepared { own: gather(unit)?, ahead: ahead.map_or(Ok(None), gather)? })
+    }
+
+    /// The exchanges that all ranks have agreed on. All are started before one is waited for: whatever fails on this rank
+    /// then, the others do not wait for it.
+    fn carry_out(
+        &mut self,
+        agreed: &Agreed,
+        unit: usize,
+        ahead: Option<usize>,
+        prepared: Prepared,
+    ) -> Result<(), ShardError> {
+        self.send_ready(&agreed.ready)?;
+        let own = match agreed.lacking[unit] {
+            true => Some(self.start(unit, prepared.own)?),
+            false => None,
+        };
+        if let Some(ahead) = ahead.filter(|it| agreed.lacking[*it]) {
+            let gather = self.start(ahead, prepared.ahead)?;
+            match &mut self.units[ahead].whole {
+                whole @ Whole::Freed => *whole = Whole::Coming(gather),
+                // Here already: only the others need it.
+                _ => self.discarded.push(gather),
+            }
+        }
+        let gather = match (std::mem::replace(&mut self.units[unit].whole, Whole::Freed), own) {
+            (Whole::Here, own) => {
+                self.units[unit].whole = Whole::Here;
+                self.discarded.extend(own);
+                return Ok(());
+            }
+            (Whole::Coming(coming), own) => {
+                self.discarded.extend(own);
+                coming
+            }
+            (Whole::Freed, Some(own)) => own,
+            // Nobody lacks it, so it is here.
+            (Whole::Freed, None) => return Ok(()),
+        };
+        let finished = gather.finish(&mut self.units[unit].params, self.group.size());
+        self.link.watch(finished)?;
+        self.units[unit].whole = Whole::Here;
+        self.log(Exchange::GatherUsed, unit);
+        Ok(())
+    }
+
+    /// Does as the other ranks, and keeps nothing.
+    pub(super) fn come_along(&mut self, agreed: &Agreed, unit: usize) -> Result<(), ShardError> {
+        let ahead = self.prefetches.then(|| self.order.next(agreed.event)).flatten();
+        self.carry_out(agreed, unit, ahead, Prepared::default())?;
+        self.order.record(agreed.event);
+        self.free(unit)
+    }
+
+    /// After an agreement: the other ranks do the same, and wait for this one.
+    fn start(&mut self, unit: usize, prepared: Option<Gather>) -> Result<Gather, ShardError> {
+        let prepared = match prepared {
+            Some(gather) => Ok(gather),
+            None => Gather::prepare(&self.units[unit].params, self.group.size()),
+        };
+        let started = prepared.and_then(|mut gather| {
+            gather.start(&self.group)?;
+            Ok(gather)
+        });
+        if started.is_err() {
+            self.link.breaks();
+        }
+        self.log(Exchange::GatherStarted, unit);
+        started
+    }
+
+    /// Starts the means of units whose gradients all ranks have; waits for those that were started before, so that their
+    /// buffers are freed.
+    fn send_ready(&mut self, ready: &[bool]) -> Result<(), ShardError> {
+        let units: Vec<usize> = (0..ready.len()).filter(|&unit| ready[unit]).collect();
+        if !units.is_empty() {
+            self.wait_for_means()?;
+        }
+        units.into_iter().try_for_each(|unit| self.send(unit))
+    }
+
+    pub(super) fn send(&mut self, unit: usize) -> Result<(), ShardError> {
+        let sent = self.units[unit].take_rest().and_then(|()| self.units[unit].send(&self.group));
+        // The others have started it already.
+        if sent.is_err() && self.group.size() > 1 {
+            self.link.breaks();
+        }
+        sent?;
+        if let Some(pass) = &mut self.pass {
+            pass.under_way.push_back(unit);
+        }
+        self.log(Exchange::ReductionStarted, unit);
+        Ok(())
+    }
+
+    pub(super) fn wait_for_means(&mut self) -> Result<(), ShardError> {
+        let under_way = self.pass.as_mut().map(|pass| std::mem::take(&mut pass.under_way)).unwrap_or_default();
+        for unit in under_way {
+            let waited = self.units[unit].wait();
+            self.link.watch(waited)?;
+        }
+        Ok(())
+    }
+
+    /// Frees a unit's whole parameters, if they are here.
+    pub(super) fn free(&mut self, unit: usize) -> Result<(), ShardError> {
+        if matches!(self.units[unit].whole, Whole::Here) {
+            self.log(Exchange::Freed, unit);
+            return self.units[unit].free();
+        }
+        Ok(())
+    }
+
+    /// Frees all units, also those that were gathered ahead.
+    pub(super) fn free_all(&mut self) -> Result<(), ShardError> {
+        let waited = self.discarded.drain(..).try_for_each(Gather::discard);
+        let mut freed = self.link.watch(waited);
+        for unit in 0..self.units.len() {
+            let own = match std::mem::replace(&mut self.units[unit].whole, Whole::Freed) {
+                Whole::Coming(gather) => {
+                    let waited = gather.discard();
+                    self.link.watch(waited)
+                }
+                whole => {
+                    self.units[unit].whole = whole;
+                    self.free(unit)
+                }
+            };
+            freed = freed.and(own);
+        }
+        freed
+    }
+
+    /// A failure between exchanges, in a forward.
+    pub(super) fn fail_between(&mut self, reason: String) {
+        self.tell(reason);
+        // The outermost one ends what is under way; within a backward pass, the pass does.
+        if self.depth == 0 && self.pass.is_none() {
+            self.is_known = false;
+            self.reset();
+        }
+    }
+
+    /// Ends what is under way after a failure.
+    pub(super) fn reset(&mut self) {
+        self.pass = None;
+        self.order.cut();
+        self.discarded.clear();
+        self.units.iter_mut().for_each(UnitState::reset);
+    }
+}

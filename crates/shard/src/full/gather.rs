@@ -1,0 +1,67 @@
+//! Gathers a unit's whole parameters.
+
+use overdrive_ddp::{DdpError, ProcessGroup, Work};
+use tch::{Kind, Tensor};
+
+use super::param::ShardedParam;
+use crate::error::ShardError;
+
+/// All parameters of a unit, whatever their dtypes, as bytes of one tensor.
+pub(super) struct Gather {
+    own: Tensor,
+    /// `[ranks * bytes of a part]`.
+    all: Tensor,
+    work: Option<Work>,
+}
+
+impl Gather {
+    /// Takes memory, and copies this rank's rows there.
+    pub(super) fn prepare(params: &[ShardedParam], ranks: usize) -> Result<Self, ShardError> {
+        let _no_grad = tch::no_grad_guard();
+        let device = params[0].shard.tensor().device();
+        let bytes: i64 = params.iter().map(|it| it.layout.part_bytes(it.kind)).sum();
+        let own = Tensor::f_empty([bytes], (Kind::Uint8, device))?;
+        let mut first = 0;
+        for param in params {
+            let length = param.layout.part_bytes(param.kind);
+            let to = own.f_narrow(0, first, length)?.f_view_dtype(param.kind)?;
+            let from = param.shard.tensor().f_detach()?.f_reshape([-1])?;
+            to.f_narrow(0, 0, param.layout.own_numel())?.f_copy_(&from)?;
+            first += length;
+        }
+        let all = match ranks {
+            1 => own.shallow_clone(),
+            _ => Tensor::f_empty([bytes * ranks as i64], (Kind::Uint8, device))?,
+        };
+        Ok(Self { own, all, work: None })
+    }
+
+    pub(super) fn start(&mut self, group: &ProcessGroup) -> Result<(), DdpError> {
+        if group.size() > 1 {
+            self.work = Some(group.all_gather_into_async(&mut self.all, &self.own)?);
+        }
+        Ok(())
+    }
+
+    /// Waits, and fills the whole parameters.
+    pub(super) fn finish(mut self, params: &mut [ShardedParam], ranks: usize) -> Result<(), ShardError> {
+        if let Some(work) = self.work.take() {
+            work.wait()?;
+        }
+        let _no_grad = tch::no_grad_guard();
+        let all = self.all.f_view([ranks as i64, -1])?;
+        let mut first = 0;
+        for param in params {
+            let length = param.layout.part_bytes(param.kind);
+            let parts = all.f_narrow(1, first, length)?.f_view_dtype(param.kind)?;
+            param.fill(&parts.f_narrow(1, 0, param.layout.part_numel())?)?;
+            first += length;
+        }
+        Ok(())
+    }
+
+    /// Waits, where this rank has the parameters already.
+    pub(super) fn discard(mut self) -> Result<(), ShardError> {
+        Ok(self.work.take().map_or(Ok(()), Work::wait)?)
+    }
+}
