@@ -33,6 +33,10 @@ pub static SHARDED_GRADIENTS: Marks = Marks::new();
 /// Whole parameters whose values are sharded over ranks (ZeRO-3): they are there while their unit computes alone.
 pub static SHARDED: Marks = Marks::new();
 
+/// Why a part that uses whole parameters refuses one that is [`SHARDED`].
+pub const IS_SHARDED: &str = "its values and gradient are sharded over the ranks: make the optimizer by `optimizer` of the \
+                              `FullyShardedDataParallel`, which averages gradients itself";
+
 /// Why a step is refused where a parameter is neither [`AVERAGED`] nor [`IGNORED`], and others are averaged.
 pub const NOT_AVERAGED: &str = "its gradient is not averaged over the ranks, but other parameters' gradients are: make the \
                                 `DistributedDataParallel` anew after adding or unfreezing layers, or `ignore` parameters \
@@ -132,9 +136,7 @@ pub fn check_averaged(opt: &(impl Optimizer + ?Sized)) -> Result<(), OptimizerEr
         return Ok(());
     }
     let params = opt.params();
-    let reason = "its values and gradient are sharded over the ranks: make the optimizer by `optimizer` of the \
-                  `FullyShardedDataParallel`";
-    refuse(opt, SHARDED.position(&params), reason)?;
+    refuse(opt, SHARDED.position(&params), IS_SHARDED)?;
     if AVERAGED.position(&params).is_none() {
         return Ok(());
     }

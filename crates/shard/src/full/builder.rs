@@ -191,8 +191,7 @@ impl FullyShardedBuilder {
         }
         let device = params[0].tensor().device();
         for (index, param) in params.iter().enumerate() {
-            self.check_parameter(param, device)
-                .map_err(|reason| OptimizerError::parameter(param, index, reason))?;
+            self.check_parameter(param, device).map_err(|reason| OptimizerError::parameter(param, index, reason))?;
         }
         Ok(())
     }
@@ -230,7 +229,9 @@ impl FullyShardedBuilder {
         }
         let is_sent = tensor.device().is_cuda() || (self.group.backend() != Backend::Nccl && device == Device::Cpu);
         if !is_sent {
-            return Err(format!("it is on {device:?}, from where the group cannot send it: NCCL sends from GPUs alone"));
+            return Err(format!(
+                "it is on {device:?}, from where the group cannot send it: NCCL sends from GPUs alone"
+            ));
         }
         if !overdrive_ffi::is_alone(tensor).unwrap_or(false) {
             return Err(

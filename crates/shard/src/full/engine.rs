@@ -39,6 +39,8 @@ pub(super) struct Engine {
     pub(super) pass: Option<Pass>,
     /// Passes leave gradients local.
     pub(super) held: bool,
+    /// How many have done so since gradients were last averaged or freed.
+    pub(super) window: u64,
     /// Forwards under way, one within the other.
     pub(super) depth: usize,
     /// A failure that all ranks know of has ended what is under way.
@@ -87,6 +89,7 @@ impl Engine {
             prefetches: true,
             pass: None,
             held: false,
+            window: 0,
             depth: 0,
             is_known: false,
             discarded: Vec::new(),
@@ -109,7 +112,7 @@ impl Engine {
         Said {
             event,
             failed,
-            freed: self.link.freed(),
+            held: self.window,
             lacking: units().map(UnitState::is_lacking).collect(),
             ready: units().map(is_ready).collect(),
             grads: units().flat_map(|unit| unit.has_grad.iter().copied()).collect(),
@@ -127,25 +130,15 @@ impl Engine {
         }
         let met = self.meeting.exchange(&said);
         let all = self.link.watch(met)?;
-        self.is_known = true;
-        own?;
-        let failed = all.iter().enumerate().find_map(|(rank, it)| Some((rank, it.failed.clone()?)));
-        if let Some((rank, reason)) = failed {
-            return Err(ShardError::OtherRank { what: event.what(), rank, reason });
+        if let Err(error) = own.and_then(|()| self.compare(&all)) {
+            self.is_known = true;
+            if all.iter().any(|it| it.event != all[0].event) {
+                // Some ranks free gradients after such a failure, so all do.
+                self.clear_grads()?;
+            }
+            return Err(error);
         }
-        let leads = all.iter().find(|it| it.event != Event::Follow).map_or(Event::Follow, |it| it.event);
-        let next = |rank: usize| all[rank].event.told(&self.units);
-        if let Some(rank) = all.iter().position(|it| it.event != leads && it.event != Event::Follow) {
-            let first = all.iter().position(|it| it.event == leads).unwrap_or(0);
-            let what = format!("what comes after rank {first} has come to {}", next(first));
-            return Err(ShardError::RanksDisagree { what, rank, found: next(rank), expected: next(first) });
-        }
-        let is_end = matches!(leads, Event::End | Event::EndHeld | Event::Follow);
-        if let Some(rank) = all.iter().position(|it| is_end && it.freed != all[0].freed) {
-            let what = "how often gradients were zeroed".to_owned();
-            let [found, expected] = [all[rank].freed, all[0].freed].map(|it| it.to_string());
-            return Err(ShardError::RanksDisagree { what, rank, found, expected });
-        }
+        let leads = leader(&all).map_or(Event::Follow, |rank| all[rank].event);
         self.is_known = false;
         let over = |of: fn(&Said) -> &Vec<bool>, is_any: bool| -> Vec<bool> {
             let at = |at: usize| match is_any {
@@ -156,6 +149,27 @@ impl Engine {
         };
         let (lacking, grads) = (over(|it| &it.lacking, true), over(|it| &it.grads, true));
         Ok(Agreed { event: leads, lacking, ready: over(|it| &it.ready, false), grads })
+    }
+
+    /// An error if a rank has failed, or does something else.
+    fn compare(&self, all: &[Said]) -> Result<(), ShardError> {
+        let failed = all.iter().enumerate().find_map(|(rank, it)| Some((rank, it.event, it.failed.clone()?)));
+        if let Some((rank, event, reason)) = failed {
+            return Err(ShardError::OtherRank { what: event.what(), rank, reason });
+        }
+        let Some(first) = leader(all) else { return Ok(()) };
+        let next = |rank: usize| all[rank].event.told(&self.units);
+        if let Some(rank) = all.iter().position(|it| it.event != all[first].event && it.event != Event::Follow) {
+            let what = "what comes next".to_owned();
+            return Err(ShardError::RanksDisagree { what, rank, found: next(rank), expected: next(first) });
+        }
+        let is_end = matches!(all[first].event, Event::End | Event::EndHeld);
+        if let Some(rank) = all.iter().position(|it| is_end && it.held != all[0].held) {
+            let what = "how many passes have left gradients local".to_owned();
+            let [found, expected] = [all[rank].held, all[0].held].map(|it| it.to_string());
+            return Err(ShardError::RanksDisagree { what, rank, found, expected });
+        }
+        Ok(())
     }
 
     /// As [`meet`](Self::meet), where nothing but the agreement is needed.
@@ -172,6 +186,8 @@ impl Engine {
         }
         self.is_known = true;
         let told = self.meeting.tell(&self.said(Event::Failed, Some(reason)));
+        // The others do so when they hear of it. It fails for no leaf.
+        let _ = self.clear_grads();
         // The others find that this rank does not answer; the failure itself is reported here.
         let _ = self.link.watch(told);
     }
@@ -346,4 +362,9 @@ impl Engine {
         self.discarded.clear();
         self.units.iter_mut().for_each(UnitState::reset);
     }
+}
+
+/// The first rank that has something of its own to do.
+fn leader(all: &[Said]) -> Option<usize> {
+    all.iter().position(|it| it.event != Event::Follow)
 }

@@ -45,11 +45,7 @@ impl ShardedUnit {
     ///
     /// # Syncs
     /// Waits for all ranks: for what they say, and over Gloo for the parameters.
-    pub fn forward<I: Outputs, O: Outputs>(
-        &self,
-        inputs: I,
-        forward: impl FnOnce(I) -> O,
-    ) -> Result<O, ShardError> {
+    pub fn forward<I: Outputs, O: Outputs>(&self, inputs: I, forward: impl FnOnce(I) -> O) -> Result<O, ShardError> {
         self.try_forward(inputs, |inputs| Ok::<O, ShardError>(forward(inputs)))
     }
 
@@ -192,8 +188,7 @@ fn record(
     tensors: Vec<&mut Tensor>,
     when: impl Fn() -> Result<(), String> + Send + Sync + 'static,
 ) -> Result<bool, ShardError> {
-    let mut tensors: Vec<&mut Tensor> =
-        tensors.into_iter().filter(|it| it.defined() && it.requires_grad()).collect();
+    let mut tensors: Vec<&mut Tensor> = tensors.into_iter().filter(|it| it.defined() && it.requires_grad()).collect();
     if tensors.is_empty() || !grad_enabled() {
         return Ok(false);
     }

@@ -103,8 +103,8 @@ pub(super) struct Said {
     pub(super) event: Event,
     /// Why this rank cannot go on.
     pub(super) failed: Option<String>,
-    /// How often gradients were zeroed.
-    pub(super) freed: u64,
+    /// How many passes have left gradients local since they were last averaged or freed.
+    pub(super) held: u64,
     /// Units whose whole parameters it does not have.
     pub(super) lacking: Vec<bool>,
     /// Units whose gradients it has, all of them.
@@ -124,10 +124,12 @@ impl Said {
         let text = self.failed.as_deref().unwrap_or_default();
         let cut = text.char_indices().map(|(at, it)| at + it.len_utf8()).take_while(|end| *end <= TEXT).last();
         let text = &text.as_bytes()[..cut.unwrap_or(0)];
-        let mut words = vec![kind, unit, i64::from(self.failed.is_some()), text.len() as i64, self.freed as i64];
+        let mut words = vec![kind, unit, i64::from(self.failed.is_some()), text.len() as i64, self.held as i64];
         let mut padded = text.to_vec();
         padded.resize(TEXT, 0);
-        words.extend(padded.chunks_exact(8).map(|it| it.iter().rev().fold(0, |word, &byte| word << 8 | i64::from(byte))));
+        words.extend(
+            padded.chunks_exact(8).map(|it| it.iter().rev().fold(0, |word, &byte| word << 8 | i64::from(byte))),
+        );
         for bits in [&self.lacking, &self.ready, &self.grads] {
             words.extend(bits.chunks(63).map(|it| it.iter().rev().fold(0, |word, &bit| word << 1 | i64::from(bit))));
         }
@@ -146,7 +148,7 @@ impl Said {
         Self {
             event: Event::decoded(words[0], words[1]),
             failed: (words[2] != 0).then_some(text),
-            freed: words[4] as u64,
+            held: words[4] as u64,
             lacking: bits(units),
             ready: bits(units),
             grads: bits(params),
@@ -209,14 +211,17 @@ mod tests {
         let said = Said {
             event: Event::Backward(70),
             failed: Some(text.clone()),
-            freed: 3,
+            held: 3,
             lacking: bits(71, 3),
             ready: bits(71, 2),
             grads: bits(200, 7),
         };
         let read = Said::read(&said.words(), 71, 200);
-        assert_eq!((read.event, read.freed), (said.event, said.freed));
-        assert_eq!((read.lacking, read.ready, read.grads), (said.lacking.clone(), said.ready.clone(), said.grads.clone()));
+        assert_eq!((read.event, read.held), (said.event, said.held));
+        assert_eq!(
+            (read.lacking, read.ready, read.grads),
+            (said.lacking.clone(), said.ready.clone(), said.grads.clone())
+        );
         assert_eq!(read.failed.as_deref(), Some(&*"ü".repeat(256)), "cut");
         let good = Said { failed: None, event: Event::Step, ..said };
         let read = Said::read(&good.words(), 71, 200);

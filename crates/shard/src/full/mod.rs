@@ -143,13 +143,7 @@ impl FullyShardedDataParallel {
         FullyShardedBuilder::new(group)
     }
 
-    fn new(
-        shared: Shared,
-        group: ProcessGroup,
-        root: ShardedUnit,
-        hooks: Vec<GradHook>,
-        marked: Vec<Marked>,
-    ) -> Self {
+    fn new(shared: Shared, group: ProcessGroup, root: ShardedUnit, hooks: Vec<GradHook>, marked: Vec<Marked>) -> Self {
         let params = shards(&shared);
         let trained = params.iter().filter(|param| param.tensor().requires_grad());
         let averaged = trained.map(|param| TensorId::of(param.tensor())).collect();
@@ -187,11 +181,7 @@ impl FullyShardedDataParallel {
     ///
     /// # Syncs
     /// As there.
-    pub fn forward<I: Outputs, O: Outputs>(
-        &self,
-        inputs: I,
-        forward: impl FnOnce(I) -> O,
-    ) -> Result<O, ShardError> {
+    pub fn forward<I: Outputs, O: Outputs>(&self, inputs: I, forward: impl FnOnce(I) -> O) -> Result<O, ShardError> {
         self.root.forward(inputs, forward)
     }
 

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use overdrive_core::{
-    Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, SkipAgreement, Stateful, SyncError, activity,
-    check_averaged, check_not_stepped_in_backward,
+    Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, SkipAgreement, Stateful, SyncError,
+    activity, check_averaged, check_not_stepped_in_backward,
 };
 use overdrive_ddp::ProcessGroup;
 use overdrive_ffi::{TensorId, bump_version};

@@ -84,9 +84,7 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
                         None => continue,
                     }
                 }
-                (Entry::Tensor(tensor), None) => {
-                    Entry::Tensor(tensor.f_to_device(tch::Device::Cpu)?.f_detach_copy()?)
-                }
+                (Entry::Tensor(tensor), None) => Entry::Tensor(tensor.f_to_device(tch::Device::Cpu)?.f_detach_copy()?),
                 (other, _) => other,
             };
             whole.insert(key, entry);

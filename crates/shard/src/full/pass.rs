@@ -163,6 +163,7 @@ impl Engine {
             }
         }
         let is_local = self.held;
+        self.window = if is_local { self.window + 1 } else { 0 };
         self.pass = None;
         self.order.cut();
         let freed = self.free_all();
@@ -173,6 +174,7 @@ impl Engine {
 
     pub(super) fn clear_grads(&mut self) -> Result<(), ShardError> {
         self.link.free();
+        self.window = 0;
         for param in self.units.iter().flat_map(|unit| &unit.params) {
             param.clear_grads()?;
         }

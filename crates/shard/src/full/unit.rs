@@ -157,9 +157,8 @@ impl UnitState {
 
     /// The index of a parameter, given its whole or its shard.
     pub(super) fn position(&self, id: TensorId) -> Option<usize> {
-        let is_it = |param: &ShardedParam| {
-            TensorId::of(param.whole()) == id || TensorId::of(param.shard.tensor()) == id
-        };
+        let is_it =
+            |param: &ShardedParam| TensorId::of(param.whole()) == id || TensorId::of(param.shard.tensor()) == id;
         self.params.iter().position(is_it)
     }
 }

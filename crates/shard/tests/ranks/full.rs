@@ -71,9 +71,8 @@ impl Sharded {
     }
 
     fn rows(&self, of: impl Fn(&Tensor) -> Tensor) -> Result<Vec<(String, Tensor)>> {
-        let named = |param: &overdrive_core::Parameter| {
-            Ok((param.name().context("a name")?.to_owned(), of(param.tensor())))
-        };
+        let named =
+            |param: &overdrive_core::Parameter| Ok((param.name().context("a name")?.to_owned(), of(param.tensor())));
         let mut rows = self.fsdp.parameters().iter().map(named).collect::<Result<Vec<_>>>()?;
         rows.sort_by(|one, other| one.0.cmp(&other.0));
         Ok(rows.into_iter().filter(|(_, it)| it.numel() > 0).collect())
@@ -81,8 +80,7 @@ impl Sharded {
 
     /// The gradients of this rank's rows are those of the whole model.
     pub fn gradients_close_to(&self, whole: &Model) -> Result<()> {
-        let mut expected: Vec<_> =
-            whole.vs.variables().into_iter().map(|(name, it)| (name, it.grad())).collect();
+        let mut expected: Vec<_> = whole.vs.variables().into_iter().map(|(name, it)| (name, it.grad())).collect();
         expected.sort_by(|one, other| one.0.cmp(&other.0));
         close(&self.rows(Tensor::grad)?, &rows_of(self.fsdp.process_group(), &expected))
     }
@@ -162,9 +160,7 @@ pub fn training(meeting: &Meeting) -> Result<()> {
 fn trains(group: &ProcessGroup, way: Way) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     // Every rank starts with other values, and gets rank 0's.
-    let options = |builder: FullyShardedBuilder| {
-        builder.reshard_after_forward(way.reshards).prefetch(way.prefetches)
-    };
+    let options = |builder: FullyShardedBuilder| builder.reshard_after_forward(way.reshards).prefetch(way.prefetches);
     let sharded = Sharded::with(group, 1 + rank as i64, way.units, options)?;
     let alone = Model::new(1);
     let mut opt = sharded.fsdp.optimizer(way.build)?;
@@ -323,15 +319,39 @@ pub fn order(meeting: &Meeting) -> Result<()> {
     let (started, used) = (|at| GatherStarted(name(at)), |at| GatherUsed(name(at)));
     let (freed, reduced) = (|at| Freed(name(at)), |at| ReductionStarted(name(at)));
     let expected = [
-        started(0), started(1), used(0), freed(0), started(2), used(1), freed(1), started(3), used(2), freed(2), used(3),
+        started(0),
+        started(1),
+        used(0),
+        freed(0),
+        started(2),
+        used(1),
+        freed(1),
+        started(3),
+        used(2),
+        freed(2),
+        used(3),
         freed(3),
     ];
     ensure!(forward == expected, "{forward:?}");
     sharded.fsdp.backward(&loss)?;
     let backward = sharded.fsdp.exchanges();
     let expected = [
-        started(3), started(2), used(3), freed(3), reduced(3), started(1), used(2), freed(2), reduced(2), started(0),
-        used(1), freed(1), reduced(1), used(0), freed(0), reduced(0),
+        started(3),
+        started(2),
+        used(3),
+        freed(3),
+        reduced(3),
+        started(1),
+        used(2),
+        freed(2),
+        reduced(2),
+        started(0),
+        used(1),
+        freed(1),
+        reduced(1),
+        used(0),
+        freed(0),
+        reduced(0),
     ];
     ensure!(backward == expected, "{backward:?}");
     Ok(())

@@ -5,6 +5,8 @@ mod beside_python;
 mod deepspeed;
 mod edges;
 mod full;
+mod full_failures;
+mod full_refusals;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
@@ -65,6 +67,11 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full", full::training),
     ("full_passes", full::passes),
     ("full_order", full::order),
+    ("full_forward", full_failures::forward),
+    ("full_backward", full_failures::backward_passes),
+    ("full_steps", full_failures::steps),
+    ("full_refusals", full_refusals::scenario),
+    ("full_large", full_refusals::large),
     ("saved", saved::scenario),
     ("lost_memory", lost::memory),
     ("lost_in_a_sum", lost::in_a_sum),
@@ -120,9 +127,15 @@ fn main() -> Result<ExitCode> {
         ("full_shards_of_2_equal_the_large_batch", "full", 2),
         ("full_shards_of_3_equal_the_large_batch", "full", 3),
         ("full_shards_of_4_equal_the_large_batch", "full", 4),
-        ("passes_over_2_full_shards_add_up", "full_passes", 2),
-        ("passes_over_3_full_shards_add_up", "full_passes", 3),
-        ("units_are_gathered_ahead_in_the_order_of_the_last_pass", "full_order", 2),
+        ("full_passes_of_2_add_up", "full_passes", 2),
+        ("full_passes_of_3_add_up", "full_passes", 3),
+        ("full_units_are_gathered_ahead_in_the_order_of_the_last_pass", "full_order", 2),
+        ("full_forward_that_fails_on_a_rank_fails_on_all", "full_forward", 3),
+        ("full_backward_that_fails_on_a_rank_fails_on_all", "full_backward", 3),
+        ("full_step_that_fails_on_a_rank_fails_on_all", "full_steps", 3),
+        ("full_shards_that_cannot_be_are_named_on_every_rank", "full_refusals", 3),
+        ("full_shards_of_2_need_half_of_the_memory", "full_large", 2),
+        ("full_shards_of_4_need_less_than_0_30_of_the_memory", "full_large", 4),
         ("a_rank_that_is_gone_is_reported_in_a_step", "lost_in_a_step", 3),
         ("a_rank_that_is_gone_is_reported_in_backward", "lost_in_backward", 3),
         ("a_rank_that_is_gone_is_reported_in_a_sum_of_counts", "lost_in_a_sum", 3),

@@ -49,7 +49,13 @@ impl Model {
     /// The parameters of a layer.
     pub fn layer_parameters(&self, number: usize) -> Vec<(String, Tensor)> {
         let prefix = format!("layer{number}.");
-        self.vs.variables().into_iter().filter(|(name, _)| name.starts_with(&prefix)).collect::<BTreeMap<_, _>>().into_iter().collect()
+        self.vs
+            .variables()
+            .into_iter()
+            .filter(|(name, _)| name.starts_with(&prefix))
+            .collect::<BTreeMap<_, _>>()
+            .into_iter()
+            .collect()
     }
 
     pub fn loss(&self, batch: &(Tensor, Tensor)) -> Tensor {
