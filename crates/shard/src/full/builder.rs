@@ -125,15 +125,8 @@ impl FullyShardedBuilder {
         };
         let marked = {
             let mut engine = self.shared.lock();
-            for unit in &mut engine.units {
-                for index in 0..unit.params.len() {
-                    let id = TensorId::of(unit.params[index].whole());
-                    if let Some(known) = all.iter().find(|it| TensorId::of(it.tensor()) == id) {
-                        unit.params[index].rename(known.name());
-                    }
-                }
-            }
-            marks(engine.units.iter().flat_map(|unit| &unit.params))
+            engine.put_in_order(&all);
+            marks(engine.params())
         };
         Ok(FullyShardedDataParallel::new(self.shared, self.group, root, self.hooks, marked))
     }

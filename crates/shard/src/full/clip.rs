@@ -24,9 +24,7 @@ impl FullyShardedDataParallel {
     pub fn clip_grad_norm_(&self, max_norm: f64) -> Result<GradNorm, ShardError> {
         let mut engine = self.shared.lock();
         engine.agree(Event::Clip, check_max_norm(max_norm))?;
-        let shards: Vec<Tensor> = (engine.units.iter().flat_map(|unit| &unit.params))
-            .map(|param| param.shard.tensor().shallow_clone())
-            .collect();
+        let shards: Vec<Tensor> = engine.params().map(|param| param.shard.tensor().shallow_clone()).collect();
         let is_double = shards.iter().any(|shard| shard.kind() == Kind::Double);
         let device = match self.group.device() {
             Device::Cpu => shards.first().map_or(Device::Cpu, Tensor::device),

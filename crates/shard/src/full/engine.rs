@@ -1,12 +1,15 @@
 //! Gathers and frees units, in step with the other ranks.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
+use overdrive_core::Parameter;
 use overdrive_ddp::ProcessGroup;
+use overdrive_ffi::TensorId;
 
 use super::gather::Gather;
 use super::meeting::{Event, Meeting, Said};
 use super::order::Order;
+use super::param::ShardedParam;
 use super::unit::{UnitState, Whole};
 use crate::error::ShardError;
 use crate::link::Link;
@@ -32,6 +35,8 @@ pub(super) struct Engine {
     pub(super) group: ProcessGroup,
     pub(super) link: Link,
     pub(super) units: Vec<UnitState>,
+    /// The unit of each parameter and its index there, in the order of the model.
+    pub(super) places: Vec<(usize, usize)>,
     meeting: Meeting,
     pub(super) order: Order,
     pub(super) prefetches: bool,
@@ -84,6 +89,7 @@ impl Engine {
             group,
             link: Link::default(),
             units: Vec::new(),
+            places: Vec::new(),
             meeting,
             order: Order::default(),
             prefetches: true,
@@ -170,6 +176,28 @@ impl Engine {
             return Err(ShardError::RanksDisagree { what, rank, found, expected });
         }
         Ok(())
+    }
+
+    /// All parameters, in the order of the model.
+    pub(super) fn params(&self) -> impl Iterator<Item = &ShardedParam> {
+        self.places.iter().map(|&(unit, index)| &self.units[unit].params[index])
+    }
+
+    /// Puts the parameters into the order of the model, under its names. Those that it does not have come last.
+    pub(super) fn put_in_order(&mut self, model: &[Parameter]) {
+        let order: HashMap<TensorId, usize> = model.iter().map(|it| TensorId::of(it.tensor())).zip(0..).collect();
+        let mut places = Vec::new();
+        for (number, unit) in self.units.iter_mut().enumerate() {
+            for (index, param) in unit.params.iter_mut().enumerate() {
+                let at = order.get(&TensorId::of(param.whole())).copied();
+                if let Some(at) = at {
+                    param.rename(model[at].name());
+                }
+                places.push((at.unwrap_or(usize::MAX), (number, index)));
+            }
+        }
+        places.sort_by_key(|(at, _)| *at);
+        self.places = places.into_iter().map(|(_, place)| place).collect();
     }
 
     /// As [`meet`](Self::meet), where nothing but the agreement is needed.

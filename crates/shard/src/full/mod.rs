@@ -259,6 +259,5 @@ impl FullyShardedDataParallel {
 }
 
 fn shards(shared: &Shared) -> Vec<Parameter> {
-    let engine = shared.lock();
-    engine.units.iter().flat_map(|unit| &unit.params).map(|param| param.shard.share()).collect()
+    shared.lock().params().map(|param| param.shard.share()).collect()
 }

@@ -208,7 +208,7 @@ impl<O: Optimizer> Optimizer for FullyShardedOptimizer<O> {
         let stepped = self.inner.step();
         let mut engine = self.shared.lock();
         // A graph that is kept over a step has saved the old values: its backward pass is an error.
-        engine.units.iter().flat_map(|unit| &unit.params).for_each(|param| bump_version(param.whole()));
+        engine.params().for_each(|param| bump_version(param.whole()));
         Ok(engine.agree(Event::Stepped, stepped.map_err(ShardError::from))?)
     }
 

@@ -8,6 +8,7 @@ use tch::Tensor;
 
 use super::FullyShardedOptimizer;
 use super::layout::Layout;
+use super::param::ShardedParam;
 use super::state::{check_part, check_to, is_part, part};
 use super::whole::{gathered, rows_of};
 use crate::agree;
@@ -95,11 +96,9 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
     /// The layouts of the optimizer's parameters, in its order.
     fn layouts(&self, params: &[Parameter]) -> Vec<Layout> {
         let engine = self.shared.lock();
-        let known: HashMap<TensorId, &Layout> = (engine.units.iter().flat_map(|unit| &unit.params))
-            .map(|param| (TensorId::of(param.shard.tensor()), &param.layout))
-            .collect();
-        let layout = |param: &Parameter| (*known.get(&TensorId::of(param.tensor()))?).clone().into();
-        params.iter().filter_map(layout).collect()
+        let layout = |param: &ShardedParam| (TensorId::of(param.shard.tensor()), param.layout.clone());
+        let known: HashMap<TensorId, Layout> = engine.params().map(layout).collect();
+        params.iter().filter_map(|param| known.get(&TensorId::of(param.tensor())).cloned()).collect()
     }
 
     /// The entries of the state inside, and the parameter of whose rows one is.

@@ -55,7 +55,7 @@ impl Stateful for FullyShardedDataParallel {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = part(self.group.rank(), self.group.size());
         let engine = self.shared.lock();
-        for (index, param) in engine.units.iter().flat_map(|unit| &unit.params).enumerate() {
+        for (index, param) in engine.params().enumerate() {
             let shard = param.shard.tensor().f_detach().map_err(TorchError::from)?;
             state.insert(format!("{PARAMS}{}", key(param, index)), Entry::Tensor(shard));
         }
@@ -71,7 +71,7 @@ impl Stateful for FullyShardedDataParallel {
             known.extend([RANK.to_owned(), RANKS.to_owned()]);
         }
         let mut pairs: Vec<(Tensor, Tensor)> = Vec::new();
-        for (index, param) in engine.units.iter().flat_map(|unit| &unit.params).enumerate() {
+        for (index, param) in engine.params().enumerate() {
             let (shard, name) = (param.shard.tensor(), key(param, index));
             let name = if is_part { format!("{PARAMS}{name}") } else { name };
             let rows = match is_part {
@@ -89,7 +89,7 @@ impl Stateful for FullyShardedDataParallel {
         for (mut shard, rows) in pairs {
             shard.f_copy_(&rows).map_err(TorchError::from)?;
         }
-        engine.units.iter().flat_map(|unit| &unit.params).for_each(|param| bump_version(param.whole()));
+        engine.params().for_each(|param| bump_version(param.whole()));
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl FullyShardedDataParallel {
         let mut engine = self.shared.lock();
         check_to(&mut engine, to)?;
         let mut whole = StateDict::new();
-        for (index, param) in engine.units.iter().flat_map(|unit| &unit.params).enumerate() {
+        for (index, param) in engine.params().enumerate() {
             let tensor = gathered(&self.group, &param.layout, param.shard.tensor(), to);
             if let Some(tensor) = engine.link.watch(tensor)? {
                 whole.insert(key(param, index), Entry::Tensor(tensor));
