@@ -88,7 +88,8 @@ impl FullyShardedBuilder {
     /// [`ShardError::Optimizer`] with the parameter that is in another unit, has no rows, shares its memory, or is
     /// otherwise not to be sharded, on the rank that has it, and [`ShardError::OtherRank`] on the others;
     /// [`ShardError::RanksDisagree`] with the first parameter that is not the same on all. [`ShardError::Ddp`] when a rank
-    /// has exited or does not call it within the group's timeout.
+    /// has exited or does not call it within the group's timeout. Where memory runs out in the middle, the model's
+    /// parameters are lost.
     ///
     /// # Syncs
     /// Waits for all ranks.

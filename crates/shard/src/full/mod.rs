@@ -1,5 +1,6 @@
 //! ZeRO-3: parameters, gradients and optimizer state partitioned over ranks.
 
+mod agreement;
 mod builder;
 mod clip;
 mod engine;
@@ -131,6 +132,17 @@ impl std::fmt::Debug for Shared {
     }
 }
 
+/// A backward pass that a program runs. Dropped by a panic, it tells the other ranks.
+struct Running<'a>(Option<&'a Shared>);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0 {
+            shared.lock().give_up("the backward pass has panicked");
+        }
+    }
+}
+
 impl FullyShardedDataParallel {
     /// Begins to shard a model over the ranks of `group`. Every rank calls it.
     ///
@@ -235,8 +247,10 @@ impl FullyShardedDataParallel {
 
     fn pass(&self, run: impl FnOnce() -> Result<(), TorchError>) -> Result<(), ShardError> {
         self.shared.lock().begin_pass()?;
+        let mut running = Running(Some(&self.shared));
         // Hooks take the lock.
         let ran = run().map_err(ShardError::Torch);
+        running.0 = None;
         let ended = self.shared.lock().end_pass(ran);
         self.hooks.iter().for_each(GradHook::resume_panic);
         ended

@@ -1,7 +1,7 @@
 //! One parameter: the whole, whose memory comes and goes, and this rank's rows of it.
 
 use overdrive_core::{OptimizerError, Parameter, TorchError};
-use overdrive_ffi::saved_tensors::version;
+use overdrive_ffi::saved_tensors::{version, without_history};
 use overdrive_ffi::{OnDemand, set_grad};
 use tch::{Kind, Tensor};
 
@@ -105,7 +105,8 @@ impl ShardedParam {
     pub(super) fn add_mean(&self, part: &Tensor) -> Result<(), ShardError> {
         let shard = self.shard.tensor();
         let mean = part.f_narrow(0, 0, self.layout.own_numel())?.f_view(&self.layout.own_shape()[..])?;
-        let mean = mean.f_to_kind(shard.kind())?;
+        // Not a view for autograd: programs may detach it in place.
+        let mean = without_history(&mean.f_to_kind(shard.kind())?)?;
         let mut before = shard.f_grad()?;
         match before.defined() {
             true => drop(before.f_add_(&mean)?),

@@ -126,6 +126,13 @@ impl Engine {
         }
     }
 
+    /// Ends a pass that has panicked.
+    pub(super) fn give_up(&mut self, reason: &str) {
+        self.tell(reason.to_owned());
+        self.is_known = false;
+        self.reset();
+    }
+
     fn fail(&mut self, error: ShardError) -> Result<(), ShardError> {
         self.is_known = false;
         self.reset();

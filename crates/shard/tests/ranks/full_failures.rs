@@ -210,6 +210,20 @@ pub fn backward_passes(meeting: &Meeting) -> Result<()> {
     drop(held);
     pair.goes_on().context("after a pass that held back")?;
 
+    // A panic in a pass that the program runs.
+    let loss = pair.sharded.loss(&data(0, 0, rank))?;
+    let run = || {
+        pair.sharded.fsdp.backward_with(|| {
+            assert!(rank != 1, "a panic of the test");
+            Ok(loss.f_backward()?)
+        })
+    };
+    match (rank, catch_unwind(AssertUnwindSafe(run))) {
+        (1, told) => ensure!(told.is_err(), "it was swallowed"),
+        (_, told) => is_of_rank_1(&told.unwrap_or(Ok(())), "has panicked")?,
+    }
+    pair.goes_on().context("after a panic in a backward pass")?;
+
     // A step with gradients that were not exchanged.
     let held = pair.sharded.fsdp.no_sync();
     pair.sharded.fsdp.backward(&pair.sharded.loss(&data(0, 0, rank))?)?;

@@ -6,6 +6,7 @@ mod deepspeed;
 mod edges;
 mod full;
 mod full_beside_python;
+mod full_edges;
 mod full_failures;
 mod full_refusals;
 mod full_state;
@@ -74,6 +75,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_steps", full_failures::steps),
     ("full_refusals", full_refusals::scenario),
     ("full_large", full_refusals::large),
+    ("full_edges", full_edges::scenario),
+    ("full_lost", full_edges::lost),
     ("full_whole", full_state::whole),
     ("full_optimizers", full_state::optimizers),
     ("full_saved", full_state::saved),
@@ -140,6 +143,9 @@ fn main() -> Result<ExitCode> {
         ("full_backward_that_fails_on_a_rank_fails_on_all", "full_backward", 3),
         ("full_step_that_fails_on_a_rank_fails_on_all", "full_steps", 3),
         ("full_shards_that_cannot_be_are_named_on_every_rank", "full_refusals", 3),
+        ("full_edges_of_1", "full_edges", 1),
+        ("full_edges_of_3", "full_edges", 3),
+        ("full_shards_report_a_rank_that_is_gone", "full_lost", 3),
         ("full_states_of_4_are_those_of_a_plain_run_and_of_2", "full_whole", 4),
         ("full_optimizers_over_rows_of_2_step_and_save_as_the_whole", "full_optimizers", 2),
         ("full_optimizers_over_rows_of_4_step_and_save_as_the_whole", "full_optimizers", 4),
