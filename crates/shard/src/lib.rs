@@ -1,7 +1,8 @@
 //! Training state partitioned over ranks, so that a model whose training does not fit one rank's memory fits several.
 //!
 //! [`ZeroRedundancyOptimizer`] keeps a part of any optimizer's state on each rank (ZeRO-1), and
-//! [`ShardedDataParallel`] averages gradients so that each rank keeps those of its part alone (ZeRO-2). [`DeviceMesh`]
+//! [`ShardedDataParallel`] averages gradients so that each rank keeps those of its part alone (ZeRO-2).
+//! [`FullyShardedDataParallel`] keeps some rows of each parameter on each rank (ZeRO-3, `fully_shard`). [`DeviceMesh`]
 //! names the dimensions of a process group: `"replicate"` and `"shard"`, say. With the feature `deepspeed`, the module
 //! `deepspeed` makes all of a run's objects of DeepSpeed's JSON.
 #![forbid(unsafe_code)]
