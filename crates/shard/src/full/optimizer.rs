@@ -130,8 +130,8 @@ fn describe<O: Optimizer>(inner: &O) -> Vec<(String, String)> {
     let mut lines = Vec::new();
     let mut first = 0;
     for (group, len) in lens.into_iter().enumerate() {
-        for index in first..(first + len).min(params.len()) {
-            lines.push((format!("parameter {}", params[index].label(index)), format!("in group {group}")));
+        for (index, param) in params.iter().enumerate().skip(first).take(len) {
+            lines.push((format!("parameter {}", param.label(index)), format!("in group {group}")));
         }
         first += len;
     }

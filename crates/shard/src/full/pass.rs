@@ -159,8 +159,8 @@ impl Engine {
             first += unit.params.len();
         }
         if !self.held {
-            for unit in 0..self.units.len() {
-                if !self.units[unit].is_sent && is_used[unit].contains(&true) {
+            for (unit, is_used) in is_used.iter().enumerate() {
+                if !self.units[unit].is_sent && is_used.contains(&true) {
                     self.send(unit)?;
                 }
             }

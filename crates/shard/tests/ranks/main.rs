@@ -8,6 +8,7 @@ mod full;
 mod full_beside_python;
 mod full_edges;
 mod full_failures;
+mod full_memory;
 mod full_refusals;
 mod full_state;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
@@ -74,7 +75,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_backward", full_failures::backward_passes),
     ("full_steps", full_failures::steps),
     ("full_refusals", full_refusals::scenario),
-    ("full_large", full_refusals::large),
+    ("full_large", full_memory::scenario),
     ("full_edges", full_edges::scenario),
     ("full_lost", full_edges::lost),
     ("full_whole", full_state::whole),
@@ -164,14 +165,14 @@ fn main() -> Result<ExitCode> {
         Trial::test(name, move || run(scenario, ranks).map(drop).map_err(|error| Failed::from(format!("{error:#}"))))
     };
     let mut trials: Vec<Trial> = tests.into_iter().map(trial).collect();
-    let alone = |name: &str, run: fn() -> anyhow::Result<()>| {
-        Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))))
-    };
+    type Run = fn() -> Result<()>;
+    let alone =
+        |name: &str, run: Run| Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
     trials.push(alone("a_checkpoint_of_each_rank_resumes_to_the_bit", saved::run));
     trials.push(alone("full_shards_of_each_rank_resume_to_the_bit", full_state::run));
     // Ignored where there is no such Python.
     let no_python = beside_python::python().is_none();
-    let beside: [(&str, fn() -> anyhow::Result<()>); 2] = [
+    let beside: [(&str, Run); 2] = [
         ("zero_of_2_trains_as_python_s", beside_python::equals),
         ("full_shards_of_2_train_as_python_s", full_beside_python::equals),
     ];
