@@ -40,14 +40,14 @@ impl Engine {
             return Err(own.err().unwrap_or(broken.into()));
         }
         let said = self.said(event, own.as_ref().err().map(ShardError::to_string));
-        if self.group.size() == 1 {
+        if self.ranks.all.size() == 1 {
             own?;
             let Said { event, lacking, ready, grads, .. } = said;
             return Ok(Agreed { event, lacking, ready, grads });
         }
         let met = self.meeting.exchange(&said);
         let all = self.link.watch(met)?;
-        if let Err(error) = own.and_then(|()| self.compare(&all)) {
+        if let Err(error) = own.and_then(|()| self.compare(event, &all)) {
             self.is_known = true;
             if all.iter().any(|it| it.event != all[0].event) {
                 // Some ranks free gradients after such a failure, so all do.
@@ -69,9 +69,9 @@ impl Engine {
     }
 
     /// An error if a rank has failed, or does something else.
-    fn compare(&self, all: &[Said]) -> Result<(), ShardError> {
-        let failed = all.iter().enumerate().find_map(|(rank, it)| Some((rank, it.event, it.failed.clone()?)));
-        if let Some((rank, event, reason)) = failed {
+    fn compare(&self, event: Event, all: &[Said]) -> Result<(), ShardError> {
+        let failed = all.iter().enumerate().find_map(|(rank, it)| Some((rank, it.failed.clone()?)));
+        if let Some((rank, reason)) = failed {
             return Err(ShardError::OtherRank { what: event.what(), rank, reason });
         }
         let Some(first) = leader(all) else { return Ok(()) };
@@ -98,7 +98,7 @@ impl Engine {
 
     /// Tells the other ranks of a failure between exchanges, without waiting for them.
     pub(super) fn tell(&mut self, reason: String) {
-        if self.group.size() == 1 || self.is_known || self.link.check(PART).is_err() {
+        if self.ranks.all.size() == 1 || self.is_known || self.link.check(PART).is_err() {
             return;
         }
         self.is_known = true;

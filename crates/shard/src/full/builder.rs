@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 
 use overdrive_core::{AVERAGED, IntoParameters, Marked, OptimizerError, Parameter, SHARDED, SHARDED_GRADIENTS};
-use overdrive_ddp::{Backend, ProcessGroup};
+use overdrive_ddp::Backend;
 use overdrive_ffi::{GradHook, TensorId};
 use tch::{Device, Kind, Tensor};
 
 use super::forward::ShardedUnit;
 use super::layout::Layout;
 use super::param::ShardedParam;
+use super::ranks::Ranks;
 use super::reduction::reductions;
 use super::unit::UnitState;
 use super::{FullyShardedDataParallel, Shared};
@@ -24,7 +25,7 @@ const ROOT: &str = "root";
 #[derive(Debug)]
 pub struct FullyShardedBuilder {
     shared: Shared,
-    group: ProcessGroup,
+    ranks: Ranks,
     hooks: Vec<GradHook>,
     names: HashSet<String>,
     reshard_after_forward: bool,
@@ -33,10 +34,10 @@ pub struct FullyShardedBuilder {
 }
 
 impl FullyShardedBuilder {
-    pub(super) fn new(group: &ProcessGroup) -> Result<Self, ShardError> {
+    pub(super) fn new(ranks: Ranks) -> Result<Self, ShardError> {
         Ok(Self {
-            shared: Shared::new(group)?,
-            group: group.clone(),
+            shared: Shared::new(&ranks)?,
+            ranks,
             hooks: Vec::new(),
             names: HashSet::new(),
             reshard_after_forward: true,
@@ -118,7 +119,7 @@ impl FullyShardedBuilder {
             all.iter().filter(|param| !is_sharded(param)).map(Parameter::share).collect()
         };
         let is_empty = self.shared.lock().units.is_empty();
-        let alone = agree::all_have(&self.group, SHARDING, Ok::<_, ShardError>(rest.is_empty().to_string()))?;
+        let alone = agree::all_have(&self.ranks.all, SHARDING, Ok::<_, ShardError>(rest.is_empty().to_string()))?;
         agree::on_text("whether all parameters of the model are in units", &alone)?;
         let root = match rest.is_empty() && !is_empty {
             true => ShardedUnit { shared: self.shared.clone(), unit: None },
@@ -129,7 +130,7 @@ impl FullyShardedBuilder {
             engine.put_in_order(&all);
             marks(engine.params())
         };
-        Ok(FullyShardedDataParallel::new(self.shared, self.group, root, self.hooks, marked))
+        Ok(FullyShardedDataParallel::new(self.shared, self.ranks, root, self.hooks, marked))
     }
 
     fn shard(&mut self, name: &str, params: Vec<Parameter>, reshard: bool) -> Result<ShardedUnit, ShardError> {
@@ -139,11 +140,11 @@ impl FullyShardedBuilder {
         let kinds = (self.param_kind, self.reduce_kind);
         let prefetches = self.shared.lock().prefetches;
         let tell = |_: &Vec<GradHook>| describe(name, &params, reshard, kinds, prefetches);
-        let (hooks, all) = agree::built(&self.group, SHARDING, hooks, tell)?;
+        let (hooks, all) = agree::built(&self.ranks.all, SHARDING, hooks, tell)?;
         agree::on_lines("the parameters of a unit", &all)?;
         let made = params.iter().map(|param| self.shard_parameter(name, param)).collect::<Result<Vec<_>, ShardError>>();
         // Memory may run out in the middle.
-        let (made, _) = agree::built(&self.group, SHARDING, made, |_| ())?;
+        let (made, _) = agree::built(&self.ranks.all, SHARDING, made, |_| ())?;
         self.hooks.extend(hooks);
         self.names.insert(name.to_owned());
         let reductions = reductions(&made, self.reduce_kind);
@@ -167,10 +168,10 @@ impl FullyShardedBuilder {
     /// Rank 0's values, of which each rank keeps its rows.
     fn shard_parameter(&self, unit: &str, param: &Parameter) -> Result<ShardedParam, ShardError> {
         let _no_grad = tch::no_grad_guard();
-        if self.group.size() > 1 {
-            self.group.broadcast(&mut param.tensor().f_detach()?, 0)?;
+        if self.ranks.all.size() > 1 {
+            self.ranks.all.broadcast(&mut param.tensor().f_detach()?, 0)?;
         }
-        let layout = Layout::new(param.tensor().size(), self.group.rank(), self.group.size());
+        let layout = Layout::new(param.tensor().size(), self.ranks.parts.rank(), self.ranks.parts.size());
         let kind = self.param_kind.unwrap_or(param.tensor().kind());
         Ok(ShardedParam::new(param, layout, kind, unit)?)
     }
@@ -221,7 +222,7 @@ impl FullyShardedBuilder {
         if tensor.device() != device {
             return Err(format!("it is on {:?}, and others of its unit on {device:?}", tensor.device()));
         }
-        let is_sent = tensor.device().is_cuda() || (self.group.backend() != Backend::Nccl && device == Device::Cpu);
+        let is_sent = tensor.device().is_cuda() || (self.ranks.all.backend() != Backend::Nccl && device == Device::Cpu);
         if !is_sent {
             return Err(format!(
                 "it is on {device:?}, from where the group cannot send it: NCCL sends from GPUs alone"

@@ -26,13 +26,13 @@ impl FullyShardedDataParallel {
         engine.agree(Event::Clip, check_max_norm(max_norm))?;
         let shards: Vec<Tensor> = engine.params().map(|param| param.shard.tensor().shallow_clone()).collect();
         let is_double = shards.iter().any(|shard| shard.kind() == Kind::Double);
-        let device = match self.group.device() {
+        let device = match self.ranks.all.device() {
             Device::Cpu => shards.first().map_or(Device::Cpu, Tensor::device),
             gpu => gpu,
         };
         let grads = shards.iter().map(Tensor::f_grad).collect::<Result<Vec<_>, _>>()?;
         let grads = grads.into_iter().filter(|grad| grad.defined() && grad.numel() > 0).collect();
         let of = (if is_double { Kind::Double } else { Kind::Float }, device);
-        clip(&self.group, &engine.link, grads, of, max_norm)
+        clip(&self.ranks.parts, &engine.link, grads, of, max_norm)
     }
 }

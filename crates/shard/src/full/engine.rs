@@ -3,14 +3,14 @@
 use std::collections::{HashMap, VecDeque};
 
 use overdrive_core::Parameter;
-use overdrive_ddp::ProcessGroup;
-use overdrive_ffi::TensorId;
+use overdrive_ffi::{TensorId, bump_version};
 
 use super::agreement::Agreed;
 use super::gather::Gather;
 use super::meeting::{Event, Meeting};
 use super::order::Order;
 use super::param::ShardedParam;
+use super::ranks::Ranks;
 use super::unit::{UnitState, Whole};
 use crate::error::ShardError;
 use crate::link::Link;
@@ -36,7 +36,7 @@ pub enum Exchange {
 
 /// All units, and what is under way.
 pub(super) struct Engine {
-    pub(super) group: ProcessGroup,
+    pub(super) ranks: Ranks,
     pub(super) link: Link,
     pub(super) units: Vec<UnitState>,
     /// The unit of each parameter and its index there, in the order of the model.
@@ -76,10 +76,10 @@ struct Prepared {
 }
 
 impl Engine {
-    pub(super) fn new(group: &ProcessGroup) -> Result<Self, ShardError> {
-        let (meeting, group) = (Meeting::new(group)?, group.clone());
+    pub(super) fn new(ranks: &Ranks) -> Result<Self, ShardError> {
+        let (meeting, ranks) = (Meeting::new(&ranks.all)?, ranks.clone());
         Ok(Self {
-            group,
+            ranks,
             link: Link::default(),
             units: Vec::new(),
             places: Vec::new(),
@@ -129,7 +129,8 @@ impl Engine {
     /// A unit computes next: its whole parameters are here afterwards, and those of the next are on their way.
     pub(super) fn come_to(&mut self, event: Event, unit: usize) -> Result<(), ShardError> {
         let ahead = self.prefetches.then(|| self.order.next(event)).flatten();
-        let prepared = self.prepare(unit, ahead);
+        let renewed = if matches!(event, Event::Forward(_)) { self.drop_stale(unit) } else { Ok(()) };
+        let prepared = renewed.and_then(|()| self.prepare(unit, ahead));
         let (prepared, own) = match prepared {
             Ok(prepared) => (prepared, Ok(())),
             Err(error) => (Prepared::default(), Err(error)),
@@ -140,8 +141,23 @@ impl Engine {
         Ok(())
     }
 
+    /// Forgets whole parameters whose shards were changed since, other than by the optimizer.
+    fn drop_stale(&mut self, unit: usize) -> Result<(), ShardError> {
+        if !self.units[unit].is_stale() {
+            return Ok(());
+        }
+        if let Whole::Coming(gather) = std::mem::replace(&mut self.units[unit].whole, Whole::Freed) {
+            self.discarded.push(gather);
+            return Ok(());
+        }
+        let freed = self.units[unit].free();
+        // A graph that was made of the old values cannot run any more.
+        self.units[unit].params.iter().for_each(|param| bump_version(param.whole()));
+        freed
+    }
+
     fn prepare(&self, unit: usize, ahead: Option<usize>) -> Result<Prepared, ShardError> {
-        let ranks = self.group.size();
+        let ranks = self.ranks.parts.size();
         let gather = |unit: usize| {
             let unit = &self.units[unit];
             unit.is_lacking().then(|| Gather::prepare(&unit.params, ranks)).transpose()
@@ -185,8 +201,8 @@ impl Engine {
             // Nobody lacks it, so it is here.
             (Whole::Freed, None) => return Ok(()),
         };
-        let finished = gather.finish(&mut self.units[unit].params, self.group.size());
-        self.link.watch(finished)?;
+        let finished = gather.finish(&mut self.units[unit].params, self.ranks.parts.size());
+        self.units[unit].versions = self.link.watch(finished)?;
         self.units[unit].whole = Whole::Here;
         self.log(Exchange::GatherUsed, unit);
         Ok(())
@@ -204,10 +220,10 @@ impl Engine {
     fn start(&mut self, unit: usize, prepared: Option<Gather>) -> Result<Gather, ShardError> {
         let prepared = match prepared {
             Some(gather) => Ok(gather),
-            None => Gather::prepare(&self.units[unit].params, self.group.size()),
+            None => Gather::prepare(&self.units[unit].params, self.ranks.parts.size()),
         };
         let started = prepared.and_then(|mut gather| {
-            gather.start(&self.group)?;
+            gather.start(&self.ranks.parts)?;
             Ok(gather)
         });
         if started.is_err() {
@@ -228,9 +244,9 @@ impl Engine {
     }
 
     pub(super) fn send(&mut self, unit: usize) -> Result<(), ShardError> {
-        let sent = self.units[unit].take_rest().and_then(|()| self.units[unit].send(&self.group));
+        let sent = self.units[unit].take_rest().and_then(|()| self.units[unit].send(&self.ranks));
         // The others have started it already.
-        if sent.is_err() && self.group.size() > 1 {
+        if sent.is_err() && self.ranks.all.size() > 1 {
             self.link.breaks();
         }
         sent?;

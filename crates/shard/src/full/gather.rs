@@ -1,6 +1,7 @@
 //! Gathers a unit's whole parameters.
 
 use overdrive_ddp::{DdpError, ProcessGroup, Work};
+use overdrive_ffi::saved_tensors::version;
 use tch::{Kind, Tensor};
 
 use super::param::ShardedParam;
@@ -12,6 +13,8 @@ pub(super) struct Gather {
     /// `[ranks * bytes of a part]`.
     all: Tensor,
     work: Option<Work>,
+    /// Of the shards, when they were copied.
+    versions: Vec<i64>,
 }
 
 impl Gather {
@@ -33,7 +36,8 @@ impl Gather {
             1 => own.shallow_clone(),
             _ => Tensor::f_empty([bytes * ranks as i64], (Kind::Uint8, device))?,
         };
-        Ok(Self { own, all, work: None })
+        let versions = versions_of(params);
+        Ok(Self { own, all, work: None, versions })
     }
 
     pub(super) fn start(&mut self, group: &ProcessGroup) -> Result<(), DdpError> {
@@ -43,8 +47,12 @@ impl Gather {
         Ok(())
     }
 
-    /// Waits, and fills the whole parameters.
-    pub(super) fn finish(mut self, params: &mut [ShardedParam], ranks: usize) -> Result<(), ShardError> {
+    pub(super) fn versions(&self) -> &[i64] {
+        &self.versions
+    }
+
+    /// Waits, and fills the whole parameters. Returns the versions of the shards that they are made of.
+    pub(super) fn finish(mut self, params: &mut [ShardedParam], ranks: usize) -> Result<Vec<i64>, ShardError> {
         if let Some(work) = self.work.take() {
             work.wait()?;
         }
@@ -57,11 +65,16 @@ impl Gather {
             param.fill(&parts.f_narrow(1, 0, param.layout.part_numel())?)?;
             first += length;
         }
-        Ok(())
+        Ok(self.versions)
     }
 
     /// Waits, where this rank has the parameters already.
     pub(super) fn discard(mut self) -> Result<(), ShardError> {
         Ok(self.work.take().map_or(Ok(()), Work::wait)?)
     }
+}
+
+/// How often each shard was changed in place.
+pub(super) fn versions_of(params: &[ShardedParam]) -> Vec<i64> {
+    params.iter().map(|param| version(param.shard.tensor())).collect()
 }

@@ -13,6 +13,7 @@ mod optimizer_state;
 mod order;
 mod param;
 mod pass;
+mod ranks;
 mod reduction;
 mod state;
 mod sync;
@@ -29,7 +30,9 @@ use overdrive_ffi::{GradHook, TensorId};
 use tch::Tensor;
 
 use crate::error::ShardError;
+use crate::mesh::DeviceMesh;
 use engine::Engine;
+use ranks::Ranks;
 
 pub use builder::FullyShardedBuilder;
 pub use engine::Exchange;
@@ -105,7 +108,7 @@ pub use sync::HeldBack;
 pub struct FullyShardedDataParallel {
     shared: Shared,
     root: ShardedUnit,
-    group: ProcessGroup,
+    ranks: Ranks,
     hooks: Vec<GradHook>,
     averaged: HashSet<TensorId>,
     /// Other parts look these marks up.
@@ -116,8 +119,8 @@ pub struct FullyShardedDataParallel {
 pub(crate) struct Shared(Arc<Mutex<Engine>>);
 
 impl Shared {
-    fn new(group: &ProcessGroup) -> Result<Self, ShardError> {
-        Ok(Self(Arc::new(Mutex::new(Engine::new(group)?))))
+    fn new(ranks: &Ranks) -> Result<Self, ShardError> {
+        Ok(Self(Arc::new(Mutex::new(Engine::new(ranks)?))))
     }
 
     fn lock(&self) -> MutexGuard<'_, Engine> {
@@ -152,14 +155,32 @@ impl FullyShardedDataParallel {
     /// # Syncs
     /// Over NCCL, waits for all ranks the first time.
     pub fn builder(group: &ProcessGroup) -> Result<FullyShardedBuilder, ShardError> {
-        FullyShardedBuilder::new(group)
+        FullyShardedBuilder::new(Ranks::new(group))
     }
 
-    fn new(shared: Shared, group: ProcessGroup, root: ShardedUnit, hooks: Vec<GradHook>, marked: Vec<Marked>) -> Self {
+    /// The same with hybrid sharding, over a mesh of two dimensions: parameters are partitioned over the ranks along `shard`,
+    /// such as those of a host, and each of their parts is on all ranks along `replicate`. Gathers stay along `shard`;
+    /// gradients are averaged over all ranks. Every rank calls it.
+    ///
+    /// # Errors
+    /// [`ShardError::NoSuchDimension`]; [`ShardError::MeshNames`] when the mesh has other dimensions besides these two.
+    /// [`ShardError::Ddp`] as [`builder`](Self::builder).
+    ///
+    /// # Syncs
+    /// As [`builder`](Self::builder).
+    ///
+    /// # Source
+    /// `fully_shard(mesh=init_device_mesh(.., mesh_dim_names=("replicate", "shard")))`
+    #[doc(alias = "HSDP")]
+    pub fn hybrid(mesh: &DeviceMesh, replicate: &str, shard: &str) -> Result<FullyShardedBuilder, ShardError> {
+        FullyShardedBuilder::new(Ranks::of_mesh(mesh, replicate, shard)?)
+    }
+
+    fn new(shared: Shared, ranks: Ranks, root: ShardedUnit, hooks: Vec<GradHook>, marked: Vec<Marked>) -> Self {
         let params = shards(&shared);
         let trained = params.iter().filter(|param| param.tensor().requires_grad());
         let averaged = trained.map(|param| TensorId::of(param.tensor())).collect();
-        Self { shared, root, group, hooks, averaged, _marked: marked }
+        Self { shared, root, ranks, hooks, averaged, _marked: marked }
     }
 
     /// The optimizer of this rank's rows. `build` is called with all parameters' rows under the names of the model, and
@@ -180,7 +201,7 @@ impl FullyShardedDataParallel {
         &self,
         build: impl FnOnce(Vec<Parameter>) -> Result<O, OptimizerError>,
     ) -> Result<FullyShardedOptimizer<O>, ShardError> {
-        FullyShardedOptimizer::new(&self.shared, &self.group, build)
+        FullyShardedOptimizer::new(&self.shared, &self.ranks, build)
     }
 
     /// Computes the whole model: [`ShardedUnit::forward`] of the last unit.
@@ -261,9 +282,9 @@ impl FullyShardedDataParallel {
         shards(&self.shared)
     }
 
-    /// The group over which the parameters are partitioned.
+    /// The group of all ranks that train the model.
     pub fn process_group(&self) -> &ProcessGroup {
-        &self.group
+        &self.ranks.all
     }
 
     /// What was gathered, freed and reduced since the last backward pass began, in order.

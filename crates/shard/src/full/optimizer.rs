@@ -6,11 +6,11 @@ use overdrive_core::{
     Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, SkipAgreement, Stateful, SyncError,
     activity, check_averaged, check_not_stepped_in_backward,
 };
-use overdrive_ddp::ProcessGroup;
 use overdrive_ffi::{TensorId, bump_version};
 use tch::Tensor;
 
 use super::meeting::Event;
+use super::ranks::Ranks;
 use super::{Shared, shards};
 use crate::agree;
 use crate::error::ShardError;
@@ -31,7 +31,7 @@ const BUILDING: &str = "building the optimizer";
 pub struct FullyShardedOptimizer<O> {
     id: OptimizerId,
     pub(super) shared: Shared,
-    pub(super) group: ProcessGroup,
+    pub(super) ranks: Ranks,
     pub(super) inner: O,
     /// How many parameters it was built with.
     count: usize,
@@ -40,7 +40,7 @@ pub struct FullyShardedOptimizer<O> {
 impl<O: Optimizer> FullyShardedOptimizer<O> {
     pub(super) fn new(
         shared: &Shared,
-        group: &ProcessGroup,
+        ranks: &Ranks,
         build: impl FnOnce(Vec<Parameter>) -> Result<O, OptimizerError>,
     ) -> Result<Self, ShardError> {
         let given = shards(shared);
@@ -56,10 +56,10 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
             }
             Ok(inner)
         });
-        let (inner, all) = agree::built(group, BUILDING, built, describe)?;
+        let (inner, all) = agree::built(&ranks.all, BUILDING, built, describe)?;
         agree::on_lines("the parameters and groups", &all)?;
-        let (shared, group) = (shared.clone(), group.clone());
-        Ok(Self { id: OptimizerId::new(), shared, group, inner, count: given.len() })
+        let (shared, ranks) = (shared.clone(), ranks.clone());
+        Ok(Self { id: OptimizerId::new(), shared, ranks, inner, count: given.len() })
     }
 
     /// The optimizer inside.
@@ -161,7 +161,7 @@ impl<O: Optimizer> Optimizer for FullyShardedOptimizer<O> {
 
     fn behavior(&self) -> Behavior {
         let mut behavior = Behavior::default();
-        behavior.communicates = self.group.size() > 1;
+        behavior.communicates = self.ranks.all.size() > 1;
         behavior.takes_averages = behavior.communicates;
         behavior.keeps_copies = self.inner.behavior().keeps_copies;
         behavior
@@ -215,12 +215,12 @@ impl<O: Optimizer> Optimizer for FullyShardedOptimizer<O> {
     /// With several ranks nothing: the step itself checks, and agrees with the others, which would wait for a rank that
     /// has not come so far.
     fn check_step(&self) -> Result<(), OptimizerError> {
-        if self.group.size() == 1 { self.check_own() } else { Ok(()) }
+        if self.ranks.all.size() == 1 { self.check_own() } else { Ok(()) }
     }
 
     /// With several ranks nothing, as [`check_step`](Self::check_step): the step makes its state.
     fn make_state(&mut self) -> Result<(), OptimizerError> {
-        if self.group.size() == 1 { self.inner.make_state() } else { Ok(()) }
+        if self.ranks.all.size() == 1 { self.inner.make_state() } else { Ok(()) }
     }
 
     fn skip_agreement(&self) -> Option<&dyn SkipAgreement> {
@@ -258,6 +258,6 @@ impl<O: Optimizer> SkipAgreement for FullyShardedOptimizer<O> {
     fn agree(&self, found_inf: &Tensor) -> Result<(), SyncError> {
         let mut engine = self.shared.lock();
         engine.agree(Event::Skip, Ok(()))?;
-        Ok(engine.link.watch(agree::on_largest(&self.group, found_inf).map_err(ShardError::from))?)
+        Ok(engine.link.watch(agree::on_largest(&self.ranks.all, found_inf).map_err(ShardError::from))?)
     }
 }

@@ -21,7 +21,7 @@ use crate::error::ShardError;
 /// own.
 impl<O: Optimizer> Stateful for FullyShardedOptimizer<O> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
-        let mut state = part(self.group.rank(), self.group.size());
+        let mut state = part(&self.ranks);
         state.insert_nested("own", (&self.inner as &dyn Optimizer).state_dict()?);
         Ok(state)
     }
@@ -29,7 +29,7 @@ impl<O: Optimizer> Stateful for FullyShardedOptimizer<O> {
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
         let own = match is_part(state) {
             true => {
-                check_part(state, self.group.rank(), self.group.size())?;
+                check_part(state, &self.ranks)?;
                 let is_known = |key: &str| key.starts_with("own.") || key.starts_with("fsdp.");
                 if let Some((key, _)) = state.iter().find(|(key, _)| !is_known(key)) {
                     return Err(StateError::Unexpected { key: key.to_owned() });
@@ -42,7 +42,7 @@ impl<O: Optimizer> Stateful for FullyShardedOptimizer<O> {
     }
 
     fn differs_by_rank(&self) -> bool {
-        self.group.size() > 1
+        self.ranks.all.size() > 1
     }
 }
 
@@ -64,7 +64,7 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
     /// `get_optimizer_state_dict(.., StateDictOptions(full_state_dict=True, cpu_offload=True))`
     pub fn consolidate_state_dict(&self, to: usize) -> Result<Option<StateDict>, ShardError> {
         let mut engine = self.shared.lock();
-        check_to(&mut engine, to)?;
+        let place = check_to(&mut engine, to)?;
         drop(engine);
         let params = self.inner.parameters();
         let layouts = self.layouts(&params);
@@ -72,13 +72,13 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         let tell = |entries: &Vec<(String, Entry, Option<usize>)>| {
             entries.iter().map(|(key, _, param)| (key.clone(), told(*param))).collect::<Vec<_>>()
         };
-        let (entries, all) = agree::built(&self.group, "consolidating the state", entries, tell)?;
+        let (entries, all) = agree::built(&self.ranks.all, "consolidating the state", entries, tell)?;
         agree::on_lines("the entries of the optimizer's state", &all)?;
         let mut whole = StateDict::new();
         for (key, entry, param) in entries {
             let entry = match (entry, param) {
                 (Entry::Tensor(tensor), Some(param)) => {
-                    let gathered = gathered(&self.group, &layouts[param], &tensor, to);
+                    let gathered = gathered(&self.ranks.parts, &layouts[param], &tensor, place);
                     let link = self.shared.lock().link.clone();
                     match link.watch(gathered)? {
                         Some(tensor) => Entry::Tensor(tensor),
@@ -90,7 +90,7 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
             };
             whole.insert(key, entry);
         }
-        Ok((self.group.rank() == to).then_some(whole))
+        Ok((self.ranks.all.rank() == to).then_some(whole))
     }
 
     /// The layouts of the optimizer's parameters, in its order.

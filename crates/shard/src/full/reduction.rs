@@ -5,6 +5,7 @@ use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Kind, Tensor};
 
 use super::param::ShardedParam;
+use super::ranks::Ranks;
 use crate::error::ShardError;
 
 static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
@@ -19,7 +20,16 @@ pub(super) struct Reduction {
     device: Device,
     /// The gradients of a pass, `[ranks, elements of a rank]`.
     all: Option<Tensor>,
-    under_way: Option<(Tensor, Option<Work>)>,
+    under_way: Option<UnderWay>,
+}
+
+/// Means on their way.
+struct UnderWay {
+    /// This rank's part.
+    own: Tensor,
+    work: Option<Work>,
+    /// Whose sums are to be added.
+    replicas: Option<ProcessGroup>,
 }
 
 /// One for each dtype that gradients are sent in; `reduced`: this dtype, or each parameter's own.
@@ -65,28 +75,36 @@ impl Reduction {
     }
 
     /// Starts to average.
-    pub(super) fn send(&mut self, group: &ProcessGroup) -> Result<(), ShardError> {
+    pub(super) fn send(&mut self, ranks: &Ranks) -> Result<(), ShardError> {
         let _no_grad = tch::no_grad_guard();
-        let all = self.prepared(group.size() as i64)?;
+        let all = self.prepared(ranks.parts.size() as i64)?;
         self.all = None;
-        if group.size() == 1 {
-            self.under_way = Some((all.f_view([-1])?, None));
-            return Ok(());
+        if ranks.all.size() > 1 {
+            // Before the sum, as DDP does: float16 would overflow.
+            MUL.call(&[Arg::Tensor(&all), Arg::Double(1.0 / ranks.all.size() as f64)])?;
         }
-        // Before the sum, as DDP does: float16 would overflow.
-        MUL.call(&[Arg::Tensor(&all), Arg::Double(1.0 / group.size() as f64)])?;
-        let mut own = Tensor::f_empty([self.numel], (self.kind, self.device))?;
-        let work = group.reduce_scatter_into_async(&mut own, &all.f_view([-1])?, ReduceOp::Sum)?;
-        self.under_way = Some((own, Some(work)));
+        let all = all.f_view([-1])?;
+        let (own, work) = match ranks.parts.size() {
+            1 => (all, None),
+            _ => {
+                let mut own = Tensor::f_empty([self.numel], (self.kind, self.device))?;
+                let work = ranks.parts.reduce_scatter_into_async(&mut own, &all, ReduceOp::Sum)?;
+                (own, Some(work))
+            }
+        };
+        self.under_way = Some(UnderWay { own, work, replicas: ranks.replicas.clone() });
         Ok(())
     }
 
     /// Waits for the means.
     pub(super) fn wait(&mut self) -> Result<(), ShardError> {
-        if let Some((_, work)) = &mut self.under_way
-            && let Some(work) = work.take()
-        {
+        let Some(under_way) = &mut self.under_way else { return Ok(()) };
+        if let Some(work) = under_way.work.take() {
             work.wait()?;
+        }
+        // All ranks wait in the same order.
+        if let Some(replicas) = under_way.replicas.take() {
+            replicas.all_reduce(&mut under_way.own, ReduceOp::Sum)?;
         }
         Ok(())
     }
@@ -94,7 +112,7 @@ impl Reduction {
     /// Gives the shards the means, those of parameters that some rank has used.
     pub(super) fn give(&mut self, params: &[ShardedParam], is_used: impl Fn(usize) -> bool) -> Result<(), ShardError> {
         self.wait()?;
-        let Some((own, _)) = self.under_way.take() else { return Ok(()) };
+        let Some(UnderWay { own, .. }) = self.under_way.take() else { return Ok(()) };
         let _no_grad = tch::no_grad_guard();
         for &(index, first) in self.members.iter().filter(|(index, _)| is_used(*index)) {
             let param = &params[index];

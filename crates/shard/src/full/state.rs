@@ -6,8 +6,10 @@ use overdrive_ffi::bump_version;
 use tch::Tensor;
 
 use super::FullyShardedDataParallel;
+use super::engine::Engine;
 use super::meeting::Event;
 use super::param::ShardedParam;
+use super::ranks::Ranks;
 use super::whole::{gathered, rows_of};
 use crate::agree;
 use crate::error::ShardError;
@@ -22,7 +24,8 @@ fn key(param: &ShardedParam, index: usize) -> String {
 }
 
 /// Refuses a part that another rank has saved, or one of another number of ranks.
-pub(super) fn check_part(state: &StateDict, rank: usize, ranks: usize) -> Result<(), StateError> {
+pub(super) fn check_part(state: &StateDict, ranks: &Ranks) -> Result<(), StateError> {
+    let (rank, ranks) = (ranks.parts.rank(), ranks.parts.size());
     let found = (state.int(RANK)?, state.int(RANKS)?);
     if found == (rank as i64, ranks as i64) {
         return Ok(());
@@ -39,10 +42,10 @@ pub(super) fn is_part(state: &StateDict) -> bool {
 }
 
 /// A part's state, without anything in it.
-pub(super) fn part(rank: usize, ranks: usize) -> StateDict {
+pub(super) fn part(ranks: &Ranks) -> StateDict {
     let mut state = StateDict::new();
-    state.insert(RANK, Entry::Int(rank as i64));
-    state.insert(RANKS, Entry::Int(ranks as i64));
+    state.insert(RANK, Entry::Int(ranks.parts.rank() as i64));
+    state.insert(RANKS, Entry::Int(ranks.parts.size() as i64));
     state
 }
 
@@ -53,7 +56,7 @@ pub(super) fn part(rank: usize, ranks: usize) -> StateDict {
 /// [`params_changed`](overdrive_core::Optimizer::params_changed), unless their state is loaded too.
 impl Stateful for FullyShardedDataParallel {
     fn state_dict(&self) -> Result<StateDict, StateError> {
-        let mut state = part(self.group.rank(), self.group.size());
+        let mut state = part(&self.ranks);
         let engine = self.shared.lock();
         for (index, param) in engine.params().enumerate() {
             let shard = param.shard.tensor().f_detach().map_err(TorchError::from)?;
@@ -67,7 +70,7 @@ impl Stateful for FullyShardedDataParallel {
         let is_part = is_part(state);
         let mut known = Vec::new();
         if is_part {
-            check_part(state, self.group.rank(), self.group.size())?;
+            check_part(state, &self.ranks)?;
             known.extend([RANK.to_owned(), RANKS.to_owned()]);
         }
         let mut pairs: Vec<(Tensor, Tensor)> = Vec::new();
@@ -94,7 +97,7 @@ impl Stateful for FullyShardedDataParallel {
     }
 
     fn differs_by_rank(&self) -> bool {
-        self.group.size() > 1
+        self.ranks.all.size() > 1
     }
 }
 
@@ -114,27 +117,29 @@ impl FullyShardedDataParallel {
     /// `get_model_state_dict(.., StateDictOptions(full_state_dict=True, cpu_offload=True))`
     pub fn consolidate_state_dict(&self, to: usize) -> Result<Option<StateDict>, ShardError> {
         let mut engine = self.shared.lock();
-        check_to(&mut engine, to)?;
+        let place = check_to(&mut engine, to)?;
         let mut whole = StateDict::new();
         for (index, param) in engine.params().enumerate() {
-            let tensor = gathered(&self.group, &param.layout, param.shard.tensor(), to);
+            let tensor = gathered(&self.ranks.parts, &param.layout, param.shard.tensor(), place);
             if let Some(tensor) = engine.link.watch(tensor)? {
                 whole.insert(key(param, index), Entry::Tensor(tensor));
             }
         }
-        Ok((self.group.rank() == to).then_some(whole))
+        Ok((self.ranks.all.rank() == to).then_some(whole))
     }
 }
 
-/// Agrees on the rank to consolidate to.
-pub(super) fn check_to(engine: &mut super::engine::Engine, to: usize) -> Result<(), ShardError> {
-    let (group, size) = (engine.group.clone(), engine.group.size());
+/// Agrees on the rank to consolidate to. Its place among those over which parameters are partitioned.
+pub(super) fn check_to(engine: &mut Engine, to: usize) -> Result<usize, ShardError> {
+    let (group, size) = (engine.ranks.all.clone(), engine.ranks.all.size());
     let own = match to < size {
         true => Ok(()),
         false => Err(DdpError::InvalidRank { what: "the rank to consolidate to", rank: to, size }.into()),
     };
-    // Not a failure of communication.
     engine.agree(Event::Save, own)?;
-    let all = agree::all_have(&group, Event::Save.what(), Ok::<_, ShardError>(to.to_string()));
-    agree::on_text("the rank to consolidate to", &engine.link.watch(all)?)
+    let place = engine.ranks.parts.rank();
+    let all = agree::all_have(&group, Event::Save.what(), Ok::<_, ShardError>((to.to_string(), place)));
+    let (named, places): (Vec<String>, Vec<usize>) = engine.link.watch(all)?.into_iter().unzip();
+    agree::on_text("the rank to consolidate to", &named)?;
+    Ok(places[to])
 }

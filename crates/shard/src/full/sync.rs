@@ -39,7 +39,7 @@ impl FullyShardedDataParallel {
 
 impl GradientSync for FullyShardedDataParallel {
     fn world_size(&self) -> usize {
-        self.group.size()
+        self.ranks.all.size()
     }
 
     fn averaged_by(&self) -> AveragedBy {
@@ -85,7 +85,7 @@ impl GradientSync for FullyShardedDataParallel {
             engine.agree(Event::Sum, Ok(()))?;
             engine.link.clone()
         };
-        let wait = self.group.start_sum(value).inspect_err(|_| link.breaks())?;
+        let wait = self.ranks.all.start_sum(value).inspect_err(|_| link.breaks())?;
         Ok(Box::new(move || wait().inspect_err(|_| link.breaks())))
     }
 }

@@ -1,11 +1,11 @@
 //! A unit: parameters that are gathered and freed together.
 
 use overdrive_core::OptimizerError;
-use overdrive_ddp::ProcessGroup;
 use overdrive_ffi::TensorId;
 
-use super::gather::Gather;
+use super::gather::{Gather, versions_of};
 use super::param::ShardedParam;
+use super::ranks::Ranks;
 use super::reduction::Reduction;
 use crate::error::ShardError;
 
@@ -24,6 +24,8 @@ pub(super) struct UnitState {
     pub(super) reductions: Vec<Reduction>,
     pub(super) reshard_after_forward: bool,
     pub(super) whole: Whole,
+    /// Of the shards that the whole parameters are made of, while they are here.
+    pub(super) versions: Vec<i64>,
     /// Forwards under way, one within the other.
     pub(super) depth: usize,
     /// Of the backward pass under way: parameters whose gradient is complete.
@@ -51,6 +53,7 @@ impl UnitState {
             reductions,
             reshard_after_forward,
             whole: Whole::Freed,
+            versions: Vec::new(),
             depth: 0,
             ready: vec![false; count],
             has_grad: vec![false; count],
@@ -70,6 +73,16 @@ impl UnitState {
 
     pub(super) fn is_lacking(&self) -> bool {
         matches!(self.whole, Whole::Freed)
+    }
+
+    /// Whether the whole parameters are made of values that the shards had before.
+    pub(super) fn is_stale(&self) -> bool {
+        let made_of = match &self.whole {
+            Whole::Freed => return false,
+            Whole::Coming(gather) => gather.versions(),
+            Whole::Here => &self.versions,
+        };
+        made_of != versions_of(&self.params)
     }
 
     /// Whether all gradients of the pass are complete.
@@ -104,9 +117,9 @@ impl UnitState {
         (0..rest).try_for_each(|index| self.take(index))
     }
 
-    pub(super) fn send(&mut self, group: &ProcessGroup) -> Result<(), ShardError> {
+    pub(super) fn send(&mut self, ranks: &Ranks) -> Result<(), ShardError> {
         self.is_sent = true;
-        self.reductions.iter_mut().try_for_each(|it| it.send(group))
+        self.reductions.iter_mut().try_for_each(|it| it.send(ranks))
     }
 
     pub(super) fn wait(&mut self) -> Result<(), ShardError> {

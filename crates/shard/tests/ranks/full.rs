@@ -24,6 +24,7 @@ pub struct Sharded {
     pub model: Model,
     units: Vec<Option<ShardedUnit>>,
     pub fsdp: FullyShardedDataParallel,
+    part: (usize, usize),
 }
 
 impl Sharded {
@@ -37,8 +38,13 @@ impl Sharded {
         units: &[usize],
         options: impl FnOnce(FullyShardedBuilder) -> FullyShardedBuilder,
     ) -> Result<Self> {
+        let builder = options(FullyShardedDataParallel::builder(group)?);
+        Self::over(builder, seed, units, (group.rank(), group.size()))
+    }
+
+    /// `part`: which of how many parts this rank has.
+    pub fn over(mut builder: FullyShardedBuilder, seed: i64, units: &[usize], part: (usize, usize)) -> Result<Self> {
         let model = Model::new(seed);
-        let mut builder = options(FullyShardedDataParallel::builder(group)?);
         let units = (0..4)
             .map(|number| match units.contains(&number) {
                 true => Ok(Some(builder.unit(&format!("layer{number}"), model.layer_parameters(number))?)),
@@ -46,7 +52,7 @@ impl Sharded {
             })
             .collect::<Result<Vec<_>>>()?;
         let fsdp = builder.build(&model.vs)?;
-        Ok(Self { model, units, fsdp })
+        Ok(Self { model, units, fsdp, part })
     }
 
     pub fn layer(&self, number: usize, inputs: Tensor) -> Result<Tensor, ShardError> {
@@ -67,7 +73,7 @@ impl Sharded {
 
     /// This rank's rows are those of the whole model.
     pub fn close_to(&self, whole: &Model) -> Result<()> {
-        close(&self.rows(|param| param.detach())?, &rows_of(self.fsdp.process_group(), &whole.values()))
+        close(&self.rows(|param| param.detach())?, &rows_of(self.part, &whole.values()))
     }
 
     fn rows(&self, of: impl Fn(&Tensor) -> Tensor) -> Result<Vec<(String, Tensor)>> {
@@ -82,15 +88,15 @@ impl Sharded {
     pub fn gradients_close_to(&self, whole: &Model) -> Result<()> {
         let mut expected: Vec<_> = whole.vs.variables().into_iter().map(|(name, it)| (name, it.grad())).collect();
         expected.sort_by(|one, other| one.0.cmp(&other.0));
-        close(&self.rows(Tensor::grad)?, &rows_of(self.fsdp.process_group(), &expected))
+        close(&self.rows(Tensor::grad)?, &rows_of(self.part, &expected))
     }
 }
 
 /// A rank's rows of whole tensors, as `torch.chunk` parts them; those of which it has none are left out.
-fn rows_of(group: &ProcessGroup, whole: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
+fn rows_of((part, parts): (usize, usize), whole: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
     let row = |(name, tensor): &(String, Tensor)| {
-        let parts = tensor.chunk(group.size() as i64, 0);
-        Some((name.clone(), parts.get(group.rank())?.shallow_clone()))
+        let parts = tensor.chunk(parts as i64, 0);
+        Some((name.clone(), parts.get(part)?.shallow_clone()))
     };
     whole.iter().filter_map(row).collect()
 }
@@ -295,7 +301,7 @@ fn twice_and_unused(group: &ProcessGroup) -> Result<()> {
     };
     let found: Vec<Tensor> = fsdp.parameters().iter().map(|it| it.tensor().shallow_clone()).collect();
     ensure!(!found[2].grad().defined(), "no rank has used it");
-    let expected = rows_of(group, &grads(&whole));
+    let expected = rows_of((rank, ranks), &grads(&whole));
     close(&grads(&found).into_iter().filter(|(_, it)| it.numel() > 0).collect::<Vec<_>>(), &expected)?;
     opt.step()?;
     Ok(())

@@ -23,7 +23,32 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     nested(&group).context("a unit within a unit")?;
     in_parts(&group).context("parts of a batch")?;
     first_gradients(&group).context("float32")?;
-    low_precision(&group).context("bfloat16")
+    low_precision(&group).context("bfloat16")?;
+    written_shards(&group).context("shards that are written to")
+}
+
+/// Shards that the program writes to: the next forward has the new values, whatever was gathered before.
+fn written_shards(group: &ProcessGroup) -> Result<()> {
+    let sharded = Sharded::with(group, 1, &[0, 1, 2, 3], |builder| builder.reshard_after_forward(false))?;
+    let alone = Model::new(1);
+    let (x, y) = data(0, 0, group.rank());
+    for round in 0..3 {
+        // A forward without backward keeps units, and the order of evaluations gathers the first unit ahead.
+        let _kept = sharded.forward(&x)?;
+        for _ in 0..2 {
+            let found = tch::no_grad(|| sharded.loss(&(x.shallow_clone(), y.shallow_clone())))?;
+            let expected = alone.loss(&(x.shallow_clone(), y.shallow_clone())).detach();
+            close(&[(String::new(), found)], &[(String::new(), expected)]).with_context(|| format!("round {round}"))?;
+        }
+        let _no_grad = tch::no_grad_guard();
+        for param in sharded.fsdp.parameters() {
+            let _halved = param.tensor().shallow_clone().f_mul_(&Tensor::from(0.5).to_kind(Kind::Double))?;
+        }
+        for param in alone.vs.trainable_variables() {
+            let _halved = param.shallow_clone().f_mul_(&Tensor::from(0.5).to_kind(Kind::Double))?;
+        }
+    }
+    Ok(())
 }
 
 fn weights(count: i64) -> Vec<Tensor> {

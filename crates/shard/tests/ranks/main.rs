@@ -8,6 +8,7 @@ mod full;
 mod full_beside_python;
 mod full_edges;
 mod full_failures;
+mod full_hybrid;
 mod full_memory;
 mod full_refusals;
 mod full_state;
@@ -71,6 +72,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full", full::training),
     ("full_passes", full::passes),
     ("full_order", full::order),
+    ("full_hybrid", full_hybrid::scenario),
     ("full_forward", full_failures::forward),
     ("full_backward", full_failures::backward_passes),
     ("full_steps", full_failures::steps),
@@ -140,6 +142,7 @@ fn main() -> Result<ExitCode> {
         ("full_passes_of_2_add_up", "full_passes", 2),
         ("full_passes_of_3_add_up", "full_passes", 3),
         ("full_units_are_gathered_ahead_in_the_order_of_the_last_pass", "full_order", 2),
+        ("full_shards_over_pairs_of_4_equal_the_large_batch", "full_hybrid", 4),
         ("full_forward_that_fails_on_a_rank_fails_on_all", "full_forward", 3),
         ("full_backward_that_fails_on_a_rank_fails_on_all", "full_backward", 3),
         ("full_step_that_fails_on_a_rank_fails_on_all", "full_steps", 3),
