@@ -157,7 +157,9 @@ pub fn training(meeting: &Meeting) -> Result<()> {
             ..WAY
         },
     ];
-    for way in ways {
+    // All of them over 2 and 4 ranks.
+    let fewer = if group.size() % 2 == 0 { ways.len() } else { 4 };
+    for way in ways.into_iter().take(fewer) {
         trains(&group, way).with_context(|| format!("{}, {} ranks", way.name, group.size()))?;
     }
     Ok(())

