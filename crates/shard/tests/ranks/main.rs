@@ -10,6 +10,7 @@ mod full_edges;
 mod full_failures;
 mod full_hybrid;
 mod full_memory;
+mod full_random;
 mod full_refusals;
 mod full_state;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
@@ -72,6 +73,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full", full::training),
     ("full_passes", full::passes),
     ("full_order", full::order),
+    ("full_random", full_random::scenario),
     ("full_hybrid", full_hybrid::scenario),
     ("full_forward", full_failures::forward),
     ("full_backward", full_failures::backward_passes),
@@ -142,6 +144,7 @@ fn main() -> Result<ExitCode> {
         ("full_passes_of_2_add_up", "full_passes", 2),
         ("full_passes_of_3_add_up", "full_passes", 3),
         ("full_units_are_gathered_ahead_in_the_order_of_the_last_pass", "full_order", 2),
+        ("full_shards_of_3_through_random_passes_and_failures", "full_random", 3),
         ("full_shards_over_pairs_of_4_equal_the_large_batch", "full_hybrid", 4),
         ("full_forward_that_fails_on_a_rank_fails_on_all", "full_forward", 3),
         ("full_backward_that_fails_on_a_rank_fails_on_all", "full_backward", 3),
