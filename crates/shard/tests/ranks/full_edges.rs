@@ -21,6 +21,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     recomputed(&group).context("activation checkpointing")?;
     nested(&group).context("a unit within a unit")?;
+    tied_and_left_out(&group).context("tied parameters, and units that are left out")?;
     in_parts(&group).context("parts of a batch")?;
     first_gradients(&group).context("float32")?;
     low_precision(&group).context("bfloat16")?;
@@ -148,6 +149,54 @@ fn nested(group: &ProcessGroup) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A tied parameter, which the last unit has and another one uses too; a unit that a pass leaves out on all ranks, and on
+/// one of them.
+fn tied_and_left_out(group: &ProcessGroup) -> Result<()> {
+    let (rank, weights) = (group.rank(), weights(3));
+    let whole: Vec<Tensor> = weights.iter().map(|it| it.detach().copy()).collect();
+    let mut builder = FullyShardedDataParallel::builder(group)?;
+    let own = builder.unit("own", [("w1", &weights[1])])?;
+    let sometimes = builder.unit("sometimes", [("w2", &weights[2])])?;
+    let fsdp = builder.build(named(&weights))?;
+    let run = |uses: bool| -> Result<(), ShardError> {
+        let loss = fsdp.try_forward(inputs(rank), |x| {
+            let x = own.forward(x, |x| x.matmul(&weights[0]).matmul(&weights[1]).tanh())?;
+            let x = if uses { sometimes.forward(x, |x| x.matmul(&weights[2]).tanh())? } else { x };
+            Ok::<_, ShardError>(x.matmul(&weights[0].transpose(0, 1)).square().sum(Kind::Double))
+        })?;
+        fsdp.backward(&loss)
+    };
+    let expected = |uses: bool| {
+        move |weights: &[Tensor], x: Tensor| {
+            let x = x.matmul(&weights[0]).matmul(&weights[1]).tanh();
+            let x = if uses { x.matmul(&weights[2]).tanh() } else { x };
+            let left_out = if uses { 0.0 } else { 1.0 };
+            // All weights have a gradient, so that they can be compared.
+            x.matmul(&weights[0].transpose(0, 1)).square().sum(Kind::Double)
+                + weights[2].sum(Kind::Double) * 0.0 * left_out
+        }
+    };
+    for uses in [true, false, true] {
+        run(uses)?;
+        let of_left_out = fsdp.parameters()[2].tensor().grad();
+        ensure!(of_left_out.defined() == uses, "a unit that no rank has used has no gradient");
+        if uses {
+            gradients_are_those_of(&fsdp, &whole, expected(uses))?;
+        }
+        for param in fsdp.parameters() {
+            overdrive_ffi::set_grad(param.tensor(), None)?;
+        }
+    }
+    if group.size() > 1 {
+        let told = run(rank == 1);
+        let fits =
+            matches!(&told, Err(ShardError::RanksDisagree { rank: 1, found, .. }) if found.contains("`sometimes`"));
+        ensure!(fits, "{told:?}");
+    }
+    run(true)?;
+    gradients_are_those_of(&fsdp, &whole, expected(true))
 }
 
 /// Each rank has another number of samples, in parts that they do not fill.
