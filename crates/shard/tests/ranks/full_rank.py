@@ -5,6 +5,7 @@ to FOLDER/NAME. `full_beside_python.rs` does the same.
 """
 
 import array
+import os
 import pathlib
 import sys
 
@@ -70,8 +71,14 @@ def main(folder):
             whole = torch.cat([param.full_tensor().detach().flatten() for param in model.parameters()])
             if rank == 0:
                 write(folder / name, whole.tolist())
-    dist.barrier()
-    dist.destroy_process_group()
+    # Not by destroy_process_group: threads that a mesh's groups leave behind sometimes abort Python at its end. Rank 0 has
+    # the store, and goes last.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"done/{rank}", "1")
+    if rank == 0:
+        store.wait([f"done/{other}" for other in range(dist.get_world_size())])
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
