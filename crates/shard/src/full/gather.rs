@@ -23,7 +23,14 @@ impl Gather {
         let _no_grad = tch::no_grad_guard();
         let device = params[0].shard.tensor().device();
         let bytes: i64 = params.iter().map(|it| it.layout.part_bytes(it.kind)).sum();
-        let own = Tensor::f_empty([bytes], (Kind::Uint8, device))?;
+        // What is not this rank's rows is sent too: not what the memory had before.
+        let is_padded = |it: &ShardedParam| {
+            it.layout.part_bytes(it.kind) != it.layout.own_numel() * it.kind.elt_size_in_bytes() as i64
+        };
+        let own = match params.iter().any(is_padded) {
+            true => Tensor::f_zeros([bytes], (Kind::Uint8, device))?,
+            false => Tensor::f_empty([bytes], (Kind::Uint8, device))?,
+        };
         let mut first = 0;
         for param in params {
             let length = param.layout.part_bytes(param.kind);
