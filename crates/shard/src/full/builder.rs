@@ -181,6 +181,11 @@ impl FullyShardedBuilder {
         if params.is_empty() {
             return unit("it has no parameters: give it those of the layers that it computes");
         }
+        let is_real = |kind: &Kind| matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
+        if let Some(kind) = [self.param_kind, self.reduce_kind].into_iter().flatten().find(|kind| !is_real(kind)) {
+            let expected = "float16, bfloat16, float32 or float64";
+            return unit(&format!("its `mixed_precision` is of {kind:?}, but should be of {expected}"));
+        }
         if self.names.contains(name) {
             return unit("its name is that of another unit");
         }

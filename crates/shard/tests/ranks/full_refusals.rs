@@ -66,6 +66,10 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let told = builder.unit("unit", [("own", weight(4))]).map(drop);
     ensure!(matches!(&told, Err(ShardError::RanksDisagree { what, .. }) if what.contains("reshard")), "{told:?}");
 
+    let mut builder = FullyShardedDataParallel::builder(&group)?.mixed_precision(Kind::Int64, None);
+    let told = builder.unit("unit", [("own", weight(4))]).map(drop).expect_err("whole parameters of integers");
+    is_own(&told, "its `mixed_precision` is of Int64")?;
+
     // In two units, a name that is taken, a model that another one shards.
     let (shared, other) = (weight(4), weight(4));
     let mut builder = FullyShardedDataParallel::builder(&group)?;
