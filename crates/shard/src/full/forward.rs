@@ -32,7 +32,8 @@ impl ShardedUnit {
     /// Parameters are there for `forward` alone: use them for nothing but the outputs. Inputs and outputs cannot be
     /// changed in place, which autograd refuses. Every rank calls the units in the same order, and as often. Units may
     /// be called within others, which keep their parameters meanwhile, and several times in a pass. Under
-    /// [`tch::no_grad`] too, all ranks call it.
+    /// [`tch::no_grad`] too, all ranks call it. A `forward` that returns a `Result` goes to
+    /// [`try_forward`](Self::try_forward), which tells the other ranks of its error.
     ///
     /// # Errors
     /// [`ShardError::OtherRank`] when another rank has failed since the last exchange, [`ShardError::RanksDisagree`] when
@@ -66,7 +67,10 @@ impl ShardedUnit {
         forward: impl FnOnce(I) -> Result<O, E>,
     ) -> Result<O, E> {
         let within = Within::enter(self)?;
-        within.watch_inputs(inputs.tensors_mut())?;
+        if let Err(error) = within.watch_inputs(inputs.tensors_mut()) {
+            within.fail(&error.to_string());
+            return Err(error.into());
+        }
         match forward(inputs) {
             Ok(mut outputs) => {
                 within.leave(outputs.tensors_mut())?;
