@@ -5,7 +5,7 @@ mod cuda_headers;
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 23] = [
+const SOURCES: [&str; 24] = [
     "error",
     "allocations",
     "dispatch",
@@ -23,6 +23,7 @@ const SOURCES: [&str; 23] = [
     "function",
     "saved_tensors",
     "leaves",
+    "on_demand",
     "adamw8bit",
     "profiler",
     "profiler_events",

@@ -39,8 +39,8 @@ pub use gradient_sync::{AveragedBy, GradientSync, PendingSum, SingleProcess, Syn
 pub use locked_file::LockedFile;
 pub use look_ahead::{HeldBatches, is_taken_ahead, take_ahead, when_handed_out};
 pub use marks::{
-    AVERAGED, IGNORED, MOVED, Marked, Marks, NOT_AVERAGED, SHARDED_GRADIENTS, STEPPED_IN_BACKWARD, UNSCALED,
-    check_averaged, check_not_stepped_in_backward,
+    AVERAGED, IGNORED, IS_SHARDED, MOVED, Marked, Marks, NOT_AVERAGED, SHARDED, SHARDED_GRADIENTS, STEPPED_IN_BACKWARD,
+    UNSCALED, check_averaged, check_not_stepped_in_backward,
 };
 pub use memory_forecast::{MemoryForecast, MemoryTechnique, MemoryUse};
 pub use module::{Module, ModuleId, ModuleState, To, Visitor};

@@ -30,6 +30,13 @@ pub static IGNORED: Marks = Marks::new();
 /// Parameters whose averaged gradient only one rank keeps (ZeRO-2): a norm of this rank's gradients is not that of all.
 pub static SHARDED_GRADIENTS: Marks = Marks::new();
 
+/// Whole parameters whose values are sharded over ranks (ZeRO-3): they are there while their unit computes alone.
+pub static SHARDED: Marks = Marks::new();
+
+/// Why a part that uses whole parameters refuses one that is [`SHARDED`].
+pub const IS_SHARDED: &str = "its values and gradient are sharded over the ranks: make the optimizer by `optimizer` of the \
+                              `FullyShardedDataParallel`, which averages gradients itself";
+
 /// Why a step is refused where a parameter is neither [`AVERAGED`] nor [`IGNORED`], and others are averaged.
 pub const NOT_AVERAGED: &str = "its gradient is not averaged over the ranks, but other parameters' gradients are: make the \
                                 `DistributedDataParallel` anew after adding or unfreezing layers, or `ignore` parameters \
@@ -120,7 +127,7 @@ impl Marks {
 
 /// For optimizers, before a step: an error when a parameter's gradient is not averaged over the ranks while others are
 /// [`AVERAGED`]. It was made or unfrozen after the `DistributedDataParallel`, and its values would differ between
-/// ranks.
+/// ranks. An error too when a parameter is [`SHARDED`].
 ///
 /// # Errors
 /// [`OptimizerError::InvalidParameter`]
@@ -129,6 +136,7 @@ pub fn check_averaged(opt: &(impl Optimizer + ?Sized)) -> Result<(), OptimizerEr
         return Ok(());
     }
     let params = opt.params();
+    refuse(opt, SHARDED.position(&params), IS_SHARDED)?;
     if AVERAGED.position(&params).is_none() {
         return Ok(());
     }

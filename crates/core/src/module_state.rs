@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use overdrive_ffi::{Error as TorchError, TensorId};
 use tch::Tensor;
 
-use crate::marks::MOVED;
+use crate::marks::{MOVED, SHARDED};
 use crate::module::{Module, ModuleState};
 use crate::state::{Entry, StateDict, StateError};
 use crate::walk::{Item, walk};
@@ -81,6 +81,11 @@ pub fn layer_states<M: Module>(module: &M) -> Vec<&ModuleState> {
 }
 
 fn check_in_place(entries: &[(String, Tensor)]) -> Result<(), StateError> {
+    if SHARDED.position(entries.iter().map(|(_, tensor)| tensor)).is_some() {
+        let reason = "its parameters are sharded over ranks: save and load the `FullyShardedDataParallel`, or its \
+                      `consolidate_state_dict`";
+        return Err(StateError::NotSaved { reason });
+    }
     let reason = "SAM's `ascend` has moved the weights: call `step` or `step_skipped` first, which move them back";
     match MOVED.position(entries.iter().map(|(_, tensor)| tensor)) {
         Some(_) => Err(StateError::NotSaved { reason }),

@@ -135,6 +135,9 @@ pub struct Behavior {
     /// The step of a parameter depends on the gradients or values of others (Prodigy's distance, LAMB's clipping,
     /// L-BFGS): over a part of the parameters it makes other steps.
     pub couples_parameters: bool,
+    /// The step of an element depends on others of its parameter (Muon's and Adafactor's matrices, the norms of LAMB and
+    /// LARS, blocks of 8 bits): over a part of a parameter it makes other steps.
+    pub couples_elements: bool,
 }
 
 impl Behavior {
@@ -148,6 +151,7 @@ impl Behavior {
             communicates: self.communicates || other.communicates,
             takes_averages: self.takes_averages || other.takes_averages,
             couples_parameters: self.couples_parameters || other.couples_parameters,
+            couples_elements: self.couples_elements || other.couples_elements,
         }
     }
 }

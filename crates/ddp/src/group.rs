@@ -318,7 +318,8 @@ impl ProcessGroup {
     /// The group that exchanges numbers of the host. Over NCCL they would have to go to the device and back, and so
     /// wait for all of its work; so a group over NCCL has one over Gloo for them. The first call makes that group, so
     /// every rank has to call it.
-    pub(crate) fn of_the_host(&self) -> Result<Self, DdpError> {
+    #[doc(hidden)] // For `overdrive-shard`.
+    pub fn of_the_host(&self) -> Result<Self, DdpError> {
         let inner = &*self.0;
         if inner.backend != Backend::Nccl {
             return Ok(self.clone());

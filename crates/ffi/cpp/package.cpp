@@ -53,7 +53,8 @@ int32_t od_tensors_share_memory(const at::Tensor* one, const at::Tensor* other) 
 }
 
 const void* od_tensor_memory(const at::Tensor* tensor) noexcept {
-  return overdrive::has_storage(*tensor) ? overdrive::storage_of(*tensor).data() : nullptr;
+  return overdrive::has_storage(*tensor) ? overdrive::storage_of(*tensor)._mutable_data_ptr_no_checks().get()
+                                         : nullptr;
 }
 
 void od_tensor_bump_version(const at::Tensor* tensor) noexcept {

@@ -55,6 +55,14 @@ pub fn storage(tensor: &Tensor) -> Result<Storage, Error> {
     Ok(Storage { address: data.addr(), bytes })
 }
 
+/// Whether a tensor is contiguous, and has its memory for itself: no view shares it.
+///
+/// # Errors
+/// For a tensor without memory of its own, such as a sparse one.
+pub fn is_alone(tensor: &Tensor) -> Result<bool, Error> {
+    Ok(storage_of(tensor)?.owners == 1 && tensor.is_contiguous())
+}
+
 /// The storage of a tensor: its address and size, and how many tensors share it.
 ///
 /// # Errors

@@ -99,6 +99,7 @@ fn reduced(param: &Tensor, from_end: usize) -> Result<Tensor, TorchError> {
 impl Algorithm for AdafactorOptions {
     const LR: f64 = 1e-2;
     const COUNTS_STEPS: bool = true;
+    const COUPLES_ELEMENTS: bool = true;
 
     fn takes_lr(&self) -> bool {
         self.form.0 == FORMS[0]

@@ -107,6 +107,7 @@ impl OptionSet for AdamW8BitOptions {
 impl Algorithm for AdamW8BitOptions {
     const LR: f64 = 1e-3;
     const COUNTS_STEPS: bool = true;
+    const COUPLES_ELEMENTS: bool = true;
 
     fn refuses(&self, param: &Tensor) -> Option<String> {
         let double = param.kind() == Kind::Double && self.quantised(param);

@@ -22,6 +22,9 @@ pub trait Algorithm: OptionSet + Clone + Default + std::fmt::Debug + Send + 'sta
     /// Whether each element's step depends only on that element's gradient and state.
     const ELEMENTWISE: bool = false;
 
+    /// Whether the step of an element depends on others of its parameter.
+    const COUPLES_ELEMENTS: bool = false;
+
     /// Whether it takes sparse gradients, and only these.
     const SPARSE: bool = false;
 

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use overdrive_core::{OptimizerError, Parameter};
+use overdrive_core::{IS_SHARDED, OptimizerError, Parameter, SHARDED};
 use tch::{Kind, Tensor};
 
 use crate::algorithm::Algorithm;
@@ -50,6 +50,9 @@ pub(crate) fn check<'a, A: Algorithm>(
 fn check_one(param: &Tensor) -> Result<(), String> {
     if !param.defined() {
         return Err("it is undefined".to_owned());
+    }
+    if SHARDED.contains(param) {
+        return Err(IS_SHARDED.to_owned());
     }
     let kind = param.kind();
     if !matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16) {

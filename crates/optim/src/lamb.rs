@@ -62,6 +62,7 @@ impl<Scope> Options<LambOptions, Scope> {
 impl Algorithm for LambOptions {
     const LR: f64 = 1e-3;
     const COUNTS_STEPS: bool = true;
+    const COUPLES_ELEMENTS: bool = true;
 
     fn max_grad_norm(&self) -> Option<f64> {
         self.max_grad_norm

@@ -89,6 +89,7 @@ impl<Scope> Options<LarsOptions, Scope> {
 impl Algorithm for LarsOptions {
     const LR: f64 = 1.0;
     const COUNTS_STEPS: bool = false;
+    const COUPLES_ELEMENTS: bool = true;
 
     fn check(&self) -> Result<(), OptimizerError> {
         for (option, is_on) in [("trust_clip", self.trust_clip), ("nesterov", self.nesterov)] {

@@ -78,6 +78,7 @@ impl<Scope> Options<MuonOptions, Scope> {
 impl Algorithm for MuonOptions {
     const LR: f64 = 1e-3;
     const COUNTS_STEPS: bool = false;
+    const COUPLES_ELEMENTS: bool = true;
 
     fn check(&self) -> Result<(), OptimizerError> {
         // Checked here, because the error of a declared range would name a single coefficient and not the option.

@@ -287,6 +287,7 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
         behavior.keeps_copies = A::KEEPS_COPY || self.packing.precision == LowPrecision::MasterCopy;
         let clips = self.groups.iter().any(|group| group.values.options.max_grad_norm().is_some());
         behavior.couples_parameters = clips || A::PASSES > 1;
+        behavior.couples_elements = A::COUPLES_ELEMENTS;
         behavior
     }
 

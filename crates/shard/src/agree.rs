@@ -1,9 +1,10 @@
 //! Decisions that all ranks of a group make together.
 
 use overdrive_core::{GradientSync, OptimizerError, SyncError};
-use overdrive_ddp::{DdpError, ProcessGroup};
+use overdrive_ddp::{DdpError, ProcessGroup, ReduceOp};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tch::{Device, Tensor};
 
 use crate::error::ShardError;
 
@@ -47,6 +48,22 @@ pub(crate) fn on_any(group: &ProcessGroup, own: bool) -> Result<bool, ShardError
             Err(other) => OptimizerError::Sync(SyncError(other)).into(),
         }),
     }
+}
+
+/// Overwrites a scalar by the largest of all ranks.
+pub(crate) fn on_largest(group: &ProcessGroup, scalar: &Tensor) -> Result<(), DdpError> {
+    if group.size() == 1 {
+        return Ok(());
+    }
+    // NCCL cannot send what is on the host.
+    let to = match group.device() {
+        Device::Cpu => scalar.device(),
+        gpu => gpu,
+    };
+    let mut largest = scalar.f_to_device(to)?.f_reshape([1])?;
+    group.all_reduce(&mut largest, ReduceOp::Max)?;
+    scalar.shallow_clone().f_copy_(&largest.f_reshape(&[0i64; 0][..])?)?;
+    Ok(())
 }
 
 /// As [`all_have`], of something that stays on the rank and what is told of it.

@@ -49,6 +49,14 @@ pub enum ShardError {
         /// What rank 0 has.
         expected: String,
     },
+    /// A unit of a fully sharded model cannot be made, or is not there.
+    #[error("the unit `{name}`: {reason}")]
+    Unit {
+        /// Its name.
+        name: String,
+        /// What is wrong with it, and what would be right.
+        reason: String,
+    },
     /// Another rank was refused or failed, so that this one did not go on alone.
     #[error("{what} was given up on all ranks, because rank {rank} reports: {reason}")]
     OtherRank {

@@ -1,7 +1,8 @@
 //! Training state partitioned over ranks, so that a model whose training does not fit one rank's memory fits several.
 //!
 //! [`ZeroRedundancyOptimizer`] keeps a part of any optimizer's state on each rank (ZeRO-1), and
-//! [`ShardedDataParallel`] averages gradients so that each rank keeps those of its part alone (ZeRO-2). [`DeviceMesh`]
+//! [`ShardedDataParallel`] averages gradients so that each rank keeps those of its part alone (ZeRO-2).
+//! [`FullyShardedDataParallel`] keeps some rows of each parameter on each rank (ZeRO-3, `fully_shard`). [`DeviceMesh`]
 //! names the dimensions of a process group: `"replicate"` and `"shard"`, say. With the feature `deepspeed`, the module
 //! `deepspeed` makes all of a run's objects of DeepSpeed's JSON.
 #![forbid(unsafe_code)]
@@ -11,6 +12,7 @@ mod agree;
 pub mod deepspeed;
 mod error;
 mod exchange;
+mod full;
 mod gradients;
 mod link;
 mod mesh;
@@ -20,6 +22,7 @@ mod plan;
 mod zero;
 
 pub use error::ShardError;
+pub use full::{Exchange, FullyShardedBuilder, FullyShardedDataParallel, FullyShardedOptimizer, HeldBack, ShardedUnit};
 pub use gradients::{GradNorm, NoSync, ShardedDataParallel};
 pub use mesh::DeviceMesh;
 pub use zero::ZeroRedundancyOptimizer;

@@ -55,7 +55,7 @@ impl Plan {
     ) -> Result<Self, OptimizerError> {
         check_parameters(given)?;
         let whole = build(given.iter().map(Parameter::share).collect())?;
-        check_behavior(&whole)?;
+        check_behavior(PART, &whole)?;
         let places = places_in(given.iter().map(Parameter::tensor));
         let order = indices(&places, &whole.params())?;
         if order.len() != given.len() {
@@ -112,7 +112,7 @@ impl Plan {
             return Ok(None);
         }
         let mut inner = build(own.iter().map(|&index| self.params[index].share()).collect())?;
-        check_behavior(&inner)?;
+        check_behavior(PART, &inner)?;
         let places = places_in(own.iter().map(|&index| self.params[index].tensor()));
         let params: Vec<usize> = indices(&places, &inner.params())?.into_iter().map(|place| own[place]).collect();
         let lens = group_lens(&inner)?;
@@ -168,7 +168,7 @@ impl Plan {
     }
 }
 
-fn options_of(whole: &dyn Optimizer) -> Vec<(String, String)> {
+pub(crate) fn options_of(whole: &dyn Optimizer) -> Vec<(String, String)> {
     let Ok(state) = whole.state_dict() else { return Vec::new() };
     let value = |(key, entry): (&str, &Entry)| {
         let value = match entry {
@@ -218,7 +218,8 @@ fn check_parameters(params: &[Parameter]) -> Result<(), OptimizerError> {
     Ok(())
 }
 
-pub(crate) fn check_behavior(inner: &impl Optimizer) -> Result<(), OptimizerError> {
+pub(crate) fn check_behavior(part: &'static str, inner: &impl Optimizer) -> Result<(), OptimizerError> {
+    let refuse = |reason| Err(OptimizerError::DoesNotFit { part, reason });
     let behavior = inner.behavior();
     if behavior.couples_parameters {
         return refuse(

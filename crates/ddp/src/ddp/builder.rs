@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use overdrive_core::{AVERAGED, IGNORED, Module, Parameter, STEPPED_IN_BACKWARD};
+use overdrive_core::{AVERAGED, IGNORED, IS_SHARDED, Module, Parameter, SHARDED, STEPPED_IN_BACKWARD};
 use overdrive_ffi::c10d::{Reducer, ReducerOptions};
 use overdrive_ffi::{TensorId, TensorList};
 use tch::Tensor;
@@ -256,6 +256,9 @@ fn check_parameters(params: &[(String, Tensor)]) -> Result<(), DdpError> {
     for (index, (name, tensor)) in params.iter().enumerate() {
         let wrong = |reason: String| DdpError::InvalidParameter { name: name.clone(), reason };
         check::in_model(tensor).map_err(wrong)?;
+        if SHARDED.contains(tensor) {
+            return Err(wrong(format!("cannot be used here: {IS_SHARDED}")));
+        }
         if tensor.requires_grad() && !tensor.is_leaf() {
             return Err(wrong("was computed from other tensors, but should be a leaf".to_owned()));
         }

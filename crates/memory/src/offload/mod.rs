@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use overdrive_core::{
-    Activity, Behavior, Entry, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict,
-    StateError, Stateful, activity, check_averaged, check_not_stepped_in_backward,
+    Activity, Behavior, Entry, IS_SHARDED, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, SHARDED,
+    StateDict, StateError, Stateful, activity, check_averaged, check_not_stepped_in_backward,
 };
 use overdrive_ffi::TensorId;
 use tch::{Device, Tensor};
@@ -198,6 +198,9 @@ fn check_leaves(params: &[Parameter]) -> Result<(), OptimizerError> {
         let refused = |reason: String| Err(OptimizerError::parameter(param, at, reason));
         if !param.tensor().is_leaf() {
             return refused("it is not a leaf: give the variable itself, not a tensor computed from it".to_owned());
+        }
+        if SHARDED.contains(param.tensor()) {
+            return refused(IS_SHARDED.to_owned());
         }
         if param.tensor().numel() > 0
             && let Some(before) = seen.insert(param.tensor().data_ptr().addr(), at)

@@ -90,7 +90,9 @@ impl Zero {
             Some(1) => ZeroStage::OptimizerStates,
             Some(2) => ZeroStage::Gradients,
             Some(3) => {
-                let reason = "it partitions parameters, and here each rank keeps all of them: use stage 2".to_owned();
+                let reason = "it partitions parameters by units, which a file does not have: make a \
+                              `FullyShardedDataParallel` in the program, or use stage 2"
+                    .to_owned();
                 return Err(DeepSpeedError::Refused { key: STAGE.to_owned(), found: "3".to_owned(), reason });
             }
             Some(other) => return Err(wrong(STAGE, &other.into(), "0, 1 or 2")),
@@ -153,8 +155,8 @@ mod tests {
 
     #[test]
     fn stage_3_is_refused_by_name_with_the_reason() {
-        let expected = "`zero_optimization.stage`: 3 is refused: it partitions parameters, and here each rank keeps all of \
-                        them: use stage 2";
+        let expected = "`zero_optimization.stage`: 3 is refused: it partitions parameters by units, which a file does not \
+                        have: make a `FullyShardedDataParallel` in the program, or use stage 2";
         assert_eq!(read(r#"{"zero_optimization": {"stage": 3}}"#).unwrap_err(), expected);
     }
 

@@ -1,12 +1,13 @@
 //! Clipping by the norm over all ranks' gradients.
 
 use overdrive_core::OptimizerError;
-use overdrive_ddp::ReduceOp;
+use overdrive_ddp::{ProcessGroup, ReduceOp};
 use overdrive_ffi::{Arg, LazyOp};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{PART, ShardedDataParallel};
 use crate::error::ShardError;
+use crate::link::Link;
 
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
@@ -47,33 +48,48 @@ impl ShardedDataParallel {
     /// # Source
     /// FairScale's `OSS.clip_grad_norm`
     pub fn clip_grad_norm_(&self, max_norm: f64) -> Result<GradNorm, ShardError> {
-        if max_norm.is_nan() || max_norm < 0.0 {
-            let (option, found) = ("max_norm", max_norm);
-            return Err(OptimizerError::InvalidOption { option, found, expected: "at least 0" }.into());
-        }
+        check_max_norm(max_norm)?;
         self.link.check(PART)?;
-        let _no_grad = tch::no_grad_guard();
         let grads = self.shared.lock().own()?;
-        let (kind, device) = self.norm;
-        let dtype = Arg::Int(if kind == Kind::Double { DOUBLE } else { FLOAT });
-        let mut squares = Tensor::f_zeros([1], (kind, device))?;
-        for grad in &grads {
-            // 16 bits cannot hold every norm of 16-bit gradients.
-            let norm = NORM.tensor(&[Arg::Tensor(grad), Arg::Double(2.0), Arg::None, Arg::Bool(false), dtype])?;
-            let _sum = squares.f_add_(&norm.f_to_device(device)?.f_square()?)?;
-        }
-        if self.group.size() > 1 {
-            self.link.watch(self.group.all_reduce(&mut squares, ReduceOp::Sum).map_err(ShardError::from))?;
-        }
-        let norm = squares.f_reshape(&[0i64; 0][..])?.f_sqrt()?;
-        let inverse = ADD.tensor(&[Arg::Tensor(&norm), Arg::Double(EPS)])?.f_reciprocal()?;
-        let factor = MUL.tensor(&[Arg::Tensor(&inverse), Arg::Double(max_norm)])?;
-        // Never above 1: gradients that are small enough stay as they are.
-        let factor = CLAMP_MAX.tensor(&[Arg::Tensor(&factor), Arg::Double(1.0)])?;
-        for mut grad in grads {
-            let factor = factor.f_to_device(grad.device())?;
-            let _scaled = grad.f_mul_(&factor)?;
-        }
-        Ok(GradNorm(norm))
+        clip(&self.group, &self.link, grads, self.norm, max_norm)
     }
+}
+
+pub(crate) fn check_max_norm(max_norm: f64) -> Result<(), ShardError> {
+    if max_norm.is_nan() || max_norm < 0.0 {
+        let (option, found) = ("max_norm", max_norm);
+        return Err(OptimizerError::InvalidOption { option, found, expected: "at least 0" }.into());
+    }
+    Ok(())
+}
+
+/// Clips this rank's gradients by the norm over all ranks, computed in this dtype on this device.
+pub(crate) fn clip(
+    group: &ProcessGroup,
+    link: &Link,
+    grads: Vec<Tensor>,
+    (kind, device): (Kind, Device),
+    max_norm: f64,
+) -> Result<GradNorm, ShardError> {
+    let _no_grad = tch::no_grad_guard();
+    let dtype = Arg::Int(if kind == Kind::Double { DOUBLE } else { FLOAT });
+    let mut squares = Tensor::f_zeros([1], (kind, device))?;
+    for grad in &grads {
+        // 16 bits cannot hold every norm of 16-bit gradients.
+        let norm = NORM.tensor(&[Arg::Tensor(grad), Arg::Double(2.0), Arg::None, Arg::Bool(false), dtype])?;
+        let _sum = squares.f_add_(&norm.f_to_device(device)?.f_square()?)?;
+    }
+    if group.size() > 1 {
+        link.watch(group.all_reduce(&mut squares, ReduceOp::Sum).map_err(ShardError::from))?;
+    }
+    let norm = squares.f_reshape(&[0i64; 0][..])?.f_sqrt()?;
+    let inverse = ADD.tensor(&[Arg::Tensor(&norm), Arg::Double(EPS)])?.f_reciprocal()?;
+    let factor = MUL.tensor(&[Arg::Tensor(&inverse), Arg::Double(max_norm)])?;
+    // Never above 1: gradients that are small enough stay as they are.
+    let factor = CLAMP_MAX.tensor(&[Arg::Tensor(&factor), Arg::Double(1.0)])?;
+    for mut grad in grads {
+        let factor = factor.f_to_device(grad.device())?;
+        let _scaled = grad.f_mul_(&factor)?;
+    }
+    Ok(GradNorm(norm))
 }

@@ -21,6 +21,7 @@ use crate::zero::{BUCKET_BYTES, ZeroRedundancyOptimizer};
 use reduction::{Passed, Reduction};
 
 pub use clip::GradNorm;
+pub(crate) use clip::{check_max_norm, clip};
 pub use sync::NoSync;
 
 const BUILDING: &str = "building a ShardedDataParallel";

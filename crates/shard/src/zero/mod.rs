@@ -207,7 +207,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         }
         let Some(own) = &self.own else { return Ok(()) };
         // Options may have been changed, or loaded.
-        plan::check_behavior(&own.inner)?;
+        plan::check_behavior(PART, &own.inner)?;
         if own.inner.params().len() != own.params.len() || own.inner.num_groups() != own.groups.len() {
             let reason = "parameters were added to the optimizer inside after they were partitioned, which the other ranks \
                           would not get: build it anew over all parameters";

@@ -3,10 +3,10 @@
 use overdrive_core::{
     Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, SkipAgreement, Stateful, SyncError, activity,
 };
-use overdrive_ddp::{DdpError, ReduceOp};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::ZeroRedundancyOptimizer;
+use crate::agree;
 use crate::error::ShardError;
 use crate::plan::{Group, Own, PART};
 
@@ -174,20 +174,6 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
 
 impl<O: Optimizer> SkipAgreement for ZeroRedundancyOptimizer<O> {
     fn agree(&self, found_inf: &Tensor) -> Result<(), SyncError> {
-        if self.group.size() == 1 {
-            return Ok(());
-        }
-        let largest = || -> Result<(), DdpError> {
-            // NCCL cannot send what is on the host.
-            let to = match self.group.device() {
-                Device::Cpu => found_inf.device(),
-                gpu => gpu,
-            };
-            let mut flag = found_inf.f_to_device(to)?.f_reshape([1])?;
-            self.group.all_reduce(&mut flag, ReduceOp::Max)?;
-            found_inf.shallow_clone().f_copy_(&flag.f_reshape(&[0i64; 0][..])?)?;
-            Ok(())
-        };
-        Ok(self.link.watch(largest().map_err(ShardError::from))?)
+        Ok(self.link.watch(agree::on_largest(&self.group, found_inf).map_err(ShardError::from))?)
     }
 }

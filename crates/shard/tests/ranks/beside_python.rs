@@ -15,7 +15,7 @@ use tch::{Device, Kind, Tensor};
 use crate::harness::{Meeting, all_through, free_port, start};
 use crate::zero::Build;
 
-const FOLDER: &str = "OVERDRIVE_TEST_FOLDER";
+pub const FOLDER: &str = "OVERDRIVE_TEST_FOLDER";
 const SHAPES: [&[i64]; 6] = [&[24, 10], &[24], &[16, 24], &[16], &[3, 16], &[3]];
 const STEPS: usize = 20;
 /// Only a limit against hanging.
@@ -46,9 +46,14 @@ impl Drop for PythonRank {
 
 /// Python's ranks write what they have trained, and ours compare.
 pub fn equals() -> Result<()> {
+    beside("zero_rank.py", "beside_python")
+}
+
+/// Two ranks of a Python program, then two of a scenario that reads what they wrote.
+pub fn beside(script: &str, scenario: &str) -> Result<()> {
     let python = python().context("no Python has torch 2.11")?;
     let folder = tempfile::tempdir()?;
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ranks/zero_rank.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ranks").join(script);
     let port = free_port().to_string();
     let begin = |rank: usize| {
         let mut command = Command::new(&python);
@@ -71,7 +76,7 @@ pub fn equals() -> Result<()> {
     }
     let port = free_port();
     let vars = [(FOLDER, folder.path().to_str().context("a path in UTF-8")?)];
-    let ours = (0..2).map(|rank| start("beside_python", rank, 2, port, &vars)).collect::<Result<Vec<_>>>()?;
+    let ours = (0..2).map(|rank| start(scenario, rank, 2, port, &vars)).collect::<Result<Vec<_>>>()?;
     all_through(ours, Instant::now()).map(drop)
 }
 
@@ -86,7 +91,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
 }
 
 /// The numbers of a file of float32.
-fn numbers(path: PathBuf) -> Result<Vec<f32>> {
+pub fn numbers(path: PathBuf) -> Result<Vec<f32>> {
     let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
     Ok(bytes.chunks_exact(4).map(|it| f32::from_le_bytes([it[0], it[1], it[2], it[3]])).collect())
 }

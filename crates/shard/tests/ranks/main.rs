@@ -4,6 +4,15 @@
 mod beside_python;
 mod deepspeed;
 mod edges;
+mod full;
+mod full_beside_python;
+mod full_edges;
+mod full_failures;
+mod full_hybrid;
+mod full_memory;
+mod full_random;
+mod full_refusals;
+mod full_state;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
@@ -61,6 +70,22 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("rates", rates::scenario),
     ("edges", edges::scenario),
     ("deepspeed", deepspeed::scenario),
+    ("full", full::training),
+    ("full_passes", full::passes),
+    ("full_order", full::order),
+    ("full_random", full_random::scenario),
+    ("full_hybrid", full_hybrid::scenario),
+    ("full_forward", full_failures::forward),
+    ("full_backward", full_failures::backward_passes),
+    ("full_steps", full_failures::steps),
+    ("full_refusals", full_refusals::scenario),
+    ("full_large", full_memory::scenario),
+    ("full_edges", full_edges::scenario),
+    ("full_lost", full_edges::lost),
+    ("full_whole", full_state::whole),
+    ("full_optimizers", full_state::optimizers),
+    ("full_saved", full_state::saved),
+    ("full_beside_python", full_beside_python::scenario),
     ("saved", saved::scenario),
     ("lost_memory", lost::memory),
     ("lost_in_a_sum", lost::in_a_sum),
@@ -112,6 +137,27 @@ fn main() -> Result<ExitCode> {
         ("accumulators_and_estimates_that_would_not_average_are_refused", "joined_accumulators", 2),
         ("wrappers_of_sharded_optimizers_are_the_same_on_all_ranks", "joined_optimizers", 2),
         ("what_fails_in_a_step_or_a_scaler_on_a_rank_fails_on_all", "joined_failures", 3),
+        ("full_shards_of_1_equal_the_large_batch", "full", 1),
+        ("full_shards_of_2_equal_the_large_batch", "full", 2),
+        ("full_shards_of_3_equal_the_large_batch", "full", 3),
+        ("full_shards_of_4_equal_the_large_batch", "full", 4),
+        ("full_passes_of_2_add_up", "full_passes", 2),
+        ("full_passes_of_3_add_up", "full_passes", 3),
+        ("full_units_are_gathered_ahead_in_the_order_of_the_last_pass", "full_order", 2),
+        ("full_shards_of_3_through_random_passes_and_failures", "full_random", 3),
+        ("full_shards_over_pairs_of_4_equal_the_large_batch", "full_hybrid", 4),
+        ("full_forward_that_fails_on_a_rank_fails_on_all", "full_forward", 3),
+        ("full_backward_that_fails_on_a_rank_fails_on_all", "full_backward", 3),
+        ("full_step_that_fails_on_a_rank_fails_on_all", "full_steps", 3),
+        ("full_shards_that_cannot_be_are_named_on_every_rank", "full_refusals", 3),
+        ("full_edges_of_1", "full_edges", 1),
+        ("full_edges_of_3", "full_edges", 3),
+        ("full_shards_report_a_rank_that_is_gone", "full_lost", 3),
+        ("full_states_of_4_are_those_of_a_plain_run_and_of_2", "full_whole", 4),
+        ("full_optimizers_over_rows_of_2_step_and_save_as_the_whole", "full_optimizers", 2),
+        ("full_optimizers_over_rows_of_4_step_and_save_as_the_whole", "full_optimizers", 4),
+        ("full_shards_of_2_need_half_of_the_memory", "full_large", 2),
+        ("full_shards_of_4_need_less_than_0_30_of_the_memory", "full_large", 4),
         ("a_rank_that_is_gone_is_reported_in_a_step", "lost_in_a_step", 3),
         ("a_rank_that_is_gone_is_reported_in_backward", "lost_in_backward", 3),
         ("a_rank_that_is_gone_is_reported_in_a_sum_of_counts", "lost_in_a_sum", 3),
@@ -125,15 +171,22 @@ fn main() -> Result<ExitCode> {
         Trial::test(name, move || run(scenario, ranks).map(drop).map_err(|error| Failed::from(format!("{error:#}"))))
     };
     let mut trials: Vec<Trial> = tests.into_iter().map(trial).collect();
-    let saved = || saved::run().map_err(|error| Failed::from(format!("{error:#}")));
-    trials.push(Trial::test("a_checkpoint_of_each_rank_resumes_to_the_bit", saved));
+    type Run = fn() -> Result<()>;
+    let alone =
+        |name: &str, run: Run| Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
+    trials.push(alone("a_checkpoint_of_each_rank_resumes_to_the_bit", saved::run));
+    trials.push(alone("full_shards_of_each_rank_resume_to_the_bit", full_state::run));
     // Ignored where there is no such Python.
     let no_python = beside_python::python().is_none();
-    let beside = "zero_of_2_trains_as_python_s";
-    if no_python && !arguments.list {
-        println!("{beside}: skipped: no Python with torch 2.11");
+    let beside: [(&str, Run); 2] = [
+        ("zero_of_2_trains_as_python_s", beside_python::equals),
+        ("full_shards_of_2_train_as_python_s", full_beside_python::equals),
+    ];
+    for (name, run) in beside {
+        if no_python && !arguments.list {
+            println!("{name}: skipped: no Python with torch 2.11");
+        }
+        trials.push(alone(name, run).with_ignored_flag(no_python));
     }
-    let beside = Trial::test(beside, || beside_python::equals().map_err(|error| Failed::from(format!("{error:#}"))));
-    trials.push(beside.with_ignored_flag(no_python));
     libtest_mimic::run(&arguments, trials).exit()
 }

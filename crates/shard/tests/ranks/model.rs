@@ -1,5 +1,7 @@
 //! A small model in float64, its data, and comparisons.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, ensure};
 use overdrive_core::{Entry, Optimizer, StateDict};
 use tch::nn::{self, Module};
@@ -36,6 +38,24 @@ impl Model {
     pub fn forward_from(&self, first: usize, inputs: &Tensor) -> Tensor {
         let (last, hidden) = self.layers[first..].split_last().unwrap();
         last.forward(&hidden.iter().fold(inputs.shallow_clone(), |x, layer| layer.forward(&x).tanh()))
+    }
+
+    /// One layer alone, with the activation after it.
+    pub fn layer(&self, number: usize, inputs: &Tensor) -> Tensor {
+        let outputs = self.layers[number].forward(inputs);
+        if number + 1 == self.layers.len() { outputs } else { outputs.tanh() }
+    }
+
+    /// The parameters of a layer.
+    pub fn layer_parameters(&self, number: usize) -> Vec<(String, Tensor)> {
+        let prefix = format!("layer{number}.");
+        self.vs
+            .variables()
+            .into_iter()
+            .filter(|(name, _)| name.starts_with(&prefix))
+            .collect::<BTreeMap<_, _>>()
+            .into_iter()
+            .collect()
     }
 
     pub fn loss(&self, batch: &(Tensor, Tensor)) -> Tensor {

@@ -12,8 +12,8 @@ pub(super) const KEYS: &[Row] = &[
         section: "zero_optimization",
         keys: &["stage"],
         rule: Rule::Honoured,
-        why: "`stage()`: 0; 1, a `ZeroRedundancyOptimizer`; 2, a `ShardedDataParallel` too; 3 is refused, because each rank \
-              keeps all parameters. `true` in place of the section is stage 1, as in old files",
+        why: "`stage()`: 0; 1, a `ZeroRedundancyOptimizer`; 2, a `ShardedDataParallel` too; 3 is refused: a file \
+              does not have the units of a `FullyShardedDataParallel`, which the program makes. `true` in place of the section is stage 1, as in old files",
     },
     Row {
         section: "zero_optimization",

@@ -3,6 +3,7 @@
 mod buckets;
 mod devices;
 pub mod failures;
+pub mod full;
 pub mod offload;
 pub mod parts;
 #[path = "../../../../../crates/launch/tests/launch/port.rs"]
@@ -36,6 +37,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("ring", ring::scenario),
     ("failures", failures::scenario),
     ("parts", parts::scenario),
+    ("full", full::scenario),
     ("steps", steps::scenario),
     ("offload", offload::scenario),
     ("loading", crate::loading::scenario),

@@ -1,0 +1,130 @@
+//! Decisions that all ranks make together, before each exchange.
+
+use super::engine::{Engine, PART};
+use super::meeting::{Event, Said};
+use super::unit::UnitState;
+use crate::error::ShardError;
+
+/// What all ranks have said.
+pub(super) struct Agreed {
+    pub(super) event: Event,
+    /// Units that some rank lacks.
+    pub(super) lacking: Vec<bool>,
+    /// Units whose gradients all ranks have.
+    pub(super) ready: Vec<bool>,
+    /// Parameters of which some rank has a gradient.
+    pub(super) grads: Vec<bool>,
+}
+
+impl Engine {
+    fn said(&self, event: Event, failed: Option<String>) -> Said {
+        let is_held = self.held || self.pass.is_none();
+        let is_ready = |unit: &UnitState| {
+            let is_all = event == Event::Follow || unit.is_ready();
+            unit.is_trained() && !unit.is_sent && !is_held && is_all
+        };
+        let units = || self.units.iter();
+        Said {
+            event,
+            failed,
+            held: self.window,
+            lacking: units().map(UnitState::is_lacking).collect(),
+            ready: units().map(is_ready).collect(),
+            grads: units().flat_map(|unit| unit.has_grad.iter().copied()).collect(),
+        }
+    }
+
+    /// Agrees with all ranks on what comes next. An error of one rank is one of all.
+    pub(super) fn meet(&mut self, event: Event, own: Result<(), ShardError>) -> Result<Agreed, ShardError> {
+        if let Err(broken) = self.link.check(PART) {
+            return Err(own.err().unwrap_or(broken.into()));
+        }
+        let said = self.said(event, own.as_ref().err().map(ShardError::to_string));
+        if self.ranks.all.size() == 1 {
+            own?;
+            let Said { event, lacking, ready, grads, .. } = said;
+            return Ok(Agreed { event, lacking, ready, grads });
+        }
+        let met = self.meeting.exchange(&said);
+        let all = self.link.watch(met)?;
+        if let Err(error) = own.and_then(|()| self.compare(event, &all)) {
+            self.is_known = true;
+            if all.iter().any(|it| it.event != all[0].event) {
+                // Some ranks free gradients after such a failure, so all do.
+                self.clear_grads()?;
+            }
+            return Err(error);
+        }
+        let leads = leader(&all).map_or(Event::Follow, |rank| all[rank].event);
+        self.is_known = false;
+        let over = |of: fn(&Said) -> &Vec<bool>, is_any: bool| -> Vec<bool> {
+            let at = |at: usize| match is_any {
+                true => all.iter().any(|it| of(it)[at]),
+                false => all.iter().all(|it| of(it)[at]),
+            };
+            (0..of(&all[0]).len()).map(at).collect()
+        };
+        let (lacking, grads) = (over(|it| &it.lacking, true), over(|it| &it.grads, true));
+        Ok(Agreed { event: leads, lacking, ready: over(|it| &it.ready, false), grads })
+    }
+
+    /// An error if a rank has failed, or does something else.
+    fn compare(&self, event: Event, all: &[Said]) -> Result<(), ShardError> {
+        let failed = all.iter().enumerate().find_map(|(rank, it)| Some((rank, it.failed.clone()?)));
+        if let Some((rank, reason)) = failed {
+            return Err(ShardError::OtherRank { what: event.what(), rank, reason });
+        }
+        let Some(first) = leader(all) else { return Ok(()) };
+        let next = |rank: usize| all[rank].event.told(&self.units);
+        if let Some(rank) = all.iter().position(|it| it.event != all[first].event && it.event != Event::Follow) {
+            let what = "what comes next".to_owned();
+            return Err(ShardError::RanksDisagree { what, rank, found: next(rank), expected: next(first) });
+        }
+        let is_end = matches!(all[first].event, Event::End | Event::EndHeld);
+        if let Some(rank) = all.iter().position(|it| is_end && it.held != all[0].held) {
+            let what = "how many passes have left gradients local".to_owned();
+            let [found, expected] = [all[rank].held, all[0].held].map(|it| it.to_string());
+            return Err(ShardError::RanksDisagree { what, rank, found, expected });
+        }
+        Ok(())
+    }
+
+    /// As [`meet`](Self::meet), where nothing but the agreement is needed.
+    pub(super) fn agree(&mut self, event: Event, own: Result<(), ShardError>) -> Result<(), ShardError> {
+        let agreed = self.meet(event, own).map(drop);
+        self.is_known = false;
+        agreed
+    }
+
+    /// Tells the other ranks of a failure between exchanges, without waiting for them.
+    pub(super) fn tell(&mut self, reason: String) {
+        if self.ranks.all.size() == 1 || self.is_known || self.link.check(PART).is_err() {
+            return;
+        }
+        self.is_known = true;
+        let told = self.meeting.tell(&self.said(Event::Failed, Some(reason)));
+        // The others do so when they hear of it. It fails for no leaf.
+        let _ = self.clear_grads();
+        // The others find that this rank does not answer; the failure itself is reported here.
+        let _ = self.link.watch(told);
+    }
+
+    /// A failure between exchanges, in a forward.
+    pub(super) fn fail_between(&mut self, reason: String) {
+        if self.pass.is_some() {
+            // The pass reports it, unless what runs again is only left early because it has saved enough.
+            return;
+        }
+        self.tell(reason);
+        // The outermost one ends what is under way.
+        if self.depth == 0 {
+            self.is_known = false;
+            self.reset();
+        }
+    }
+}
+
+/// The first rank that has something of its own to do.
+fn leader(all: &[Said]) -> Option<usize> {
+    all.iter().position(|it| it.event != Event::Follow)
+}

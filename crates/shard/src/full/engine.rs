@@ -1,0 +1,305 @@
+//! Gathers and frees units, in step with the other ranks.
+
+use std::collections::{HashMap, VecDeque};
+
+use overdrive_core::Parameter;
+use overdrive_ffi::{TensorId, bump_version};
+
+use super::agreement::Agreed;
+use super::gather::Gather;
+use super::meeting::{Event, Meeting};
+use super::order::Order;
+use super::param::ShardedParam;
+use super::ranks::Ranks;
+use super::unit::{UnitState, Whole};
+use crate::error::ShardError;
+use crate::link::Link;
+
+pub(super) const PART: &str = "FullyShardedDataParallel";
+
+/// How much is remembered of what was exchanged at most.
+const LOG: usize = 10_000;
+
+/// Something that was exchanged or freed, for those who look at the order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Exchange {
+    /// A gather of this unit's whole parameters was started.
+    GatherStarted(String),
+    /// It was waited for, because the unit computes now.
+    GatherUsed(String),
+    /// The unit's whole parameters were freed.
+    Freed(String),
+    /// The mean of the unit's gradients was started.
+    ReductionStarted(String),
+}
+
+/// All units, and what is under way.
+pub(super) struct Engine {
+    pub(super) ranks: Ranks,
+    pub(super) link: Link,
+    pub(super) units: Vec<UnitState>,
+    /// The unit of each parameter and its index there, in the order of the model.
+    pub(super) places: Vec<(usize, usize)>,
+    pub(super) meeting: Meeting,
+    pub(super) order: Order,
+    pub(super) prefetches: bool,
+    /// The backward pass under way.
+    pub(super) pass: Option<Pass>,
+    /// Passes leave gradients local.
+    pub(super) held: bool,
+    /// How many have done so since gradients were last averaged or freed.
+    pub(super) window: u64,
+    /// Forwards under way, one within the other.
+    pub(super) depth: usize,
+    /// A failure that all ranks know of has ended what is under way.
+    pub(super) is_known: bool,
+    /// Gathers that only other ranks need.
+    discarded: Vec<Gather>,
+    /// Since the last pass began.
+    pub(super) log: Vec<Exchange>,
+}
+
+#[derive(Default)]
+pub(super) struct Pass {
+    /// What was wrong with a gradient.
+    pub(super) refused: Option<ShardError>,
+    /// Units whose means are under way, the first sent first.
+    pub(super) under_way: VecDeque<usize>,
+}
+
+/// Memory for a unit, and for the next one.
+#[derive(Default)]
+struct Prepared {
+    own: Option<Gather>,
+    ahead: Option<Gather>,
+}
+
+impl Engine {
+    pub(super) fn new(ranks: &Ranks) -> Result<Self, ShardError> {
+        let (meeting, ranks) = (Meeting::new(&ranks.all)?, ranks.clone());
+        Ok(Self {
+            ranks,
+            link: Link::default(),
+            units: Vec::new(),
+            places: Vec::new(),
+            meeting,
+            order: Order::default(),
+            prefetches: true,
+            pass: None,
+            held: false,
+            window: 0,
+            depth: 0,
+            is_known: false,
+            discarded: Vec::new(),
+            log: Vec::new(),
+        })
+    }
+
+    fn log(&mut self, made: fn(String) -> Exchange, unit: usize) {
+        if self.log.len() == LOG {
+            self.log.clear();
+        }
+        let made = made(self.units[unit].name.clone());
+        self.log.push(made);
+    }
+
+    /// All parameters, in the order of the model.
+    pub(super) fn params(&self) -> impl Iterator<Item = &ShardedParam> {
+        self.places.iter().map(|&(unit, index)| &self.units[unit].params[index])
+    }
+
+    /// Puts the parameters into the order of the model, under its names. Those that it does not have come last.
+    pub(super) fn put_in_order(&mut self, model: &[Parameter]) {
+        let order: HashMap<TensorId, usize> = model.iter().map(|it| TensorId::of(it.tensor())).zip(0..).collect();
+        let mut places = Vec::new();
+        for (number, unit) in self.units.iter_mut().enumerate() {
+            for (index, param) in unit.params.iter_mut().enumerate() {
+                let at = order.get(&TensorId::of(param.whole())).copied();
+                if let Some(at) = at {
+                    param.rename(model[at].name());
+                }
+                places.push((at.unwrap_or(usize::MAX), (number, index)));
+            }
+        }
+        places.sort_by_key(|(at, _)| *at);
+        self.places = places.into_iter().map(|(_, place)| place).collect();
+    }
+
+    /// A unit computes next: its whole parameters are here afterwards, and those of the next are on their way.
+    pub(super) fn come_to(&mut self, event: Event, unit: usize) -> Result<(), ShardError> {
+        let ahead = self.prefetches.then(|| self.order.next(event)).flatten();
+        let renewed = if matches!(event, Event::Forward(_)) { self.drop_stale(unit) } else { Ok(()) };
+        let prepared = renewed.and_then(|()| self.prepare(unit, ahead));
+        let (prepared, own) = match prepared {
+            Ok(prepared) => (prepared, Ok(())),
+            Err(error) => (Prepared::default(), Err(error)),
+        };
+        let agreed = self.meet(event, own)?;
+        self.carry_out(&agreed, unit, ahead, prepared)?;
+        self.order.record(event);
+        Ok(())
+    }
+
+    /// Forgets whole parameters whose shards were changed since, other than by the optimizer.
+    fn drop_stale(&mut self, unit: usize) -> Result<(), ShardError> {
+        if !self.units[unit].is_stale() {
+            return Ok(());
+        }
+        if let Whole::Coming(gather) = std::mem::replace(&mut self.units[unit].whole, Whole::Freed) {
+            self.discarded.push(gather);
+            return Ok(());
+        }
+        let freed = self.units[unit].free();
+        // A graph that was made of the old values cannot run any more.
+        self.units[unit].params.iter().for_each(|param| bump_version(param.whole()));
+        freed
+    }
+
+    fn prepare(&self, unit: usize, ahead: Option<usize>) -> Result<Prepared, ShardError> {
+        let ranks = self.ranks.parts.size();
+        let gather = |unit: usize| {
+            let unit = &self.units[unit];
+            unit.is_lacking().then(|| Gather::prepare(&unit.params, ranks)).transpose()
+        };
+        Ok(Prepared { own: gather(unit)?, ahead: ahead.map_or(Ok(None), gather)? })
+    }
+
+    /// The exchanges that all ranks have agreed on. All are started before one is waited for: whatever fails on this rank
+    /// then, the others do not wait for it.
+    fn carry_out(
+        &mut self,
+        agreed: &Agreed,
+        unit: usize,
+        ahead: Option<usize>,
+        prepared: Prepared,
+    ) -> Result<(), ShardError> {
+        self.send_ready(&agreed.ready)?;
+        let own = match agreed.lacking[unit] {
+            true => Some(self.start(unit, prepared.own)?),
+            false => None,
+        };
+        if let Some(ahead) = ahead.filter(|it| agreed.lacking[*it]) {
+            let gather = self.start(ahead, prepared.ahead)?;
+            match &mut self.units[ahead].whole {
+                whole @ Whole::Freed => *whole = Whole::Coming(gather),
+                // Here already: only the others need it.
+                _ => self.discarded.push(gather),
+            }
+        }
+        let gather = match (std::mem::replace(&mut self.units[unit].whole, Whole::Freed), own) {
+            (Whole::Here, own) => {
+                self.units[unit].whole = Whole::Here;
+                self.discarded.extend(own);
+                return Ok(());
+            }
+            (Whole::Coming(coming), own) => {
+                self.discarded.extend(own);
+                coming
+            }
+            (Whole::Freed, Some(own)) => own,
+            // Nobody lacks it, so it is here.
+            (Whole::Freed, None) => return Ok(()),
+        };
+        let finished = gather.finish(&mut self.units[unit].params, self.ranks.parts.size());
+        self.units[unit].versions = self.link.watch(finished)?;
+        self.units[unit].whole = Whole::Here;
+        self.log(Exchange::GatherUsed, unit);
+        Ok(())
+    }
+
+    /// Does as the other ranks, and keeps nothing.
+    pub(super) fn come_along(&mut self, agreed: &Agreed, unit: usize) -> Result<(), ShardError> {
+        let ahead = self.prefetches.then(|| self.order.next(agreed.event)).flatten();
+        self.carry_out(agreed, unit, ahead, Prepared::default())?;
+        self.order.record(agreed.event);
+        self.free(unit)
+    }
+
+    /// After an agreement: the other ranks do the same, and wait for this one.
+    fn start(&mut self, unit: usize, prepared: Option<Gather>) -> Result<Gather, ShardError> {
+        let prepared = match prepared {
+            Some(gather) => Ok(gather),
+            None => Gather::prepare(&self.units[unit].params, self.ranks.parts.size()),
+        };
+        let started = prepared.and_then(|mut gather| {
+            gather.start(&self.ranks.parts)?;
+            Ok(gather)
+        });
+        if started.is_err() {
+            self.link.breaks();
+        }
+        self.log(Exchange::GatherStarted, unit);
+        started
+    }
+
+    /// Starts the means of units whose gradients all ranks have; waits for those that were started before, so that their
+    /// buffers are freed.
+    fn send_ready(&mut self, ready: &[bool]) -> Result<(), ShardError> {
+        let units: Vec<usize> = (0..ready.len()).filter(|&unit| ready[unit]).collect();
+        if !units.is_empty() {
+            self.wait_for_means()?;
+        }
+        units.into_iter().try_for_each(|unit| self.send(unit))
+    }
+
+    pub(super) fn send(&mut self, unit: usize) -> Result<(), ShardError> {
+        let sent = self.units[unit].take_rest().and_then(|()| self.units[unit].send(&self.ranks));
+        // The others have started it already.
+        if sent.is_err() && self.ranks.all.size() > 1 {
+            self.link.breaks();
+        }
+        sent?;
+        if let Some(pass) = &mut self.pass {
+            pass.under_way.push_back(unit);
+        }
+        self.log(Exchange::ReductionStarted, unit);
+        Ok(())
+    }
+
+    pub(super) fn wait_for_means(&mut self) -> Result<(), ShardError> {
+        let under_way = self.pass.as_mut().map(|pass| std::mem::take(&mut pass.under_way)).unwrap_or_default();
+        for unit in under_way {
+            let waited = self.units[unit].wait();
+            self.link.watch(waited)?;
+        }
+        Ok(())
+    }
+
+    /// Frees a unit's whole parameters, if they are here.
+    pub(super) fn free(&mut self, unit: usize) -> Result<(), ShardError> {
+        if matches!(self.units[unit].whole, Whole::Here) {
+            self.log(Exchange::Freed, unit);
+            return self.units[unit].free();
+        }
+        Ok(())
+    }
+
+    /// Frees all units, also those that were gathered ahead.
+    pub(super) fn free_all(&mut self) -> Result<(), ShardError> {
+        let waited = self.discarded.drain(..).try_for_each(Gather::discard);
+        let mut freed = self.link.watch(waited);
+        for unit in 0..self.units.len() {
+            let own = match std::mem::replace(&mut self.units[unit].whole, Whole::Freed) {
+                Whole::Coming(gather) => {
+                    let waited = gather.discard();
+                    self.link.watch(waited)
+                }
+                whole => {
+                    self.units[unit].whole = whole;
+                    self.free(unit)
+                }
+            };
+            freed = freed.and(own);
+        }
+        freed
+    }
+
+    /// Ends what is under way after a failure.
+    pub(super) fn reset(&mut self) {
+        self.pass = None;
+        self.order.cut();
+        self.discarded.clear();
+        self.units.iter_mut().for_each(UnitState::reset);
+    }
+}

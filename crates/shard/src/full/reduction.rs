@@ -1,0 +1,127 @@
+//! Averages a unit's gradients over ranks, each rank's rows on that rank.
+
+use overdrive_ddp::{ProcessGroup, ReduceOp, Work};
+use overdrive_ffi::{Arg, LazyOp};
+use tch::{Device, Kind, Tensor};
+
+use super::param::ShardedParam;
+use super::ranks::Ranks;
+use crate::error::ShardError;
+
+static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
+
+/// The trained parameters of a unit whose gradients are of one dtype.
+pub(super) struct Reduction {
+    /// Their indices in the unit, and where their parts begin, in elements.
+    members: Vec<(usize, i64)>,
+    /// Elements of all parts of a rank.
+    numel: i64,
+    kind: Kind,
+    device: Device,
+    /// The gradients of a pass, `[ranks, elements of a rank]`.
+    all: Option<Tensor>,
+    under_way: Option<UnderWay>,
+}
+
+/// Means on their way.
+struct UnderWay {
+    /// This rank's part.
+    own: Tensor,
+    work: Option<Work>,
+    /// Whose sums are to be added.
+    replicas: Option<ProcessGroup>,
+}
+
+/// One for each dtype that gradients are sent in; `reduced`: this dtype, or each parameter's own.
+pub(super) fn reductions(params: &[ShardedParam], reduced: Option<Kind>) -> Vec<Reduction> {
+    let mut all: Vec<Reduction> = Vec::new();
+    for (index, param) in params.iter().enumerate().filter(|(_, param)| param.is_trained) {
+        let kind = reduced.unwrap_or(param.kind);
+        let device = param.shard.tensor().device();
+        let at = all.iter().position(|it| it.kind == kind).unwrap_or_else(|| {
+            all.push(Reduction { members: Vec::new(), numel: 0, kind, device, all: None, under_way: None });
+            all.len() - 1
+        });
+        let first = all[at].numel;
+        all[at].members.push((index, first));
+        all[at].numel += param.layout.part_numel();
+    }
+    all
+}
+
+impl Reduction {
+    pub(super) fn has(&self, index: usize) -> bool {
+        self.members.iter().any(|(member, _)| *member == index)
+    }
+
+    /// Takes the gradient of a parameter. Returns whether it has one.
+    pub(super) fn take(&mut self, index: usize, param: &ShardedParam) -> Result<bool, ShardError> {
+        if !param.whole().f_grad()?.defined() {
+            return Ok(false);
+        }
+        let _no_grad = tch::no_grad_guard();
+        let all = self.prepared(param.layout.ranks)?;
+        let first = self.members.iter().find(|(member, _)| *member == index).map_or(0, |(_, first)| *first);
+        param.take_grad(&all.f_narrow(1, first, param.layout.part_numel())?)
+    }
+
+    /// The memory for a pass: zeros, also in place of gradients that this rank does not have.
+    fn prepared(&mut self, ranks: i64) -> Result<Tensor, ShardError> {
+        if let Some(all) = &self.all {
+            return Ok(all.shallow_clone());
+        }
+        let all = Tensor::f_zeros([ranks, self.numel], (self.kind, self.device))?;
+        Ok(self.all.insert(all).shallow_clone())
+    }
+
+    /// Starts to average.
+    pub(super) fn send(&mut self, ranks: &Ranks) -> Result<(), ShardError> {
+        let _no_grad = tch::no_grad_guard();
+        let all = self.prepared(ranks.parts.size() as i64)?;
+        self.all = None;
+        if ranks.all.size() > 1 {
+            // Before the sum, as DDP does: float16 would overflow.
+            MUL.call(&[Arg::Tensor(&all), Arg::Double(1.0 / ranks.all.size() as f64)])?;
+        }
+        let all = all.f_view([-1])?;
+        let (own, work) = match ranks.parts.size() {
+            1 => (all, None),
+            _ => {
+                let mut own = Tensor::f_empty([self.numel], (self.kind, self.device))?;
+                let work = ranks.parts.reduce_scatter_into_async(&mut own, &all, ReduceOp::Sum)?;
+                (own, Some(work))
+            }
+        };
+        self.under_way = Some(UnderWay { own, work, replicas: ranks.replicas.clone() });
+        Ok(())
+    }
+
+    /// Waits for the means.
+    pub(super) fn wait(&mut self) -> Result<(), ShardError> {
+        let Some(under_way) = &mut self.under_way else { return Ok(()) };
+        if let Some(work) = under_way.work.take() {
+            work.wait()?;
+        }
+        // All ranks wait in the same order.
+        if let Some(replicas) = under_way.replicas.take() {
+            replicas.all_reduce(&mut under_way.own, ReduceOp::Sum)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the shards the means, those of parameters that some rank has used.
+    pub(super) fn give(&mut self, params: &[ShardedParam], is_used: impl Fn(usize) -> bool) -> Result<(), ShardError> {
+        self.wait()?;
+        let Some(UnderWay { own, .. }) = self.under_way.take() else { return Ok(()) };
+        let _no_grad = tch::no_grad_guard();
+        for &(index, first) in self.members.iter().filter(|(index, _)| is_used(*index)) {
+            let param = &params[index];
+            param.add_mean(&own.f_narrow(0, first, param.layout.part_numel())?)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn clear(&mut self) {
+        (self.all, self.under_way) = (None, None);
+    }
+}

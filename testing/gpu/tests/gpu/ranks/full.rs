@@ -1,0 +1,147 @@
+//! Full shards over NCCL: as over Gloo, in whatever order the devices get on, without races; and no step waits for the
+//! device or asks it for memory once it is warm.
+
+use anyhow::{Context, Result, ensure};
+use overdrive::prelude::*;
+use overdrive::shard::FullyShardedDataParallel;
+use overdrive_ddp::Backend;
+use overdrive_fakecuda::{Fake, Pace, waits};
+
+use super::processes::{Ended, Meeting, run};
+use super::{group, uses_only};
+
+const STEPS: i64 = 4;
+const BLOCKS: i64 = 4;
+const WIDTH: i64 = 18;
+const SEEDS: u64 = 12;
+/// The first steps ask for memory, which the others use again.
+const WARM: i64 = 4;
+
+/// Trains with each seed of the device's progress, from 0, which is the eager one. The word "counts" in place of a number
+/// of seeds: many steps with the eager one, and what was counted in each.
+pub fn scenario(meeting: &Meeting) -> Result<()> {
+    let [backend, seeds] = &meeting.arguments[..] else { anyhow::bail!("a backend and a number of seeds are needed") };
+    let on_nccl = backend == "nccl";
+    let group = group(meeting, if on_nccl { Backend::Nccl } else { Backend::Gloo })?;
+    let device = if on_nccl { Device::Cuda(meeting.rank) } else { Device::Cpu };
+    if seeds == "counts" {
+        return train(&group, device, STEPS + WARM, true).map(drop);
+    }
+    for seed in 0..=seeds.parse::<u64>()? {
+        if let Some(fake) = Fake::get() {
+            fake.find_races(true);
+            fake.reset();
+            fake.set_pace(match seed {
+                0 => Pace::Eager,
+                1 => Pace::Lazy,
+                _ => Pace::Random(seed - 1),
+            });
+        }
+        let at = || format!("rank {}, seed {seed}", meeting.rank);
+        let result = train(&group, device, STEPS, false);
+        let notes = Fake::get().map(Fake::notes).unwrap_or_default();
+        ensure!(notes.is_empty(), "{}: {}", at(), notes.join("; "));
+        let result = result.with_context(at)?;
+        println!("result {}", result.iter().map(f64::to_string).collect::<Vec<_>>().join(" "));
+    }
+    if on_nccl { uses_only(meeting.rank, meeting.size) } else { Ok(()) }
+}
+
+/// The losses, and the sum of this rank's rows of each parameter.
+fn train(group: &ProcessGroup, device: Device, steps: i64, counts: bool) -> Result<Vec<f64>> {
+    manual_seed(3);
+    let block = |_| -> Result<nn::Linear> {
+        let block = nn::Linear::new(WIDTH, WIDTH)?;
+        block.to(device)?;
+        Ok(block)
+    };
+    let blocks = (0..BLOCKS).map(block).collect::<Result<Vec<_>>>()?;
+    let mut builder = FullyShardedDataParallel::builder(group)?;
+    // The first block is part of the last unit.
+    let mut all = blocks[0].named_parameters();
+    let mut units = Vec::new();
+    for (number, block) in blocks.iter().enumerate().skip(1) {
+        units.push(builder.unit(&format!("block{number}"), block)?);
+        all.extend(overdrive::core::prefixed(&format!("block{number}"), block));
+    }
+    let all = all.into_iter().enumerate().map(|(at, it)| (format!("p{at}"), it.tensor().shallow_clone()));
+    let model = builder.build(all.collect::<Vec<_>>())?;
+    let mut opt = model.optimizer(|params| AdamW::builder(params).lr(0.01).build())?;
+    let mut losses = Vec::new();
+    for step in 0..steps {
+        manual_seed(10 * step + group.rank() as i64);
+        let inputs = Tensor::randn([6, WIDTH], (Kind::Float, Device::Cpu)).to_device(device);
+        if let Some(fake) = Fake::get().filter(|_| counts) {
+            fake.reset();
+        }
+        let outputs = model.try_forward(inputs, |x| {
+            let x = blocks[0].forward(&x)?.tanh();
+            let mut blocks = units.iter().zip(&blocks[1..]);
+            blocks.try_fold(x, |x, (unit, block)| {
+                unit.try_forward(x, |x| -> Result<Tensor> { Ok(block.forward(&x)?.tanh()) })
+            })
+        });
+        let loss = outputs?.square().mean(Kind::Float);
+        model.backward(&loss)?;
+        model.clip_grad_norm_(1.0)?;
+        opt.step()?;
+        opt.zero_grad()?;
+        if let Some(fake) = Fake::get().filter(|_| counts) {
+            let counts = fake.counts();
+            let asks = counts.iter().filter(|(name, _)| name.contains("alloc")).map(|(_, count)| count).sum::<u64>();
+            println!("counts {} {asks} {}", waits(&counts), fake.waits().replace('\n', "; "));
+        }
+        losses.push(loss.detach());
+    }
+    let sums: Vec<Tensor> = model.parameters().iter().map(|it| it.tensor().detach().sum(Kind::Double)).collect();
+    Ok(losses.iter().chain(&sums).map(|it| it.double_value(&[])).collect())
+}
+
+fn results(ended: &Ended) -> Result<Vec<Vec<f64>>> {
+    let numbers = |line: &str| line.split_whitespace().map(|word| Ok(word.parse()?)).collect();
+    ended.lines("result").into_iter().map(numbers).collect()
+}
+
+fn as_over_gloo(size: usize) -> Result<()> {
+    let seeds = if Fake::get().is_some() { SEEDS } else { 0 };
+    let over_gloo = run("full", size, &["gloo", "0"])?;
+    let over_nccl = run("full", size, &["nccl", &seeds.to_string()])?;
+    for (rank, (gloo, nccl)) in over_gloo.iter().zip(&over_nccl).enumerate() {
+        let (expected, found) = (results(gloo)?, results(nccl)?);
+        let expected = expected.first().context("nothing over Gloo")?;
+        ensure!(expected.len() == (STEPS + 2 * BLOCKS) as usize, "{expected:?}");
+        ensure!(found.len() == seeds as usize + 1, "{} results of rank {rank}", found.len());
+        for (seed, found) in found.iter().enumerate() {
+            let is_near = |(found, expected): (&f64, &f64)| (found - expected).abs() <= 1e-5 * expected.abs().max(1.0);
+            ensure!(
+                found.len() == expected.len() && found.iter().zip(expected).all(is_near),
+                "rank {rank}, seed {seed}: {found:?} over NCCL, {expected:?} over Gloo"
+            );
+        }
+    }
+    Ok(())
+}
+
+pub fn full_shards_of_1_over_nccl_equal_gloos() -> Result<()> {
+    as_over_gloo(1)
+}
+
+pub fn full_shards_of_2_over_nccl_equal_gloos() -> Result<()> {
+    as_over_gloo(2)
+}
+
+pub fn full_shards_of_4_over_nccl_equal_gloos() -> Result<()> {
+    as_over_gloo(4)
+}
+
+/// Once it is warm.
+pub fn no_step_of_full_shards_waits_or_asks_for_memory() -> Result<()> {
+    for (rank, ended) in run("full", 2, &["nccl", "counts"])?.iter().enumerate() {
+        let lines = ended.lines("counts");
+        ensure!(lines.len() == (STEPS + WARM) as usize, "{lines:?}");
+        for (step, line) in lines.iter().enumerate().skip(WARM as usize) {
+            ensure!(line.starts_with("0 0 "), "rank {rank}, step {step}: waits and requests for memory: {line}");
+        }
+    }
+    Ok(())
+}
