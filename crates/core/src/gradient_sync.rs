@@ -40,6 +40,12 @@ pub trait GradientSync {
         true
     }
 
+    /// Whether ranks wait for each other in each forward pass and in each held-back backward pass too, so that all ranks have
+    /// to make equally many (`FullyShardedDataParallel`). False by default.
+    fn counts_passes(&self) -> bool {
+        false
+    }
+
     /// Sets whether the next backward passes on this thread leave the gradients local.
     ///
     /// # Errors
@@ -130,6 +136,10 @@ macro_rules! pass_on {
 
             fn averages(&self, parameter: &Tensor) -> bool {
                 (**self).averages(parameter)
+            }
+
+            fn counts_passes(&self) -> bool {
+                (**self).counts_passes()
             }
 
             fn hold_back(&self, hold: bool) -> Result<(), SyncError> {

@@ -17,6 +17,8 @@ use crate::raw_on_demand as raw;
 #[derive(Debug)]
 pub struct OnDemand {
     tensor: Tensor,
+    /// The memory, which the tensor may lose by `set_data`.
+    memory: Tensor,
     message: CString,
     is_filled: bool,
 }
@@ -37,7 +39,8 @@ impl OnDemand {
         check(|err| unsafe {
             raw::od_on_demand_new(tensor.as_ptr(), to_scalar_type(kind), bytes, message.as_ptr(), err)
         })?;
-        Ok(Self { tensor, message, is_filled: false })
+        let memory = tensor.f_detach()?;
+        Ok(Self { tensor, memory, message, is_filled: false })
     }
 
     /// The tensor.
@@ -62,16 +65,17 @@ impl OnDemand {
         Ok(())
     }
 
-    /// Frees its memory.
+    /// Frees its memory, and leaves that of other tensors alone, which the program may have put in its place by `set_data`.
     ///
     /// # Errors
-    /// When the tensor was made sparse meanwhile.
+    /// When libtorch fails.
     pub fn free(&mut self) -> Result<(), Error> {
         if std::mem::take(&mut self.is_filled) {
             // SAFETY: both live through the call. Whoever has a view finds no memory from now on, and gets an error.
-            // Operators that are under way on a device are before whatever reuses the memory there; as with tch's
-            // `resize_` and `set_data`, no other thread may be in the middle of an operator that uses it.
-            check(|err| unsafe { raw::od_on_demand_free(self.tensor.as_ptr(), self.message.as_ptr(), err) })?;
+            // Operators that are under way on the device's current stream are before whatever reuses the memory there; as
+            // with tch's `resize_` and `set_data`, no other thread may be in the middle of an operator that uses it, and
+            // what uses it on another stream has to be recorded there.
+            check(|err| unsafe { raw::od_on_demand_free(self.memory.as_ptr(), self.message.as_ptr(), err) })?;
         }
         Ok(())
     }
@@ -168,6 +172,17 @@ mod tests {
         let across = Tensor::ones([2, 3], FLOAT).transpose(0, 1);
         assert!(OnDemand::new(&across, Kind::Float, 24, "").unwrap_err().message().contains("contiguous"));
         assert!(OnDemand::new(&shared, Kind::Double, 48, "").is_err());
+    }
+
+    #[test]
+    fn a_tensor_that_took_its_place_keeps_its_memory() {
+        let (weight, mut memory) = weight();
+        memory.fill(nine(2.0)).unwrap();
+        let other = Tensor::ones([2, 3], FLOAT);
+        tch::no_grad(|| weight.shallow_clone().set_data(&other));
+        memory.free().unwrap();
+        assert_eq!(other.sum(Kind::Float).double_value(&[]), 6.0);
+        assert!(memory.fill(nine(1.0)).unwrap_err().message().contains("was it replaced?"));
     }
 
     #[test]

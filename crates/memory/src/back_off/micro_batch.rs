@@ -223,6 +223,12 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
                  the group of the `DistributedDataParallel`",
             );
         }
+        if self.sync.counts_passes() {
+            return refuse(
+                "ranks wait for each other in each pass of a `FullyShardedDataParallel`, and would not after one rank has run \
+                 out of memory: use an `Accumulator` with parts that fit",
+            );
+        }
         let is_left_out =
             |param: &Tensor| param.requires_grad() && !self.sync.averages(param) && !IGNORED.contains(param);
         match self.sync.averaged_by() {

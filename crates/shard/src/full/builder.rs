@@ -104,7 +104,7 @@ impl FullyShardedBuilder {
     /// that the optimizer and states give them.
     ///
     /// # Errors
-    /// As [`unit`](Self::unit); and [`ShardError::Unit`] when the model has no parameters.
+    /// As [`unit`](Self::unit); and [`ShardError::Unit`] when the model has no parameters, or lacks some of the units'.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -118,9 +118,18 @@ impl FullyShardedBuilder {
             };
             all.iter().filter(|param| !is_sharded(param)).map(Parameter::share).collect()
         };
-        let is_empty = self.shared.lock().units.is_empty();
-        let alone = agree::all_have(&self.ranks.all, SHARDING, Ok::<_, ShardError>(rest.is_empty().to_string()))?;
+        let (is_empty, missing) = {
+            let engine = self.shared.lock();
+            (engine.units.is_empty(), missing(&engine.units, &all))
+        };
+        let told = format!("{} {missing:?}", rest.is_empty());
+        let alone = agree::all_have(&self.ranks.all, SHARDING, Ok::<_, ShardError>(told))?;
         agree::on_text("whether all parameters of the model are in units", &alone)?;
+        if let Some((name, param)) = missing {
+            let reason =
+                format!("its parameter {param} is not in the model: give `build` all parameters, the units' too");
+            return Err(ShardError::Unit { name, reason });
+        }
         let root = match rest.is_empty() && !is_empty {
             true => ShardedUnit { shared: self.shared.clone(), unit: None },
             false => self.shard(ROOT, rest, false)?,
@@ -242,6 +251,15 @@ impl FullyShardedBuilder {
         }
         Ok(())
     }
+}
+
+/// The first parameter that the model lacks, with its unit: it would have no name of its own there.
+fn missing(units: &[UnitState], model: &[Parameter]) -> Option<(String, String)> {
+    let there: HashSet<TensorId> = model.iter().map(|param| TensorId::of(param.tensor())).collect();
+    units.iter().find_map(|unit| {
+        let index = unit.params.iter().position(|param| !there.contains(&TensorId::of(param.whole())))?;
+        Some((unit.name.clone(), unit.params[index].shard.label(index)))
+    })
 }
 
 /// Tied parameters of one unit are one.

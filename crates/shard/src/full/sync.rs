@@ -50,6 +50,10 @@ impl GradientSync for FullyShardedDataParallel {
         self.averaged.contains(&TensorId::of(parameter))
     }
 
+    fn counts_passes(&self) -> bool {
+        self.ranks.all.size() > 1
+    }
+
     fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
         let mut engine = self.shared.lock();
         if engine.pass.is_some() {

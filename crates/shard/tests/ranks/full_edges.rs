@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use overdrive_core::{IntoParameters, Optimizer, OptimizerError};
+use overdrive_core::{Optimizer, OptimizerError};
 use overdrive_ddp::{DdpError, ProcessGroup, ReduceOp};
 use overdrive_ffi::Error;
 use overdrive_memory::{AutoMicroBatch, checkpoint};
@@ -14,7 +14,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::full::{Opt, Sharded};
 use crate::harness::Meeting;
-use crate::model::{DOUBLE, Model, close, data, large_batch, step_alone};
+use crate::model::{DOUBLE, Model, close, data};
 use crate::zero::sgd;
 
 pub fn scenario(meeting: &Meeting) -> Result<()> {
@@ -199,22 +199,17 @@ fn tied_and_left_out(group: &ProcessGroup) -> Result<()> {
     gradients_are_those_of(&fsdp, &whole, expected(true))
 }
 
-/// Each rank has another number of samples, in parts that they do not fill.
+/// Ranks of other numbers of parts would wait for each other.
 fn in_parts(group: &ProcessGroup) -> Result<()> {
     let sharded = Sharded::new(group, 1)?;
     let mut opt: Opt = sharded.fsdp.optimizer(sgd)?;
-    let alone = Model::new(1);
-    let mut single = sgd((&alone.vs).into_parameters())?;
     let mut micro = AutoMicroBatch::new(3).with_ranks(&sharded.fsdp, group);
-    for step in 0..3 {
-        let (inputs, targets) = data(step, 0, group.rank());
-        let loss = |part: &[Tensor]| sharded.loss(&(part[0].shallow_clone(), part[1].shallow_clone()));
-        let loss = |part: &[Tensor]| loss(part).map_err(|error| Error::from(tch::TchError::Torch(error.to_string())));
-        let _mean = micro.backward(&mut opt, &[inputs, targets], loss)?;
-        opt.step()?;
-        opt.zero_grad()?;
-        step_alone(&alone, &mut *single, &large_batch(step, 1, group.size()), None)?;
-        sharded.close_to(&alone)?;
+    let (inputs, targets) = data(0, 0, group.rank());
+    let loss = |part: &[Tensor]| sharded.loss(&(part[0].shallow_clone(), part[1].shallow_clone()));
+    let loss = |part: &[Tensor]| loss(part).map_err(|error| Error::from(tch::TchError::Torch(error.to_string())));
+    match micro.backward(&mut opt, &[inputs, targets], loss) {
+        Ok(_) => ensure!(group.size() == 1, "parts of several ranks have to be refused"),
+        Err(error) => ensure!(group.size() > 1 && error.to_string().contains("`Accumulator`"), "{error}"),
     }
     Ok(())
 }

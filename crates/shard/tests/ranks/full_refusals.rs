@@ -78,6 +78,11 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     is_own(&told, "`again`: it is in the unit `first` already")?;
     let told = builder.unit("first", [("other", &other)]).map(drop).expect_err("a name of two units");
     is_own(&told, "its name is that of another unit")?;
+    // Its name in states would be that of another unit's.
+    let mut partial = FullyShardedDataParallel::builder(&group)?;
+    partial.unit("block", [("weight", &weight(4))])?;
+    let told = partial.build([("head", &weight(4))]).map(drop).expect_err("a model without the block");
+    is_own(&told, "its parameter `weight` is not in the model")?;
     let fsdp = builder.build([("shared", &shared), ("other", &other)])?;
     let names: Vec<_> = fsdp.parameters().iter().map(|it| it.name().unwrap_or_default().to_owned()).collect();
     ensure!(names == ["shared", "other"], "{names:?}");
