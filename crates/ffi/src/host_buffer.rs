@@ -101,9 +101,7 @@ impl HostBuffer {
         let shares: Vec<_> = shares(memory.collect(), threads.max(1)).into_iter().map(Mutex::new).collect();
         let write = &|number: usize| {
             let mut share = shares[number].lock().unwrap_or_else(PoisonError::into_inner);
-            let part = |(place, memory): &mut (Place, &mut [MaybeUninit<u8>])| {
-                Ok((place.0, fill_part(state(), *place, memory, &fill)?))
-            };
+            let part = |(place, memory): &mut Part<'_>| Ok((place.0, fill_part(state(), *place, memory, &fill)?));
             share.iter_mut().map(part).collect::<Result<Vec<_>, E>>()
         };
         let written: Result<Vec<_>, E> = match shares.len() {
@@ -191,8 +189,11 @@ impl HostBuffer {
 /// The number of a buffer, and an offset in it.
 pub type Place = (usize, usize);
 
+/// Memory that one thread writes, and where it is.
+type Part<'a> = (Place, &'a mut [MaybeUninit<u8>]);
+
 /// Divides memory into at most `count` shares of equally many bytes; a share is parts of one buffer or several.
-fn shares<'a>(buffers: Vec<&'a mut [MaybeUninit<u8>]>, count: usize) -> Vec<Vec<(Place, &'a mut [MaybeUninit<u8>])>> {
+fn shares(buffers: Vec<&mut [MaybeUninit<u8>]>, count: usize) -> Vec<Vec<Part<'_>>> {
     let bytes: usize = buffers.iter().map(|memory| memory.len()).sum();
     let share = bytes.div_ceil(count).next_multiple_of(CHUNK).max(CHUNK);
     let mut shares = vec![Vec::new()];
