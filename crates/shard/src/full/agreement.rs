@@ -2,7 +2,7 @@
 
 use super::engine::{Engine, PART};
 use super::meeting::{Event, Said};
-use super::unit::UnitState;
+use super::unit::{CHANGED, UnitState};
 use crate::error::ShardError;
 
 /// What all ranks have said.
@@ -10,6 +10,10 @@ pub(super) struct Agreed {
     pub(super) event: Event,
     /// Units that some rank lacks.
     pub(super) lacking: Vec<bool>,
+    /// Units that all ranks lack.
+    pub(super) freed: Vec<bool>,
+    /// Units whose shards some rank has changed since they were gathered.
+    pub(super) changed: Vec<bool>,
     /// Units whose gradients all ranks have.
     pub(super) ready: Vec<bool>,
     /// Parameters of which some rank has a gradient.
@@ -29,6 +33,7 @@ impl Engine {
             failed,
             held: self.window,
             lacking: units().map(UnitState::is_lacking).collect(),
+            changed: units().map(UnitState::is_changed).collect(),
             ready: units().map(is_ready).collect(),
             grads: units().flat_map(|unit| unit.has_grad.iter().copied()).collect(),
         }
@@ -42,8 +47,8 @@ impl Engine {
         let said = self.said(event, own.as_ref().err().map(ShardError::to_string));
         if self.ranks.all.size() == 1 {
             own?;
-            let Said { event, lacking, ready, grads, .. } = said;
-            return Ok(Agreed { event, lacking, ready, grads });
+            let Said { event, lacking, changed, ready, grads, .. } = said;
+            return Ok(Agreed { event, freed: lacking.clone(), lacking, changed, ready, grads });
         }
         let met = self.meeting.exchange(&said);
         let all = self.link.watch(met)?;
@@ -65,7 +70,8 @@ impl Engine {
             (0..of(&all[0]).len()).map(at).collect()
         };
         let (lacking, grads) = (over(|it| &it.lacking, true), over(|it| &it.grads, true));
-        Ok(Agreed { event: leads, lacking, ready: over(|it| &it.ready, false), grads })
+        let (freed, changed) = (over(|it| &it.lacking, false), over(|it| &it.changed, true));
+        Ok(Agreed { event: leads, lacking, freed, changed, ready: over(|it| &it.ready, false), grads })
     }
 
     /// An error if a rank has failed, or does something else.
@@ -79,6 +85,12 @@ impl Engine {
         if let Some(rank) = all.iter().position(|it| it.event != all[first].event && it.event != Event::Follow) {
             let what = "what comes next".to_owned();
             return Err(ShardError::RanksDisagree { what, rank, found: next(rank), expected: next(first) });
+        }
+        if let Event::Backward(unit) = all[first].event
+            && let Some(rank) = all.iter().position(|it| it.changed[unit])
+        {
+            let reason = format!("parameters of unit `{}`: {CHANGED}", self.units[unit].name);
+            return Err(ShardError::OtherRank { what: event.what(), rank, reason });
         }
         let is_end = matches!(all[first].event, Event::End | Event::EndHeld);
         if let Some(rank) = all.iter().position(|it| is_end && it.held != all[0].held) {

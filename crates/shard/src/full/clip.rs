@@ -1,8 +1,10 @@
 //! Clipping by the norm over all ranks' gradients.
 
+use overdrive_core::OptimizerError;
 use tch::{Device, Kind, Tensor};
 
 use super::FullyShardedDataParallel;
+use super::engine::{LOCAL, PART};
 use super::meeting::Event;
 use crate::error::ShardError;
 use crate::gradients::{GradNorm, check_max_norm, clip};
@@ -13,7 +15,7 @@ impl FullyShardedDataParallel {
     /// `GradScaler` after `unscale_`.
     ///
     /// # Errors
-    /// When `max_norm` is negative or NaN, or libtorch fails; [`ShardError::Ddp`] when a rank has exited or does not
+    /// When `max_norm` is negative or NaN, when passes have left gradients local, or libtorch fails; [`ShardError::Ddp`] when a rank has exited or does not
     /// call it within the group's timeout.
     ///
     /// # Syncs
@@ -23,7 +25,14 @@ impl FullyShardedDataParallel {
     /// `torch.nn.utils.clip_grad_norm_` over DTensors
     pub fn clip_grad_norm_(&self, max_norm: f64) -> Result<GradNorm, ShardError> {
         let mut engine = self.shared.lock();
-        engine.agree(Event::Clip, check_max_norm(max_norm))?;
+        let own = check_max_norm(max_norm).and_then(|()| {
+            if engine.link.is_local() {
+                Err(OptimizerError::DoesNotFit { part: PART, reason: LOCAL }.into())
+            } else {
+                Ok(())
+            }
+        });
+        engine.agree(Event::Clip, own)?;
         let shards: Vec<Tensor> = engine.params().map(|param| param.shard.tensor().shallow_clone()).collect();
         let is_double = shards.iter().any(|shard| shard.kind() == Kind::Double);
         let device = match self.ranks.all.device() {

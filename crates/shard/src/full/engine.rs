@@ -17,6 +17,9 @@ use crate::link::Link;
 
 pub(super) const PART: &str = "FullyShardedDataParallel";
 
+pub(super) const LOCAL: &str = "backward passes have left gradients local since the last exchange: end `no_sync` before a \
+                                window's last pass, or zero the gradients";
+
 /// How much is remembered of what was exchanged at most.
 const LOG: usize = 10_000;
 
@@ -129,7 +132,8 @@ impl Engine {
     /// A unit computes next: its whole parameters are here afterwards, and those of the next are on their way.
     pub(super) fn come_to(&mut self, event: Event, unit: usize) -> Result<(), ShardError> {
         let ahead = self.prefetches.then(|| self.order.next(event)).flatten();
-        let renewed = if matches!(event, Event::Forward(_)) { self.drop_stale(unit) } else { Ok(()) };
+        let is_stale = !matches!(event, Event::Backward(_)) && self.units[unit].is_stale();
+        let renewed = if is_stale { self.forget(unit) } else { Ok(()) };
         let prepared = renewed.and_then(|()| self.prepare(unit, ahead));
         let (prepared, own) = match prepared {
             Ok(prepared) => (prepared, Ok(())),
@@ -141,11 +145,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Forgets whole parameters whose shards were changed since, other than by the optimizer.
-    fn drop_stale(&mut self, unit: usize) -> Result<(), ShardError> {
-        if !self.units[unit].is_stale() {
-            return Ok(());
-        }
+    /// Forgets whole parameters of which some rank has changed its shards since, other than by the optimizer.
+    fn forget(&mut self, unit: usize) -> Result<(), ShardError> {
         if let Whole::Coming(gather) = std::mem::replace(&mut self.units[unit].whole, Whole::Freed) {
             self.discarded.push(gather);
             return Ok(());
@@ -179,13 +180,26 @@ impl Engine {
             true => Some(self.start(unit, prepared.own)?),
             false => None,
         };
-        if let Some(ahead) = ahead.filter(|it| agreed.lacking[*it]) {
+        // Where some have an old one, all get the new one at once, when the unit computes; a backward pass is refused then.
+        let is_same = |unit: usize| match agreed.event {
+            Event::Forward(_) => agreed.freed[unit] || !agreed.changed[unit],
+            _ => !agreed.changed[unit],
+        };
+        let is_ahead = |it: &usize| agreed.lacking[*it] && is_same(*it);
+        if let Some(ahead) = ahead.filter(is_ahead) {
             let gather = self.start(ahead, prepared.ahead)?;
             match &mut self.units[ahead].whole {
                 whole @ Whole::Freed => *whole = Whole::Coming(gather),
                 // Here already: only the others need it.
                 _ => self.discarded.push(gather),
             }
+        }
+        // Another rank's rows may be new, where this one has the old ones.
+        let is_old = agreed.changed[unit] && own.is_some() && !self.units[unit].is_lacking();
+        let forgotten = if is_old { self.forget(unit) } else { Ok(()) };
+        if let Err(error) = forgotten {
+            self.discarded.extend(own);
+            return Err(error);
         }
         let gather = match (std::mem::replace(&mut self.units[unit].whole, Whole::Freed), own) {
             (Whole::Here, own) => {

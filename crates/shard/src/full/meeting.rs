@@ -107,6 +107,8 @@ pub(super) struct Said {
     pub(super) held: u64,
     /// Units whose whole parameters it does not have.
     pub(super) lacking: Vec<bool>,
+    /// Units whose shards it has changed since the unit was gathered.
+    pub(super) changed: Vec<bool>,
     /// Units whose gradients it has, all of them.
     pub(super) ready: Vec<bool>,
     /// Parameters of which it has a gradient.
@@ -130,7 +132,7 @@ impl Said {
         words.extend(
             padded.chunks_exact(8).map(|it| it.iter().rev().fold(0, |word, &byte| word << 8 | i64::from(byte))),
         );
-        for bits in [&self.lacking, &self.ready, &self.grads] {
+        for bits in [&self.lacking, &self.changed, &self.ready, &self.grads] {
             words.extend(bits.chunks(63).map(|it| it.iter().rev().fold(0, |word, &bit| word << 1 | i64::from(bit))));
         }
         words
@@ -150,6 +152,7 @@ impl Said {
             failed: (words[2] != 0).then_some(text),
             held: words[4] as u64,
             lacking: bits(units),
+            changed: bits(units),
             ready: bits(units),
             grads: bits(params),
         }
@@ -213,14 +216,15 @@ mod tests {
             failed: Some(text.clone()),
             held: 3,
             lacking: bits(71, 3),
+            changed: bits(71, 5),
             ready: bits(71, 2),
             grads: bits(200, 7),
         };
         let read = Said::read(&said.words(), 71, 200);
         assert_eq!((read.event, read.held), (said.event, said.held));
         assert_eq!(
-            (read.lacking, read.ready, read.grads),
-            (said.lacking.clone(), said.ready.clone(), said.grads.clone())
+            (read.lacking, read.changed, read.ready, read.grads),
+            (said.lacking.clone(), said.changed.clone(), said.ready.clone(), said.grads.clone())
         );
         assert_eq!(read.failed.as_deref(), Some(&*"ü".repeat(256)), "cut");
         let good = Said { failed: None, event: Event::Step, ..said };

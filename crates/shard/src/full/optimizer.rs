@@ -9,6 +9,7 @@ use overdrive_core::{
 use overdrive_ffi::{TensorId, bump_version};
 use tch::Tensor;
 
+use super::engine::LOCAL;
 use super::meeting::Event;
 use super::ranks::Ranks;
 use super::{Shared, shards};
@@ -78,10 +79,7 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         check_averaged(self)?;
         check_not_stepped_in_backward(self)?;
         if self.shared.lock().link.is_local() {
-            return refuse(
-                "backward passes have left gradients local since the last exchange: end `no_sync` before a window's last \
-                 pass, or zero the gradients",
-            );
+            return refuse(LOCAL);
         }
         // Options may have been changed, or loaded.
         check(&self.inner)?;
@@ -207,8 +205,12 @@ impl<O: Optimizer> Optimizer for FullyShardedOptimizer<O> {
         self.begin_step()?;
         let stepped = self.inner.step();
         let mut engine = self.shared.lock();
-        // A graph that is kept over a step has saved the old values: its backward pass is an error.
-        engine.params().for_each(|param| bump_version(param.whole()));
+        // A graph that is kept over a step has saved the old values: its backward pass is an error. Fused kernels do not
+        // count as changes in place by themselves.
+        for param in engine.params().filter(|param| param.is_trained) {
+            bump_version(param.whole());
+            bump_version(param.shard.tensor());
+        }
         Ok(engine.agree(Event::Stepped, stepped.map_err(ShardError::from))?)
     }
 

@@ -21,18 +21,19 @@ impl Engine {
         Ok(())
     }
 
-    /// The pass comes to a unit. An error ends the pass, which reports it.
-    pub(super) fn before_backward(&mut self, unit: usize) -> Result<(), String> {
+    /// The pass comes to a unit, whose forward had shards of these versions. An error ends the pass, which reports it.
+    pub(super) fn before_backward(&mut self, unit: usize, versions: &[i64]) -> Result<(), String> {
         let Some(pass) = &mut self.pass else {
             let reason = "gradients are averaged and freed by its passes: call `backward` of the \
                           `FullyShardedDataParallel`, or give it to an accumulator, instead of `loss.backward()`";
             return Err(OptimizerError::DoesNotFit { part: PART, reason }.to_string());
         };
         let event = Event::Backward(unit);
-        let came = match pass.refused.take() {
+        let own = pass.refused.take().map_or_else(|| self.units[unit].check_versions(versions), Err);
+        let came = match own {
             // The other ranks hear of it now.
-            Some(refused) => self.meet(event, Err(refused)).map(drop),
-            None => self.come_to(event, unit),
+            Err(refused) => self.meet(event, Err(refused)).map(drop),
+            Ok(()) => self.come_to(event, unit),
         };
         self.units[unit].entered += 1;
         came.map_err(|error| self.refuse(error))
@@ -63,12 +64,12 @@ impl Engine {
             self.link.set_local(true);
             return;
         }
-        let taken = match self.held {
-            true => Ok(()),
-            false => {
+        let taken = match !self.held || self.units[unit].is_widened(index) {
+            true => {
                 let _no_grad = tch::no_grad_guard();
                 self.units[unit].take(index)
             }
+            false => Ok(()),
         };
         self.units[unit].ready[index] = true;
         let done = match self.units[unit].is_done() {
@@ -174,7 +175,7 @@ impl Engine {
         self.pass = None;
         self.order.cut();
         let freed = self.free_all();
-        self.units.iter_mut().for_each(UnitState::end_pass);
+        self.units.iter_mut().for_each(|unit| unit.end_pass(is_local));
         self.link.set_local(is_local);
         freed
     }
@@ -182,9 +183,6 @@ impl Engine {
     pub(super) fn clear_grads(&mut self) -> Result<(), ShardError> {
         self.link.free();
         self.window = 0;
-        for param in self.units.iter().flat_map(|unit| &unit.params) {
-            param.clear_grads()?;
-        }
-        Ok(())
+        self.units.iter_mut().try_for_each(UnitState::clear_grads)
     }
 }
