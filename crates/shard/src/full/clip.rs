@@ -12,10 +12,11 @@ use crate::gradients::{GradNorm, check_max_norm, clip};
 impl FullyShardedDataParallel {
     /// Scales the averaged gradients of all ranks down so that their 2-norm, over all of them as one vector, is at most
     /// `max_norm`. Returns the norm before clipping, a scalar, the same on all ranks. Every rank calls it, with a
-    /// `GradScaler` after `unscale_`.
+    /// `GradScaler` after `unscale_`, with the same `max_norm`.
     ///
     /// # Errors
-    /// When `max_norm` is negative or NaN, when passes have left gradients local, or libtorch fails; [`ShardError::Ddp`] when a rank has exited or does not
+    /// When `max_norm` is negative or NaN, when passes have left gradients local, or libtorch fails; [`ShardError::RanksDisagree`]
+    /// when ranks give different ones; [`ShardError::Ddp`] when a rank has exited or does not
     /// call it within the group's timeout.
     ///
     /// # Syncs
@@ -32,7 +33,7 @@ impl FullyShardedDataParallel {
                 Ok(())
             }
         });
-        engine.agree(Event::Clip, own)?;
+        engine.agree_on(Event::Clip, own, format!("`max_norm` = {max_norm:?}"))?;
         let shards: Vec<Tensor> = engine.params().map(|param| param.shard.tensor().shallow_clone()).collect();
         let is_double = shards.iter().any(|shard| shard.kind() == Kind::Double);
         let device = match self.ranks.all.device() {

@@ -75,7 +75,7 @@ pub(super) struct Pass {
 #[derive(Default)]
 struct Prepared {
     own: Option<Gather>,
-    ahead: Option<Gather>,
+    ahead: Option<(usize, Gather)>,
 }
 
 impl Engine {
@@ -131,16 +131,15 @@ impl Engine {
 
     /// A unit computes next: its whole parameters are here afterwards, and those of the next are on their way.
     pub(super) fn come_to(&mut self, event: Event, unit: usize) -> Result<(), ShardError> {
-        let ahead = self.prefetches.then(|| self.order.next(event)).flatten();
         let is_stale = !matches!(event, Event::Backward(_)) && self.units[unit].is_stale();
         let renewed = if is_stale { self.forget(unit) } else { Ok(()) };
-        let prepared = renewed.and_then(|()| self.prepare(unit, ahead));
+        let prepared = renewed.and_then(|()| self.prepare(unit, self.next(event)));
         let (prepared, own) = match prepared {
             Ok(prepared) => (prepared, Ok(())),
             Err(error) => (Prepared::default(), Err(error)),
         };
         let agreed = self.meet(event, own)?;
-        self.carry_out(&agreed, unit, ahead, prepared)?;
+        self.carry_out(&agreed, unit, prepared)?;
         self.order.record(event);
         Ok(())
     }
@@ -163,18 +162,21 @@ impl Engine {
             let unit = &self.units[unit];
             unit.is_lacking().then(|| Gather::prepare(&unit.params, ranks)).transpose()
         };
-        Ok(Prepared { own: gather(unit)?, ahead: ahead.map_or(Ok(None), gather)? })
+        let ahead = match ahead {
+            Some(ahead) => gather(ahead)?.map(|it| (ahead, it)),
+            None => None,
+        };
+        Ok(Prepared { own: gather(unit)?, ahead })
+    }
+
+    /// The unit that this rank would gather ahead.
+    pub(super) fn next(&self, event: Event) -> Option<usize> {
+        self.prefetches.then(|| self.order.next(event)).flatten()
     }
 
     /// The exchanges that all ranks have agreed on. All are started before one is waited for: whatever fails on this rank
     /// then, the others do not wait for it.
-    fn carry_out(
-        &mut self,
-        agreed: &Agreed,
-        unit: usize,
-        ahead: Option<usize>,
-        prepared: Prepared,
-    ) -> Result<(), ShardError> {
+    fn carry_out(&mut self, agreed: &Agreed, unit: usize, prepared: Prepared) -> Result<(), ShardError> {
         self.send_ready(&agreed.ready)?;
         let own = match agreed.lacking[unit] {
             true => Some(self.start(unit, prepared.own)?),
@@ -186,8 +188,9 @@ impl Engine {
             _ => !agreed.changed[unit],
         };
         let is_ahead = |it: &usize| agreed.lacking[*it] && is_same(*it);
-        if let Some(ahead) = ahead.filter(is_ahead) {
-            let gather = self.start(ahead, prepared.ahead)?;
+        if let Some(ahead) = agreed.ahead.filter(is_ahead) {
+            let own = prepared.ahead.filter(|(unit, _)| *unit == ahead).map(|(_, gather)| gather);
+            let gather = self.start(ahead, own)?;
             match &mut self.units[ahead].whole {
                 whole @ Whole::Freed => *whole = Whole::Coming(gather),
                 // Here already: only the others need it.
@@ -224,8 +227,7 @@ impl Engine {
 
     /// Does as the other ranks, and keeps nothing.
     pub(super) fn come_along(&mut self, agreed: &Agreed, unit: usize) -> Result<(), ShardError> {
-        let ahead = self.prefetches.then(|| self.order.next(agreed.event)).flatten();
-        self.carry_out(agreed, unit, ahead, Prepared::default())?;
+        self.carry_out(agreed, unit, Prepared::default())?;
         self.order.record(agreed.event);
         self.free(unit)
     }

@@ -246,7 +246,8 @@ impl FullyShardedDataParallel {
     /// On every rank, and all gradients are freed: the error of backward itself or [`ShardError::Optimizer`] with the
     /// parameter whose gradient is sparse, on the rank that has it, and [`ShardError::OtherRank`] on the others.
     /// [`ShardError::RanksDisagree`] when ranks come to different units. [`ShardError::Ddp`] when a rank has exited or does
-    /// not take part within the group's timeout.
+    /// not take part within the group's timeout. Where memory runs out while means are added, the others have an error
+    /// before their next exchange.
     ///
     /// # Syncs
     /// Waits for all ranks: for what they say, and over Gloo for parameters and gradients.

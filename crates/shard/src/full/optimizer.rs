@@ -101,8 +101,18 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         // What was gathered has the old values.
         engine.order.cut();
         let freed = engine.free_all();
-        engine.agree(Event::Step, own.map_err(ShardError::from).and(freed))
+        engine.agree_on(Event::Step, own.map_err(ShardError::from).and(freed), rates(&self.inner))
     }
+}
+
+/// What steps depend on and programs change.
+fn rates(inner: &impl Optimizer) -> String {
+    let line = |name: &str, group: usize, value: Option<f64>| match value {
+        Some(value) => format!("the {name} of group {group} = {value:?}\n"),
+        None => String::new(),
+    };
+    let of_group = |group| line("rate", group, inner.lr(group)) + &line("momentum", group, inner.momentum(group));
+    (0..inner.num_groups()).map(of_group).collect()
 }
 
 fn check(inner: &impl Optimizer) -> Result<(), OptimizerError> {
@@ -195,8 +205,8 @@ impl<O: Optimizer> Optimizer for FullyShardedOptimizer<O> {
     /// # Errors
     /// Those of the optimizer inside, on the rank that has one: what it can check and its state's memory before anything
     /// changes on any rank; what fails within its step after the others have stepped. The others get
-    /// [`OptimizerError::Sync`] with [`ShardError::OtherRank`], which names the rank. [`OptimizerError::Sync`] when a rank
-    /// has exited or does not take part within the group's timeout.
+    /// [`OptimizerError::Sync`] with [`ShardError::OtherRank`], which names the rank. On all
+    /// [`OptimizerError::Sync`] with [`ShardError::RanksDisagree`] when rates or momenta differ, and when a rank has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for what all ranks say.

@@ -61,9 +61,13 @@ impl ShardedParam {
         if !self.whole.is_filled() {
             return Ok(());
         }
-        let is_written = version(self.whole()) != self.version;
+        let written = self.check_written();
         self.whole.free().map_err(ShardError::Torch)?;
-        if is_written {
+        written
+    }
+
+    pub(super) fn check_written(&self) -> Result<(), ShardError> {
+        if self.whole.is_filled() && version(self.whole()) != self.version {
             let reason = "it was written to while its whole values were here, which are freed: change the shards, which \
                           `parameters` of the `FullyShardedDataParallel` returns";
             return Err(OptimizerError::parameter(&self.shard, 0, reason).into());

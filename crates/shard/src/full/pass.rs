@@ -4,6 +4,7 @@ use overdrive_core::OptimizerError;
 
 use super::engine::{Engine, PART, Pass};
 use super::meeting::Event;
+use super::param::ShardedParam;
 use super::unit::UnitState;
 use crate::error::ShardError;
 
@@ -91,23 +92,34 @@ impl Engine {
             (Some(refused), _) => Err(refused),
             (None, ran) => ran,
         };
-        let own = own.and_then(|()| self.take_rest());
+        let own = own.and_then(|()| self.take_rest()).and_then(|()| self.check_written());
         let event = if self.held { Event::EndHeld } else { Event::End };
         let ended = self.meet(event, own).and_then(|agreed| self.finish(&agreed.grads));
+        self.ended(ended)
+    }
+
+    fn ended(&mut self, ended: Result<(), ShardError>) -> Result<(), ShardError> {
         match ended {
             Ok(()) => Ok(()),
-            Err(error) => self.fail(error),
+            Err(error) => {
+                // What has failed after the last exchange.
+                self.tell(error.to_string());
+                self.fail(error)
+            }
         }
     }
 
     /// Takes part in the others' pass, with what earlier passes have left.
     pub(super) fn follow(&mut self) -> Result<(), ShardError> {
-        let own = self.take_rest();
+        let own = self.pass.as_mut().and_then(|pass| pass.refused.take()).map_or(Ok(()), Err);
+        let own = own.and_then(|()| self.take_rest()).and_then(|()| self.check_written());
         let ended = self.take_part(own);
-        match ended {
-            Ok(()) => Ok(()),
-            Err(error) => self.fail(error),
-        }
+        self.ended(ended)
+    }
+
+    /// An error if a whole parameter was written to, before it is freed at the end of a pass.
+    fn check_written(&self) -> Result<(), ShardError> {
+        self.units.iter().flat_map(|unit| &unit.params).try_for_each(ShardedParam::check_written)
     }
 
     fn take_part(&mut self, mut own: Result<(), ShardError>) -> Result<(), ShardError> {
@@ -165,6 +177,8 @@ impl Engine {
                     self.send(unit)?;
                 }
             }
+            // Whatever fails on this rank then, others do not wait for it.
+            self.wait_for_means()?;
             for (unit, is_used) in self.units.iter_mut().zip(&is_used) {
                 let given = unit.give(is_used);
                 self.link.watch(given)?;
