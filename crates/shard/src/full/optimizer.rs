@@ -1,6 +1,7 @@
 //! The optimizer of this rank's rows.
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use overdrive_core::{
     Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, SkipAgreement, Stateful, SyncError,
@@ -12,7 +13,7 @@ use tch::Tensor;
 use super::engine::LOCAL;
 use super::meeting::Event;
 use super::ranks::Ranks;
-use super::{Shared, shards};
+use super::{Running, Shared, shards};
 use crate::agree;
 use crate::error::ShardError;
 use crate::plan::{check_behavior, options_of};
@@ -45,7 +46,16 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         build: impl FnOnce(Vec<Parameter>) -> Result<O, OptimizerError>,
     ) -> Result<Self, ShardError> {
         let given = shards(shared);
-        let built = build(given.iter().map(Parameter::share).collect()).and_then(|inner| {
+        let own = given.iter().map(Parameter::share).collect();
+        let built = match catch_unwind(AssertUnwindSafe(|| build(own))) {
+            Ok(built) => built,
+            Err(panicked) => {
+                // The other ranks wait for it.
+                let _ = agree::built(&ranks.all, BUILDING, refuse::<O>("the closure has panicked"), describe);
+                resume_unwind(panicked)
+            }
+        };
+        let built = built.and_then(|inner| {
             check(&inner)?;
             let ids = |params: &[Tensor]| params.iter().map(TensorId::of).collect::<HashSet<_>>();
             let own: Vec<Tensor> = given.iter().map(|param| param.tensor().shallow_clone()).collect();
@@ -212,8 +222,13 @@ impl<O: Optimizer> Optimizer for FullyShardedOptimizer<O> {
     /// Waits for what all ranks say.
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
-        self.begin_step()?;
-        let stepped = self.inner.step();
+        let shared = self.shared.clone();
+        let running = Running::new(&shared, "the optimizer's step has panicked");
+        let begun = self.begin_step();
+        let stepped = begun.is_ok().then(|| self.inner.step());
+        running.ends();
+        begun?;
+        let stepped = stepped.unwrap_or(Ok(()));
         let mut engine = self.shared.lock();
         // A graph that is kept over a step has saved the old values: its backward pass is an error. Fused kernels do not
         // count as changes in place by themselves.
