@@ -1,8 +1,10 @@
 //! Clipping by the norm over all ranks' gradients.
 
+use overdrive_core::OptimizerError;
 use tch::{Device, Kind, Tensor};
 
 use super::FullyShardedDataParallel;
+use super::engine::{LOCAL, PART};
 use super::meeting::Event;
 use crate::error::ShardError;
 use crate::gradients::{GradNorm, check_max_norm, clip};
@@ -10,10 +12,11 @@ use crate::gradients::{GradNorm, check_max_norm, clip};
 impl FullyShardedDataParallel {
     /// Scales the averaged gradients of all ranks down so that their 2-norm, over all of them as one vector, is at most
     /// `max_norm`. Returns the norm before clipping, a scalar, the same on all ranks. Every rank calls it, with a
-    /// `GradScaler` after `unscale_`.
+    /// `GradScaler` after `unscale_`, with the same `max_norm`.
     ///
     /// # Errors
-    /// When `max_norm` is negative or NaN, or libtorch fails; [`ShardError::Ddp`] when a rank has exited or does not
+    /// When `max_norm` is negative or NaN, when passes have left gradients local, or libtorch fails; [`ShardError::RanksDisagree`]
+    /// when ranks give different ones; [`ShardError::Ddp`] when a rank has exited or does not
     /// call it within the group's timeout.
     ///
     /// # Syncs
@@ -23,7 +26,14 @@ impl FullyShardedDataParallel {
     /// `torch.nn.utils.clip_grad_norm_` over DTensors
     pub fn clip_grad_norm_(&self, max_norm: f64) -> Result<GradNorm, ShardError> {
         let mut engine = self.shared.lock();
-        engine.agree(Event::Clip, check_max_norm(max_norm))?;
+        let own = check_max_norm(max_norm).and_then(|()| {
+            if engine.link.is_local() {
+                Err(OptimizerError::DoesNotFit { part: PART, reason: LOCAL }.into())
+            } else {
+                Ok(())
+            }
+        });
+        engine.agree_on(Event::Clip, own, format!("`max_norm` = {max_norm:?}"))?;
         let shards: Vec<Tensor> = engine.params().map(|param| param.shard.tensor().shallow_clone()).collect();
         let is_double = shards.iter().any(|shard| shard.kind() == Kind::Double);
         let device = match self.ranks.all.device() {

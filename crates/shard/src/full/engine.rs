@@ -17,6 +17,9 @@ use crate::link::Link;
 
 pub(super) const PART: &str = "FullyShardedDataParallel";
 
+pub(super) const LOCAL: &str = "backward passes have left gradients local since the last exchange: end `no_sync` before a \
+                                window's last pass, or zero the gradients";
+
 /// How much is remembered of what was exchanged at most.
 const LOG: usize = 10_000;
 
@@ -72,7 +75,7 @@ pub(super) struct Pass {
 #[derive(Default)]
 struct Prepared {
     own: Option<Gather>,
-    ahead: Option<Gather>,
+    ahead: Option<(usize, Gather)>,
 }
 
 impl Engine {
@@ -128,24 +131,21 @@ impl Engine {
 
     /// A unit computes next: its whole parameters are here afterwards, and those of the next are on their way.
     pub(super) fn come_to(&mut self, event: Event, unit: usize) -> Result<(), ShardError> {
-        let ahead = self.prefetches.then(|| self.order.next(event)).flatten();
-        let renewed = if matches!(event, Event::Forward(_)) { self.drop_stale(unit) } else { Ok(()) };
-        let prepared = renewed.and_then(|()| self.prepare(unit, ahead));
+        let is_stale = !matches!(event, Event::Backward(_)) && self.units[unit].is_stale();
+        let renewed = if is_stale { self.forget(unit) } else { Ok(()) };
+        let prepared = renewed.and_then(|()| self.prepare(unit, self.next(event)));
         let (prepared, own) = match prepared {
             Ok(prepared) => (prepared, Ok(())),
             Err(error) => (Prepared::default(), Err(error)),
         };
         let agreed = self.meet(event, own)?;
-        self.carry_out(&agreed, unit, ahead, prepared)?;
+        self.carry_out(&agreed, unit, prepared)?;
         self.order.record(event);
         Ok(())
     }
 
-    /// Forgets whole parameters whose shards were changed since, other than by the optimizer.
-    fn drop_stale(&mut self, unit: usize) -> Result<(), ShardError> {
-        if !self.units[unit].is_stale() {
-            return Ok(());
-        }
+    /// Forgets whole parameters of which some rank has changed its shards since, other than by the optimizer.
+    fn forget(&mut self, unit: usize) -> Result<(), ShardError> {
         if let Whole::Coming(gather) = std::mem::replace(&mut self.units[unit].whole, Whole::Freed) {
             self.discarded.push(gather);
             return Ok(());
@@ -162,30 +162,47 @@ impl Engine {
             let unit = &self.units[unit];
             unit.is_lacking().then(|| Gather::prepare(&unit.params, ranks)).transpose()
         };
-        Ok(Prepared { own: gather(unit)?, ahead: ahead.map_or(Ok(None), gather)? })
+        let ahead = match ahead {
+            Some(ahead) => gather(ahead)?.map(|it| (ahead, it)),
+            None => None,
+        };
+        Ok(Prepared { own: gather(unit)?, ahead })
+    }
+
+    /// The unit that this rank would gather ahead.
+    pub(super) fn next(&self, event: Event) -> Option<usize> {
+        self.prefetches.then(|| self.order.next(event)).flatten()
     }
 
     /// The exchanges that all ranks have agreed on. All are started before one is waited for: whatever fails on this rank
     /// then, the others do not wait for it.
-    fn carry_out(
-        &mut self,
-        agreed: &Agreed,
-        unit: usize,
-        ahead: Option<usize>,
-        prepared: Prepared,
-    ) -> Result<(), ShardError> {
+    fn carry_out(&mut self, agreed: &Agreed, unit: usize, prepared: Prepared) -> Result<(), ShardError> {
         self.send_ready(&agreed.ready)?;
         let own = match agreed.lacking[unit] {
             true => Some(self.start(unit, prepared.own)?),
             false => None,
         };
-        if let Some(ahead) = ahead.filter(|it| agreed.lacking[*it]) {
-            let gather = self.start(ahead, prepared.ahead)?;
+        // Where some have an old one, all get the new one at once, when the unit computes; a backward pass is refused then.
+        let is_same = |unit: usize| match agreed.event {
+            Event::Forward(_) => agreed.freed[unit] || !agreed.changed[unit],
+            _ => !agreed.changed[unit],
+        };
+        let is_ahead = |it: &usize| agreed.lacking[*it] && is_same(*it);
+        if let Some(ahead) = agreed.ahead.filter(is_ahead) {
+            let own = prepared.ahead.filter(|(unit, _)| *unit == ahead).map(|(_, gather)| gather);
+            let gather = self.start(ahead, own)?;
             match &mut self.units[ahead].whole {
                 whole @ Whole::Freed => *whole = Whole::Coming(gather),
                 // Here already: only the others need it.
                 _ => self.discarded.push(gather),
             }
+        }
+        // Another rank's rows may be new, where this one has the old ones.
+        let is_old = agreed.changed[unit] && own.is_some() && !self.units[unit].is_lacking();
+        let forgotten = if is_old { self.forget(unit) } else { Ok(()) };
+        if let Err(error) = forgotten {
+            self.discarded.extend(own);
+            return Err(error);
         }
         let gather = match (std::mem::replace(&mut self.units[unit].whole, Whole::Freed), own) {
             (Whole::Here, own) => {
@@ -210,8 +227,7 @@ impl Engine {
 
     /// Does as the other ranks, and keeps nothing.
     pub(super) fn come_along(&mut self, agreed: &Agreed, unit: usize) -> Result<(), ShardError> {
-        let ahead = self.prefetches.then(|| self.order.next(agreed.event)).flatten();
-        self.carry_out(agreed, unit, ahead, Prepared::default())?;
+        self.carry_out(agreed, unit, Prepared::default())?;
         self.order.record(agreed.event);
         self.free(unit)
     }

@@ -140,7 +140,9 @@ impl<'a> Within<'a> {
         let mut is_recorded = false;
         if let Some(unit) = self.of.unit {
             let shared = self.of.shared.clone();
-            is_recorded = record("FullyShardedOutputs", outputs, move || shared.lock().before_backward(unit))?;
+            let versions = shared.lock().units[unit].versions.clone();
+            let before = move || shared.lock().before_backward(unit, &versions);
+            is_recorded = record("FullyShardedOutputs", outputs, before)?;
         }
         let left = self.end(|engine, unit| {
             let keeps = is_recorded && !engine.units[unit].reshard_after_forward;

@@ -103,10 +103,20 @@ pub(super) struct Said {
     pub(super) event: Event,
     /// Why this rank cannot go on.
     pub(super) failed: Option<String>,
+    /// What has to be the same on all ranks, each line a name and a value. Told are the first ones.
+    pub(super) values: String,
+    /// A number of all of them.
+    pub(super) digest: i64,
+    /// The unit that it would gather ahead.
+    pub(super) ahead: Option<usize>,
+    /// Its passes leave gradients local.
+    pub(super) is_held: bool,
     /// How many passes have left gradients local since they were last averaged or freed.
     pub(super) held: u64,
     /// Units whose whole parameters it does not have.
     pub(super) lacking: Vec<bool>,
+    /// Units whose shards it has changed since the unit was gathered.
+    pub(super) changed: Vec<bool>,
     /// Units whose gradients it has, all of them.
     pub(super) ready: Vec<bool>,
     /// Parameters of which it has a gradient.
@@ -115,22 +125,24 @@ pub(super) struct Said {
 
 /// Bytes of a failure's text; a longer one is cut.
 const TEXT: usize = 512;
-const HEAD: usize = 5;
+const HEAD: usize = 8;
 const WORDS: usize = HEAD + TEXT / 8;
 
 impl Said {
     fn words(&self) -> Vec<i64> {
         let (kind, unit) = self.event.encoded();
-        let text = self.failed.as_deref().unwrap_or_default();
+        let text = self.failed.as_deref().unwrap_or(&self.values);
         let cut = text.char_indices().map(|(at, it)| at + it.len_utf8()).take_while(|end| *end <= TEXT).last();
         let text = &text.as_bytes()[..cut.unwrap_or(0)];
         let mut words = vec![kind, unit, i64::from(self.failed.is_some()), text.len() as i64, self.held as i64];
+        let ahead = self.ahead.map_or(-1, |unit| unit as i64);
+        words.extend([self.digest, ahead, i64::from(self.is_held)]);
         let mut padded = text.to_vec();
         padded.resize(TEXT, 0);
         words.extend(
             padded.chunks_exact(8).map(|it| it.iter().rev().fold(0, |word, &byte| word << 8 | i64::from(byte))),
         );
-        for bits in [&self.lacking, &self.ready, &self.grads] {
+        for bits in [&self.lacking, &self.changed, &self.ready, &self.grads] {
             words.extend(bits.chunks(63).map(|it| it.iter().rev().fold(0, |word, &bit| word << 1 | i64::from(bit))));
         }
         words
@@ -147,9 +159,14 @@ impl Said {
         };
         Self {
             event: Event::decoded(words[0], words[1]),
+            values: if words[2] == 0 { text.clone() } else { String::new() },
             failed: (words[2] != 0).then_some(text),
+            digest: words[5],
+            ahead: usize::try_from(words[6]).ok(),
+            is_held: words[7] != 0,
             held: words[4] as u64,
             lacking: bits(units),
+            changed: bits(units),
             ready: bits(units),
             grads: bits(params),
         }
@@ -211,20 +228,27 @@ mod tests {
         let said = Said {
             event: Event::Backward(70),
             failed: Some(text.clone()),
+            values: "`max_norm` = 1.0".to_owned(),
+            digest: -5,
+            ahead: Some(9),
+            is_held: true,
             held: 3,
             lacking: bits(71, 3),
+            changed: bits(71, 5),
             ready: bits(71, 2),
             grads: bits(200, 7),
         };
         let read = Said::read(&said.words(), 71, 200);
         assert_eq!((read.event, read.held), (said.event, said.held));
+        assert_eq!((read.digest, read.ahead, read.is_held), (-5, Some(9), true));
         assert_eq!(
-            (read.lacking, read.ready, read.grads),
-            (said.lacking.clone(), said.ready.clone(), said.grads.clone())
+            (read.lacking, read.changed, read.ready, read.grads),
+            (said.lacking.clone(), said.changed.clone(), said.ready.clone(), said.grads.clone())
         );
         assert_eq!(read.failed.as_deref(), Some(&*"ü".repeat(256)), "cut");
-        let good = Said { failed: None, event: Event::Step, ..said };
+        let good = Said { failed: None, event: Event::Step, ahead: None, ..said };
         let read = Said::read(&good.words(), 71, 200);
-        assert_eq!((read.event, read.failed), (Event::Step, None));
+        assert_eq!((read.event, read.failed, read.ahead), (Event::Step, None, None));
+        assert_eq!(read.values, good.values);
     }
 }

@@ -135,13 +135,26 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// A backward pass that a program runs. Dropped by a panic, it tells the other ranks.
-struct Running<'a>(Option<&'a Shared>);
+/// What a program runs: a backward pass, or an optimizer's step. Dropped by a panic, it tells the other ranks.
+struct Running<'a> {
+    shared: Option<&'a Shared>,
+    reason: &'static str,
+}
+
+impl<'a> Running<'a> {
+    fn new(shared: &'a Shared, reason: &'static str) -> Self {
+        Self { shared: Some(shared), reason }
+    }
+
+    fn ends(mut self) {
+        self.shared = None;
+    }
+}
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        if let Some(shared) = self.0 {
-            shared.lock().give_up("the backward pass has panicked");
+        if let Some(shared) = self.shared {
+            shared.lock().give_up(self.reason);
         }
     }
 }
@@ -246,7 +259,8 @@ impl FullyShardedDataParallel {
     /// On every rank, and all gradients are freed: the error of backward itself or [`ShardError::Optimizer`] with the
     /// parameter whose gradient is sparse, on the rank that has it, and [`ShardError::OtherRank`] on the others.
     /// [`ShardError::RanksDisagree`] when ranks come to different units. [`ShardError::Ddp`] when a rank has exited or does
-    /// not take part within the group's timeout.
+    /// not take part within the group's timeout. Where memory runs out while means are added, the others have an error
+    /// before their next exchange.
     ///
     /// # Syncs
     /// Waits for all ranks: for what they say, and over Gloo for parameters and gradients.
@@ -268,10 +282,10 @@ impl FullyShardedDataParallel {
 
     fn pass(&self, run: impl FnOnce() -> Result<(), TorchError>) -> Result<(), ShardError> {
         self.shared.lock().begin_pass()?;
-        let mut running = Running(Some(&self.shared));
+        let running = Running::new(&self.shared, "the backward pass has panicked");
         // Hooks take the lock.
         let ran = run().map_err(ShardError::Torch);
-        running.0 = None;
+        running.ends();
         let ended = self.shared.lock().end_pass(ran);
         self.hooks.iter().for_each(GradHook::resume_panic);
         ended

@@ -1,6 +1,7 @@
 //! The optimizer of this rank's rows.
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use overdrive_core::{
     Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, SkipAgreement, Stateful, SyncError,
@@ -9,9 +10,10 @@ use overdrive_core::{
 use overdrive_ffi::{TensorId, bump_version};
 use tch::Tensor;
 
+use super::engine::LOCAL;
 use super::meeting::Event;
 use super::ranks::Ranks;
-use super::{Shared, shards};
+use super::{Running, Shared, shards};
 use crate::agree;
 use crate::error::ShardError;
 use crate::plan::{check_behavior, options_of};
@@ -44,7 +46,16 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         build: impl FnOnce(Vec<Parameter>) -> Result<O, OptimizerError>,
     ) -> Result<Self, ShardError> {
         let given = shards(shared);
-        let built = build(given.iter().map(Parameter::share).collect()).and_then(|inner| {
+        let own = given.iter().map(Parameter::share).collect();
+        let built = match catch_unwind(AssertUnwindSafe(|| build(own))) {
+            Ok(built) => built,
+            Err(panicked) => {
+                // The other ranks wait for it.
+                let _ = agree::built(&ranks.all, BUILDING, refuse::<O>("the closure has panicked"), describe);
+                resume_unwind(panicked)
+            }
+        };
+        let built = built.and_then(|inner| {
             check(&inner)?;
             let ids = |params: &[Tensor]| params.iter().map(TensorId::of).collect::<HashSet<_>>();
             let own: Vec<Tensor> = given.iter().map(|param| param.tensor().shallow_clone()).collect();
@@ -78,10 +89,7 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         check_averaged(self)?;
         check_not_stepped_in_backward(self)?;
         if self.shared.lock().link.is_local() {
-            return refuse(
-                "backward passes have left gradients local since the last exchange: end `no_sync` before a window's last \
-                 pass, or zero the gradients",
-            );
+            return refuse(LOCAL);
         }
         // Options may have been changed, or loaded.
         check(&self.inner)?;
@@ -103,8 +111,18 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         // What was gathered has the old values.
         engine.order.cut();
         let freed = engine.free_all();
-        engine.agree(Event::Step, own.map_err(ShardError::from).and(freed))
+        engine.agree_on(Event::Step, own.map_err(ShardError::from).and(freed), rates(&self.inner))
     }
+}
+
+/// What steps depend on and programs change.
+fn rates(inner: &impl Optimizer) -> String {
+    let line = |name: &str, group: usize, value: Option<f64>| match value {
+        Some(value) => format!("the {name} of group {group} = {value:?}\n"),
+        None => String::new(),
+    };
+    let of_group = |group| line("rate", group, inner.lr(group)) + &line("momentum", group, inner.momentum(group));
+    (0..inner.num_groups()).map(of_group).collect()
 }
 
 fn check(inner: &impl Optimizer) -> Result<(), OptimizerError> {
@@ -197,18 +215,27 @@ impl<O: Optimizer> Optimizer for FullyShardedOptimizer<O> {
     /// # Errors
     /// Those of the optimizer inside, on the rank that has one: what it can check and its state's memory before anything
     /// changes on any rank; what fails within its step after the others have stepped. The others get
-    /// [`OptimizerError::Sync`] with [`ShardError::OtherRank`], which names the rank. [`OptimizerError::Sync`] when a rank
-    /// has exited or does not take part within the group's timeout.
+    /// [`OptimizerError::Sync`] with [`ShardError::OtherRank`], which names the rank. On all
+    /// [`OptimizerError::Sync`] with [`ShardError::RanksDisagree`] when rates or momenta differ, and when a rank has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for what all ranks say.
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
-        self.begin_step()?;
-        let stepped = self.inner.step();
+        let shared = self.shared.clone();
+        let running = Running::new(&shared, "the optimizer's step has panicked");
+        let begun = self.begin_step();
+        let stepped = begun.is_ok().then(|| self.inner.step());
+        running.ends();
+        begun?;
+        let stepped = stepped.unwrap_or(Ok(()));
         let mut engine = self.shared.lock();
-        // A graph that is kept over a step has saved the old values: its backward pass is an error.
-        engine.params().for_each(|param| bump_version(param.whole()));
+        // A graph that is kept over a step has saved the old values: its backward pass is an error. Fused kernels do not
+        // count as changes in place by themselves.
+        for param in engine.params().filter(|param| param.is_trained) {
+            bump_version(param.whole());
+            bump_version(param.shard.tensor());
+        }
         Ok(engine.agree(Event::Stepped, stepped.map_err(ShardError::from))?)
     }
 

@@ -74,17 +74,18 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         };
         let (entries, all) = agree::built(&self.ranks.all, "consolidating the state", entries, tell)?;
         agree::on_lines("the entries of the optimizer's state", &all)?;
+        let rows = entries.iter().filter_map(|(_, entry, param)| match (entry, param) {
+            (Entry::Tensor(tensor), Some(param)) => Some((&layouts[*param], tensor)),
+            _ => None,
+        });
+        let mut wholes = gathered(&self.shared, rows, place)?.into_iter();
         let mut whole = StateDict::new();
         for (key, entry, param) in entries {
             let entry = match (entry, param) {
-                (Entry::Tensor(tensor), Some(param)) => {
-                    let gathered = gathered(&self.ranks.parts, &layouts[param], &tensor, place);
-                    let link = self.shared.lock().link.clone();
-                    match link.watch(gathered)? {
-                        Some(tensor) => Entry::Tensor(tensor),
-                        None => continue,
-                    }
-                }
+                (Entry::Tensor(_), Some(_)) => match wholes.next().flatten() {
+                    Some(tensor) => Entry::Tensor(tensor),
+                    None => continue,
+                },
                 (Entry::Tensor(tensor), None) => Entry::Tensor(tensor.f_to_device(tch::Device::Cpu)?.f_detach_copy()?),
                 (other, _) => other,
             };

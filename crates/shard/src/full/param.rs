@@ -61,9 +61,13 @@ impl ShardedParam {
         if !self.whole.is_filled() {
             return Ok(());
         }
-        let is_written = version(self.whole()) != self.version;
+        let written = self.check_written();
         self.whole.free().map_err(ShardError::Torch)?;
-        if is_written {
+        written
+    }
+
+    pub(super) fn check_written(&self) -> Result<(), ShardError> {
+        if self.whole.is_filled() && version(self.whole()) != self.version {
             let reason = "it was written to while its whole values were here, which are freed: change the shards, which \
                           `parameters` of the `FullyShardedDataParallel` returns";
             return Err(OptimizerError::parameter(&self.shard, 0, reason).into());
@@ -77,8 +81,8 @@ impl ShardedParam {
         let _ = self.whole.free();
     }
 
-    /// Copies the gradient of the whole, scaled, into `parts`, `[ranks, elements of a part]`, and frees it.
-    pub(super) fn take_grad(&self, parts: &Tensor) -> Result<bool, ShardError> {
+    /// Moves the gradient of the whole into `parts`, `[ranks, elements of a part]`, or adds it to what is there.
+    pub(super) fn take_grad(&self, parts: &Tensor, adds: bool) -> Result<bool, ShardError> {
         let grad = self.whole().f_grad()?;
         if !grad.defined() {
             return Ok(false);
@@ -87,15 +91,19 @@ impl ShardedParam {
             let reason = "its gradient is sparse, but should be dense: make an embedding with `sparse: false`";
             return Err(OptimizerError::parameter(&self.shard, 0, reason).into());
         }
+        let put = |mut to: Tensor, from: &Tensor| match adds {
+            true => to.f_add_(from).map(drop),
+            false => to.f_copy_(from),
+        };
         let (full, rest) = self.layout.full_parts();
         let flat = grad.f_detach()?.f_reshape([-1])?;
         let numel = full * self.layout.part_numel();
         if full > 0 {
             let from = flat.f_narrow(0, 0, numel)?.f_view([full, self.layout.part_numel()])?;
-            parts.f_narrow(0, 0, full)?.f_copy_(&from)?;
+            put(parts.f_narrow(0, 0, full)?, &from)?;
         }
         if rest > 0 {
-            parts.f_select(0, full)?.f_narrow(0, 0, rest)?.f_copy_(&flat.f_narrow(0, numel, rest)?)?;
+            put(parts.f_select(0, full)?.f_narrow(0, 0, rest)?, &flat.f_narrow(0, numel, rest)?)?;
         }
         set_grad(self.whole(), None)?;
         Ok(true)

@@ -4,6 +4,7 @@ use overdrive_core::OptimizerError;
 
 use super::engine::{Engine, PART, Pass};
 use super::meeting::Event;
+use super::param::ShardedParam;
 use super::unit::UnitState;
 use crate::error::ShardError;
 
@@ -21,18 +22,19 @@ impl Engine {
         Ok(())
     }
 
-    /// The pass comes to a unit. An error ends the pass, which reports it.
-    pub(super) fn before_backward(&mut self, unit: usize) -> Result<(), String> {
+    /// The pass comes to a unit, whose forward had shards of these versions. An error ends the pass, which reports it.
+    pub(super) fn before_backward(&mut self, unit: usize, versions: &[i64]) -> Result<(), String> {
         let Some(pass) = &mut self.pass else {
             let reason = "gradients are averaged and freed by its passes: call `backward` of the \
                           `FullyShardedDataParallel`, or give it to an accumulator, instead of `loss.backward()`";
             return Err(OptimizerError::DoesNotFit { part: PART, reason }.to_string());
         };
         let event = Event::Backward(unit);
-        let came = match pass.refused.take() {
+        let own = pass.refused.take().map_or_else(|| self.units[unit].check_versions(versions), Err);
+        let came = match own {
             // The other ranks hear of it now.
-            Some(refused) => self.meet(event, Err(refused)).map(drop),
-            None => self.come_to(event, unit),
+            Err(refused) => self.meet(event, Err(refused)).map(drop),
+            Ok(()) => self.come_to(event, unit),
         };
         self.units[unit].entered += 1;
         came.map_err(|error| self.refuse(error))
@@ -63,12 +65,12 @@ impl Engine {
             self.link.set_local(true);
             return;
         }
-        let taken = match self.held {
-            true => Ok(()),
-            false => {
+        let taken = match !self.held || self.units[unit].is_widened(index) {
+            true => {
                 let _no_grad = tch::no_grad_guard();
                 self.units[unit].take(index)
             }
+            false => Ok(()),
         };
         self.units[unit].ready[index] = true;
         let done = match self.units[unit].is_done() {
@@ -90,23 +92,34 @@ impl Engine {
             (Some(refused), _) => Err(refused),
             (None, ran) => ran,
         };
-        let own = own.and_then(|()| self.take_rest());
+        let own = own.and_then(|()| self.take_rest()).and_then(|()| self.check_written());
         let event = if self.held { Event::EndHeld } else { Event::End };
         let ended = self.meet(event, own).and_then(|agreed| self.finish(&agreed.grads));
+        self.ended(ended)
+    }
+
+    fn ended(&mut self, ended: Result<(), ShardError>) -> Result<(), ShardError> {
         match ended {
             Ok(()) => Ok(()),
-            Err(error) => self.fail(error),
+            Err(error) => {
+                // What has failed after the last exchange.
+                self.tell(error.to_string());
+                self.fail(error)
+            }
         }
     }
 
     /// Takes part in the others' pass, with what earlier passes have left.
     pub(super) fn follow(&mut self) -> Result<(), ShardError> {
-        let own = self.take_rest();
+        let own = self.pass.as_mut().and_then(|pass| pass.refused.take()).map_or(Ok(()), Err);
+        let own = own.and_then(|()| self.take_rest()).and_then(|()| self.check_written());
         let ended = self.take_part(own);
-        match ended {
-            Ok(()) => Ok(()),
-            Err(error) => self.fail(error),
-        }
+        self.ended(ended)
+    }
+
+    /// An error if a whole parameter was written to, before it is freed at the end of a pass.
+    fn check_written(&self) -> Result<(), ShardError> {
+        self.units.iter().flat_map(|unit| &unit.params).try_for_each(ShardedParam::check_written)
     }
 
     fn take_part(&mut self, mut own: Result<(), ShardError>) -> Result<(), ShardError> {
@@ -164,6 +177,8 @@ impl Engine {
                     self.send(unit)?;
                 }
             }
+            // Whatever fails on this rank then, others do not wait for it.
+            self.wait_for_means()?;
             for (unit, is_used) in self.units.iter_mut().zip(&is_used) {
                 let given = unit.give(is_used);
                 self.link.watch(given)?;
@@ -174,7 +189,7 @@ impl Engine {
         self.pass = None;
         self.order.cut();
         let freed = self.free_all();
-        self.units.iter_mut().for_each(UnitState::end_pass);
+        self.units.iter_mut().for_each(|unit| unit.end_pass(is_local));
         self.link.set_local(is_local);
         freed
     }
@@ -182,9 +197,6 @@ impl Engine {
     pub(super) fn clear_grads(&mut self) -> Result<(), ShardError> {
         self.link.free();
         self.window = 0;
-        for param in self.units.iter().flat_map(|unit| &unit.params) {
-            param.clear_grads()?;
-        }
-        Ok(())
+        self.units.iter_mut().try_for_each(UnitState::clear_grads)
     }
 }

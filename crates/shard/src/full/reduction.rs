@@ -54,15 +54,19 @@ impl Reduction {
         self.members.iter().any(|(member, _)| *member == index)
     }
 
-    /// Takes the gradient of a parameter. Returns whether it has one.
-    pub(super) fn take(&mut self, index: usize, param: &ShardedParam) -> Result<bool, ShardError> {
+    pub(super) fn is_wider(&self, kind: Kind) -> bool {
+        self.kind.elt_size_in_bytes() > kind.elt_size_in_bytes()
+    }
+
+    /// Takes the gradient of a parameter, adding it to one that was taken before. Returns whether it has one.
+    pub(super) fn take(&mut self, index: usize, param: &ShardedParam, adds: bool) -> Result<bool, ShardError> {
         if !param.whole().f_grad()?.defined() {
             return Ok(false);
         }
         let _no_grad = tch::no_grad_guard();
         let all = self.prepared(param.layout.ranks)?;
         let first = self.members.iter().find(|(member, _)| *member == index).map_or(0, |(_, first)| *first);
-        param.take_grad(&all.f_narrow(1, first, param.layout.part_numel())?)
+        param.take_grad(&all.f_narrow(1, first, param.layout.part_numel())?, adds)
     }
 
     /// The memory for a pass: zeros, also in place of gradients that this rank does not have.
@@ -119,6 +123,11 @@ impl Reduction {
             param.add_mean(&own.f_narrow(0, first, param.layout.part_numel())?)?;
         }
         Ok(())
+    }
+
+    /// Forgets gradients that are not on their way.
+    pub(super) fn clear_grads(&mut self) {
+        self.all = None;
     }
 
     pub(super) fn clear(&mut self) {

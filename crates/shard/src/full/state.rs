@@ -108,7 +108,8 @@ impl FullyShardedDataParallel {
     ///
     /// # Errors
     /// [`ShardError::Ddp`] when there is no rank `to`, or a rank has exited or does not call it within the group's
-    /// timeout; [`ShardError::RanksDisagree`] when ranks name different ones.
+    /// timeout; [`ShardError::RanksDisagree`] when ranks name different ones; libtorch's on the rank where memory runs out,
+    /// and [`ShardError::OtherRank`] on the others.
     ///
     /// # Syncs
     /// Waits for all ranks, and for the device.
@@ -118,11 +119,16 @@ impl FullyShardedDataParallel {
     pub fn consolidate_state_dict(&self, to: usize) -> Result<Option<StateDict>, ShardError> {
         let mut engine = self.shared.lock();
         let place = check_to(&mut engine, to)?;
+        let of = |(index, param): (usize, &ShardedParam)| {
+            (key(param, index), param.layout.clone(), param.shard.tensor().shallow_clone())
+        };
+        let params: Vec<_> = engine.params().enumerate().map(of).collect();
+        drop(engine);
+        let wholes = gathered(&self.shared, params.iter().map(|(_, layout, rows)| (layout, rows)), place)?;
         let mut whole = StateDict::new();
-        for (index, param) in engine.params().enumerate() {
-            let tensor = gathered(&self.ranks.parts, &param.layout, param.shard.tensor(), place);
-            if let Some(tensor) = engine.link.watch(tensor)? {
-                whole.insert(key(param, index), Entry::Tensor(tensor));
+        for ((key, ..), tensor) in params.into_iter().zip(wholes) {
+            if let Some(tensor) = tensor {
+                whole.insert(key, Entry::Tensor(tensor));
             }
         }
         Ok((self.ranks.all.rank() == to).then_some(whole))

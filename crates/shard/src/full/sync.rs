@@ -25,7 +25,8 @@ impl Drop for HeldBack<'_> {
 
 impl FullyShardedDataParallel {
     /// Leaves the gradients of the backward passes from here on local, until the guard is dropped. They add up whole, and
-    /// the next pass averages the sum: each rank holds all gradients meanwhile. Without it, each pass averages and frees
+    /// the next pass averages the sum: each rank holds all gradients meanwhile, in the dtype in which they are averaged if
+    /// that is wider. Without it, each pass averages and frees
     /// them, and the means of this rank's rows add up, which sends more and needs less memory. Every rank calls it.
     ///
     /// # Source

@@ -18,13 +18,16 @@ pub(super) enum Whole {
     Here,
 }
 
+pub(super) const CHANGED: &str = "its rows were changed after the forward, whose backward pass would use other values: run \
+                                  backward first, or forward again";
+
 pub(super) struct UnitState {
     pub(super) name: String,
     pub(super) params: Vec<ShardedParam>,
     pub(super) reductions: Vec<Reduction>,
     pub(super) reshard_after_forward: bool,
     pub(super) whole: Whole,
-    /// Of the shards that the whole parameters are made of, while they are here.
+    /// Of the shards, when they were last gathered.
     pub(super) versions: Vec<i64>,
     /// Forwards under way, one within the other.
     pub(super) depth: usize,
@@ -75,14 +78,27 @@ impl UnitState {
         matches!(self.whole, Whole::Freed)
     }
 
-    /// Whether the whole parameters are made of values that the shards had before.
-    pub(super) fn is_stale(&self) -> bool {
+    /// Whether the shards were changed since they were last gathered.
+    pub(super) fn is_changed(&self) -> bool {
         let made_of = match &self.whole {
-            Whole::Freed => return false,
             Whole::Coming(gather) => gather.versions(),
-            Whole::Here => &self.versions,
+            Whole::Freed | Whole::Here => &self.versions,
         };
         made_of != versions_of(&self.params)
+    }
+
+    /// Whether the whole parameters are made of values that the shards had before.
+    pub(super) fn is_stale(&self) -> bool {
+        !self.is_lacking() && self.is_changed()
+    }
+
+    /// An error if shards were changed since they had these versions, when a forward used them.
+    pub(super) fn check_versions(&self, versions: &[i64]) -> Result<(), ShardError> {
+        let now = versions_of(&self.params);
+        match now.iter().zip(versions).position(|(now, then)| now != then) {
+            None => Ok(()),
+            Some(index) => Err(OptimizerError::parameter(&self.params[index].shard, index, CHANGED).into()),
+        }
     }
 
     /// Whether all gradients of the pass are complete.
@@ -96,6 +112,11 @@ impl UnitState {
         self.depth == 0 && self.is_ready() && (!self.has_frozen() || (self.entered > 0 && self.left >= self.entered))
     }
 
+    /// Whether a parameter's gradients add up in a wider dtype than its own.
+    pub(super) fn is_widened(&self, index: usize) -> bool {
+        self.reductions.iter().any(|it| it.has(index) && it.is_wider(self.params[index].kind))
+    }
+
     /// A parameter's gradient is complete.
     pub(super) fn take(&mut self, index: usize) -> Result<(), ShardError> {
         let param = &self.params[index];
@@ -105,7 +126,7 @@ impl UnitState {
             return Err(OptimizerError::parameter(&param.shard, index, reason).into());
         }
         let Some(reduction) = self.reductions.iter_mut().find(|it| it.has(index)) else { return Ok(()) };
-        if reduction.take(index, param)? {
+        if reduction.take(index, param, self.has_grad[index])? {
             self.has_grad[index] = true;
         }
         Ok(())
@@ -146,14 +167,23 @@ impl UnitState {
     pub(super) fn reset(&mut self) {
         self.whole = Whole::Freed;
         self.params.iter_mut().for_each(ShardedParam::drop_whole);
-        self.end_pass();
+        self.end_pass(false);
     }
 
-    pub(super) fn end_pass(&mut self) {
+    /// Forgets the pass. `is_local`: but not the gradients that it has left local.
+    pub(super) fn end_pass(&mut self, is_local: bool) {
         self.ready.fill(false);
-        self.has_grad.fill(false);
-        self.reductions.iter_mut().for_each(Reduction::clear);
+        if !is_local {
+            self.has_grad.fill(false);
+            self.reductions.iter_mut().for_each(Reduction::clear);
+        }
         (self.is_sent, self.entered, self.left) = (false, 0, 0);
+    }
+
+    pub(super) fn clear_grads(&mut self) -> Result<(), ShardError> {
+        self.has_grad.fill(false);
+        self.reductions.iter_mut().for_each(Reduction::clear_grads);
+        Ok(self.params.iter().try_for_each(ShardedParam::clear_grads)?)
     }
 
     /// A parameter that requires a gradient now and did not before, or the other way round.

@@ -52,18 +52,18 @@ fn written_shards(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-fn weights(count: i64) -> Vec<Tensor> {
+pub fn weights(count: i64) -> Vec<Tensor> {
     tch::manual_seed(11);
     (0..count).map(|_| Tensor::randn([6, 6], DOUBLE).set_requires_grad(true)).collect()
 }
 
-fn inputs(rank: usize) -> Tensor {
+pub fn inputs(rank: usize) -> Tensor {
     tch::manual_seed(70 + rank as i64);
     Tensor::randn([3, 6], DOUBLE)
 }
 
 /// The mean of all ranks' gradients of these weights is that of `fsdp`'s rows.
-fn gradients_are_those_of(
+pub fn gradients_are_those_of(
     fsdp: &FullyShardedDataParallel,
     whole: &[Tensor],
     loss: impl Fn(&[Tensor], Tensor) -> Tensor,
@@ -85,7 +85,7 @@ fn plain(weights: &[Tensor], x: Tensor) -> Tensor {
     weights.iter().fold(x, |x, weight| x.matmul(weight).tanh()).square().sum(Kind::Double)
 }
 
-fn named(weights: &[Tensor]) -> Vec<(String, Tensor)> {
+pub fn named(weights: &[Tensor]) -> Vec<(String, Tensor)> {
     weights.iter().enumerate().map(|(at, it)| (format!("w{at}"), it.shallow_clone())).collect()
 }
 

@@ -5,7 +5,10 @@ mod beside_python;
 mod deepspeed;
 mod edges;
 mod full;
+mod full_accumulated;
+mod full_agreed;
 mod full_beside_python;
+mod full_changed;
 mod full_edges;
 mod full_failures;
 mod full_hybrid;
@@ -82,6 +85,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_large", full_memory::scenario),
     ("full_edges", full_edges::scenario),
     ("full_lost", full_edges::lost),
+    ("full_accumulated", full_accumulated::scenario),
+    ("full_changed", full_changed::scenario),
+    ("full_kept", full_changed::kept),
+    ("full_values", full_agreed::values),
+    ("full_ahead", full_agreed::ahead),
+    ("full_follows", full_agreed::follows),
+    ("full_ends", full_agreed::ends),
+    ("full_panics", full_agreed::panics),
     ("full_whole", full_state::whole),
     ("full_optimizers", full_state::optimizers),
     ("full_saved", full_state::saved),
@@ -153,6 +164,16 @@ fn main() -> Result<ExitCode> {
         ("full_edges_of_1", "full_edges", 1),
         ("full_edges_of_3", "full_edges", 3),
         ("full_shards_report_a_rank_that_is_gone", "full_lost", 3),
+        ("full_gradients_of_1_add_up_within_a_pass_and_a_window", "full_accumulated", 1),
+        ("full_gradients_of_3_add_up_within_a_pass_and_a_window", "full_accumulated", 3),
+        ("full_shards_of_1_that_change_before_backward_are_refused", "full_changed", 1),
+        ("full_shards_of_3_that_change_before_backward_are_refused", "full_changed", 3),
+        ("full_shards_that_one_rank_writes_to_are_gathered_anew_by_all", "full_kept", 3),
+        ("full_values_that_differ_by_rank_are_named_on_all", "full_values", 3),
+        ("full_units_ahead_are_the_same_after_a_failure_of_one_rank", "full_ahead", 3),
+        ("full_passes_that_a_rank_only_follows_end_on_all", "full_follows", 3),
+        ("full_passes_that_fail_at_their_end_fail_on_all", "full_ends", 3),
+        ("full_panics_and_failed_saving_of_a_rank_end_on_all", "full_panics", 3),
         ("full_states_of_4_are_those_of_a_plain_run_and_of_2", "full_whole", 4),
         ("full_optimizers_over_rows_of_2_step_and_save_as_the_whole", "full_optimizers", 2),
         ("full_optimizers_over_rows_of_4_step_and_save_as_the_whole", "full_optimizers", 4),
