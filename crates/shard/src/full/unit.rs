@@ -2,6 +2,7 @@
 
 use overdrive_core::OptimizerError;
 use overdrive_ffi::TensorId;
+use overdrive_ffi::saved_tensors::version;
 
 use super::gather::{Gather, versions_of};
 use super::param::ShardedParam;
@@ -84,7 +85,7 @@ impl UnitState {
             Whole::Coming(gather) => gather.versions(),
             Whole::Freed | Whole::Here => &self.versions,
         };
-        made_of != versions_of(&self.params)
+        !made_of.iter().copied().eq(self.params.iter().map(|param| version(param.shard.tensor())))
     }
 
     /// Whether the whole parameters are made of values that the shards had before.

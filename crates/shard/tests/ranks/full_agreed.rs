@@ -211,8 +211,15 @@ pub fn ends(meeting: &Meeting) -> Result<()> {
     pair.goes_on().context("after gradients that could not be added")
 }
 
-/// An optimizer whose step panics where it is told to.
-struct Panicking(Sgd, bool);
+#[derive(Clone, Copy, PartialEq)]
+enum Panics {
+    Never,
+    InCheck,
+    InStep,
+}
+
+/// An optimizer that panics where it is told to.
+struct Panicking(Sgd, Panics);
 
 impl Optimizer for Panicking {
     fn id(&self) -> OptimizerId {
@@ -240,8 +247,13 @@ impl Optimizer for Panicking {
     }
 
     fn step(&mut self) -> Result<(), OptimizerError> {
-        assert!(!self.1, "a panic of the test");
+        assert!(self.1 != Panics::InStep, "a panic of the test");
         self.0.step()
+    }
+
+    fn check_step(&self) -> Result<(), OptimizerError> {
+        assert!(self.1 != Panics::InCheck, "a panic of the test");
+        Ok(())
     }
 
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
@@ -268,27 +280,28 @@ pub fn panics(meeting: &Meeting) -> Result<()> {
     }
     pair.goes_on().context("after a panic in making an optimizer")?;
 
-    let mut opt = pair.sharded.fsdp.optimizer(|params| Ok(Panicking(build(params)?, false)))?;
-    pair.sharded.fsdp.backward(&pair.sharded.loss(&data(0, 0, rank))?)?;
-    opt.inner_mut().1 = true;
-    let before: Vec<Tensor> = pair.sharded.fsdp.parameters().iter().map(|it| it.tensor().detach().copy()).collect();
-    if rank != 1 {
-        opt.inner_mut().1 = false;
-    }
-    match (rank, catch_unwind(AssertUnwindSafe(|| opt.step()))) {
-        (1, told) => ensure!(told.is_err(), "it was swallowed"),
-        (_, Ok(told)) => {
-            ensure!(told.as_ref().is_err_and(|it| it.to_string().contains("has panicked")), "{told:?}");
+    // Before ranks agree on a step, and after it.
+    let mut opt = pair.sharded.fsdp.optimizer(|params| Ok(Panicking(build(params)?, Panics::Never)))?;
+    for panics in [Panics::InCheck, Panics::InStep] {
+        pair.sharded.fsdp.backward(&pair.sharded.loss(&data(0, 0, rank))?)?;
+        let before: Vec<Tensor> = pair.sharded.fsdp.parameters().iter().map(|it| it.tensor().detach().copy()).collect();
+        opt.inner_mut().1 = if rank == 1 { panics } else { Panics::Never };
+        match (rank, catch_unwind(AssertUnwindSafe(|| opt.step()))) {
+            (1, told) => ensure!(told.is_err(), "it was swallowed"),
+            (_, Ok(told)) => {
+                ensure!(told.as_ref().is_err_and(|it| it.to_string().contains("has panicked")), "{told:?}");
+            }
+            (_, Err(_)) => anyhow::bail!("rank {rank} has panicked"),
         }
-        (_, Err(_)) => anyhow::bail!("rank {rank} has panicked"),
+        opt.inner_mut().1 = Panics::Never;
+        // The others have stepped already, where it came after the agreement.
+        for (param, before) in pair.sharded.fsdp.parameters().iter().zip(&before) {
+            let _no_grad = tch::no_grad_guard();
+            param.tensor().shallow_clone().f_copy_(before)?;
+        }
+        pair.opt.zero_grad()?;
+        pair.goes_on().context("after a panic in a step")?;
     }
-    // The others have stepped already.
-    for (param, before) in pair.sharded.fsdp.parameters().iter().zip(&before) {
-        let _no_grad = tch::no_grad_guard();
-        param.tensor().shallow_clone().f_copy_(before)?;
-    }
-    pair.opt.zero_grad()?;
-    pair.goes_on().context("after a panic in a step")?;
 
     // Rows that rank 1 cannot send.
     let param = pair.sharded.fsdp.parameters().swap_remove(1);

@@ -2,11 +2,13 @@
 
 use anyhow::{Context, Result, ensure};
 use overdrive_core::{IntoParameters, Optimizer, Stateful};
+use overdrive_ffi::set_grad;
 use overdrive_shard::{DeviceMesh, FullyShardedDataParallel, ShardError};
+use tch::Tensor;
 
 use crate::full::{Opt, Sharded};
 use crate::harness::Meeting;
-use crate::model::{Model, close, data, large_batch, step_alone, tensors};
+use crate::model::{DOUBLE, Model, close, data, large_batch, step_alone, tensors};
 use crate::zero::adamw;
 
 const STEPS: usize = 50;
@@ -56,6 +58,21 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             sharded.layer(1, x)
         });
         ensure!(told.is_err(), "{told:?}");
+        sharded.fsdp.backward(&sharded.loss(&data(0, 0, rank))?)?;
+        opt.zero_grad()?;
+        // Gradients that one rank cannot add to: its replicas do not wait for it.
+        let loss = sharded.loss(&data(0, 0, rank))?;
+        if rank == 1 {
+            for param in sharded.fsdp.parameters().into_iter().filter(|it| it.tensor().numel() > 1) {
+                let one = Tensor::ones([1], DOUBLE).expand(param.tensor().size(), false);
+                set_grad(param.tensor(), Some(&one))?;
+            }
+        }
+        let told = sharded.fsdp.backward(&loss);
+        ensure!(told.is_err() == (rank == 1), "{told:?}");
+        let told = if rank == 1 { Ok(()) } else { opt.step() };
+        ensure!(told.is_err() == (rank != 1), "{told:?}");
+        opt.zero_grad()?;
         sharded.fsdp.backward(&sharded.loss(&data(0, 0, rank))?)?;
     }
     let mesh = DeviceMesh::new(&group, &[("host", 2), ("replicate", 1), ("shard", 2)])?;
