@@ -4,7 +4,7 @@ use overdrive_ffi::autocast::{Region, State};
 use overdrive_ffi::autograd::{GradOptions, grad};
 use overdrive_ffi::host_memory;
 use overdrive_memory::{Compression, SavedTensors, checkpoint};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, Tensor, nn};
 
 use crate::{FLOAT, alone, grads, leaf};
 
@@ -82,6 +82,16 @@ fn what_is_left_alone_and_sparse_tensors_stay_as_they_are() {
         !rounded(int8().leave_alone([&frozen.narrow(0, 1, 1)]).leave_alone([&x])),
         "it is a view of the same memory"
     );
+    // Of a module: a buffer, or a parameter that requires no gradient; not one that does, which stays anyway.
+    let vs = nn::VarStore::new(Device::Cpu);
+    let mut buffer = vs.root().zeros_no_train("buffer", &[4, 4]);
+    buffer.copy_(&frozen);
+    let of_module = |saved: SavedTensors| {
+        let _guard = saved.begin().unwrap();
+        let found = &grads(&x.mm(&buffer.tr()).sum(Kind::Float), &[&x])[0];
+        !found.allclose(expected, 1e-6, 1e-6, false)
+    };
+    assert!(of_module(int8()) && !of_module(int8().leave_alone_frozen(&vs)));
 
     let sparse = Tensor::eye(4, FLOAT).to_sparse_sparse_dim(2);
     for saved in [int8(), SavedTensors::compressed(Compression::BFloat16).min_bytes(0)] {
