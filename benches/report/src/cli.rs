@@ -2,7 +2,7 @@
 //! help without building libtorch.
 
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Parser, ValueEnum};
 use thiserror::Error;
@@ -190,10 +190,15 @@ pub(crate) fn python_by_default() -> PathBuf {
     std::env::var_os("OVERDRIVE_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from)
 }
 
-/// A program: a path that exists, or a name to be looked up in PATH. The default may be missing: that is told in the report.
+/// A program: a path that exists, or a name to be looked up in PATH.
 pub(crate) fn program(text: &str) -> Result<PathBuf, String> {
+    exists_unless(text, &python_by_default())
+}
+
+/// The default may be missing, as the variable OVERDRIVE_PYTHON may name what is gone: the report says so.
+fn exists_unless(text: &str, default: &Path) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
-    match text.contains('/') && !path.is_file() && path != python_by_default() {
+    match text.contains('/') && !path.is_file() && path != default {
         true => Err("there is no such program".to_owned()),
         false => Ok(path),
     }
@@ -263,6 +268,7 @@ mod tests {
     fn a_python_that_does_not_exist_is_refused_at_once() {
         let error = parse(&["--python", "/nonexistent/python3"]).unwrap_err();
         assert!(error.contains("there is no such program"), "{error}");
+        assert!(exists_unless("/gone/python3", Path::new("/gone/python3")).is_ok(), "the default");
         // Whether PATH has one is seen when it is started.
         assert_eq!(parse(&["--python", "python4"]).unwrap().python, PathBuf::from("python4"));
     }

@@ -111,8 +111,8 @@ impl Algorithm for AdafactorOptions {
         }
         match param.dim() > 1 {
             true => vec![
-                Slot { name: "row_var", fresh: |param, _| reduced(param, 1), fill: 0.0, is_like_param: false },
-                Slot { name: "col_var", fresh: |param, _| reduced(param, 2), fill: 0.0, is_like_param: false },
+                Slot::made("row_var", |param, _| reduced(param, 1), 0.0),
+                Slot::made("col_var", |param, _| reduced(param, 2), 0.0),
             ],
             false => vec![Slot::zeros("variance")],
         }

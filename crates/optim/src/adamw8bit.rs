@@ -79,13 +79,13 @@ fn blocks(param: &Tensor) -> i64 {
 /// One byte per element of the parameter.
 fn codes(name: &'static str) -> Slot {
     let fresh = |param: &Tensor, _| Ok(Tensor::f_zeros([param.numel() as i64], (Kind::Uint8, param.device()))?);
-    Slot { name, fresh, fill: 0.0, is_like_param: false }
+    Slot::made(name, fresh, 0.0)
 }
 
 /// One float32 per block of the parameter.
 fn scales(name: &'static str) -> Slot {
     let fresh = |param: &Tensor, _| Ok(Tensor::f_zeros([blocks(param)], (Kind::Float, param.device()))?);
-    Slot { name, fresh, fill: 0.0, is_like_param: false }
+    Slot::made(name, fresh, 0.0)
 }
 
 impl OptionSet for AdamW8BitOptions {

@@ -137,6 +137,11 @@ impl Slot {
         Self { name, fresh: |param, _| Ok(param.f_detach_copy()?), fill: 0.0, is_like_param: true }
     }
 
+    /// Made in another form than the parameter's.
+    pub fn made(name: &'static str, fresh: fn(&Tensor, f64) -> Result<Tensor, TorchError>, fill: f64) -> Self {
+        Self { name, fresh, fill, is_like_param: false }
+    }
+
     /// The tensor before its first step.
     pub fn fresh(&self, param: &Tensor) -> Result<Tensor, TorchError> {
         (self.fresh)(param, self.fill)
@@ -161,12 +166,12 @@ impl Slot {
     /// One float32 number, on the parameter's device.
     pub fn scalar(name: &'static str, fill: f64) -> Self {
         let fresh = |param: &Tensor, fill| Ok(Tensor::f_full(&[0; 0][..], fill, (Kind::Float, param.device()))?);
-        Self { name, fresh, fill, is_like_param: false }
+        Self::made(name, fresh, fill)
     }
 
     /// One float32 number, on the host.
     pub fn host_scalar(name: &'static str, fill: f64) -> Self {
-        Self { name, fresh: |_, fill| Ok(Tensor::from(fill as f32)), fill, is_like_param: false }
+        Self::made(name, |_, fill| Ok(Tensor::from(fill as f32)), fill)
     }
 }
 

@@ -53,8 +53,7 @@ impl LowPrecision {
 
     /// The slot for each parameter, before the algorithm's slots.
     pub(crate) fn slot(self) -> Option<Slot> {
-        let fresh = |param: &Tensor, _fill| Ok(param.f_detach_copy()?);
-        (self == Self::MasterCopy).then_some(Slot { name: MASTER, fresh, fill: 0.0, is_like_param: true })
+        (self == Self::MasterCopy).then(|| Slot::copy(MASTER))
     }
 
     /// The parameter as the algorithm sees it.

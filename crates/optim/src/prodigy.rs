@@ -146,11 +146,7 @@ impl Algorithm for ProdigyOptions {
         let slice = self.slice_p as f64;
         let s = |param: &Tensor, slice: f64| Ok(sliced(param, slice as i64)?.f_zeros_like()?);
         let p0 = |param: &Tensor, slice: f64| Ok(sliced(param, slice as i64)?.f_detach_copy()?);
-        let mut slots = vec![
-            Slot { name: "s", fresh: s, fill: slice, is_like_param: false },
-            Slot { name: "p0", fresh: p0, fill: slice, is_like_param: false },
-            Slot::zeros("exp_avg_sq"),
-        ];
+        let mut slots = vec![Slot::made("s", s, slice), Slot::made("p0", p0, slice), Slot::zeros("exp_avg_sq")];
         slots.extend((self.betas.0 > 0.0).then(|| Slot::zeros("exp_avg")));
         slots
     }

@@ -36,18 +36,8 @@ fn without(param: &Tensor, dim: fn((i64, i64)) -> i64) -> Result<Tensor, TorchEr
 pub(crate) fn slots(param: &Tensor) -> Vec<Slot> {
     match factored(&param.size()) {
         Some(_) => vec![
-            Slot {
-                name: "exp_avg_sq_row",
-                fresh: |param, _| without(param, |(_, row)| row),
-                fill: 0.0,
-                is_like_param: false,
-            },
-            Slot {
-                name: "exp_avg_sq_col",
-                fresh: |param, _| without(param, |(column, _)| column),
-                fill: 0.0,
-                is_like_param: false,
-            },
+            Slot::made("exp_avg_sq_row", |param, _| without(param, |(_, row)| row), 0.0),
+            Slot::made("exp_avg_sq_col", |param, _| without(param, |(column, _)| column), 0.0),
         ],
         None => vec![Slot::zeros("exp_avg_sq")],
     }

@@ -14,9 +14,10 @@ use crate::layout::dense_strides;
 /// values on a CPU, such as dropout's (0 and `1 / (1 - p)`), and what ReLU saves of its result, whether it is positive.
 /// Integers, complex numbers and what has no fewer bits than before stay as they are.
 ///
-/// No number becomes 0 that was not, so that the gradients of `log`, `div` and `sqrt` stay finite. But operators that look
-/// for a number in what they saved, such as `max`, `amax` and norms with infinity, no longer find it: their gradients are 0
-/// or NaN. Give such tensors to [`leave_alone`](super::SavedTensors::leave_alone), or begin the hooks after them.
+/// No number becomes 0 that was not, so that the gradients of `log`, `div` and `sqrt` stay finite; of `BFloat16`, those
+/// below 1e-40 do. But operators that look for a number in what they saved, such as `max`, `amax` and norms with infinity,
+/// no longer find it: their gradients are 0 or NaN. Give such tensors to
+/// [`leave_alone`](super::SavedTensors::leave_alone), or begin the hooks after them.
 ///
 /// Of `Float8` and `Int8`, a CPU's tensor with an infinity or a NaN stays as it is. On a GPU the host would have to wait to know:
 /// there all that shares a scale with it becomes NaN, and so do gradients. Use `BFloat16` where logits are masked with

@@ -15,9 +15,9 @@ impl FullyShardedDataParallel {
     /// `GradScaler` after `unscale_`, with the same `max_norm`.
     ///
     /// # Errors
-    /// When `max_norm` is negative or NaN, when passes have left gradients local, or libtorch fails; [`ShardError::RanksDisagree`]
-    /// when ranks give different ones; [`ShardError::Ddp`] when a rank has exited or does not
-    /// call it within the group's timeout.
+    /// When `max_norm` is negative or NaN, when passes have left gradients local, or libtorch fails;
+    /// [`ShardError::RanksDisagree`] when ranks give another `max_norm`; [`ShardError::Ddp`] when a rank has exited or does
+    /// not call it within the group's timeout.
     ///
     /// # Syncs
     /// Waits for what all ranks say; over Gloo for the norm too.

@@ -112,17 +112,16 @@ impl Engine {
         self.places.iter().map(|&(unit, index)| &self.units[unit].params[index])
     }
 
-    /// Puts the parameters into the order of the model, under its names. Those that it does not have come last.
+    /// Puts the parameters into the order of the model, which has all of them, under its names.
     pub(super) fn put_in_order(&mut self, model: &[Parameter]) {
         let order: HashMap<TensorId, usize> = model.iter().map(|it| TensorId::of(it.tensor())).zip(0..).collect();
         let mut places = Vec::new();
         for (number, unit) in self.units.iter_mut().enumerate() {
             for (index, param) in unit.params.iter_mut().enumerate() {
-                let at = order.get(&TensorId::of(param.whole())).copied();
-                if let Some(at) = at {
+                if let Some(&at) = order.get(&TensorId::of(param.whole())) {
                     param.rename(model[at].name());
+                    places.push((at, (number, index)));
                 }
-                places.push((at.unwrap_or(usize::MAX), (number, index)));
             }
         }
         places.sort_by_key(|(at, _)| *at);

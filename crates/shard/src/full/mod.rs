@@ -45,9 +45,9 @@ pub use sync::HeldBack;
 ///
 /// Parts of the model are units ([`FullyShardedBuilder::unit`]), and what is left is the last one. A unit's
 /// [`forward`](ShardedUnit::forward) gathers its parameters from all ranks, and frees them afterwards; the backward pass
-/// gathers them again, averages their gradients over ranks, each rank's rows on that rank, and frees both. The unit that
+/// gathers them again, averages their gradients, of which each rank gets those of its rows, and frees both. The unit that
 /// comes next is gathered meanwhile. With N ranks, a rank keeps about 1/N of parameters, gradients and state, and two
-/// units.
+/// whole units.
 ///
 /// The optimizer is made by [`optimizer`](Self::optimizer), and steps this rank's rows ([`parameters`](Self::parameters)).
 /// Call [`backward`](Self::backward), or give this to an `Accumulator`, instead of `loss.backward()`, and clip by

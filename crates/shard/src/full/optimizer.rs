@@ -215,8 +215,9 @@ impl<O: Optimizer> Optimizer for FullyShardedOptimizer<O> {
     /// # Errors
     /// Those of the optimizer inside, on the rank that has one: what it can check and its state's memory before anything
     /// changes on any rank; what fails within its step after the others have stepped. The others get
-    /// [`OptimizerError::Sync`] with [`ShardError::OtherRank`], which names the rank. On all
-    /// [`OptimizerError::Sync`] with [`ShardError::RanksDisagree`] when rates or momenta differ, and when a rank has exited or does not take part within the group's timeout.
+    /// [`OptimizerError::Sync`] with [`ShardError::OtherRank`], which names the rank. On all ranks
+    /// [`OptimizerError::Sync`]: with [`ShardError::RanksDisagree`] when rates or momenta differ, with [`ShardError::Ddp`]
+    /// when a rank has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for what all ranks say.

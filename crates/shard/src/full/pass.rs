@@ -127,8 +127,7 @@ impl Engine {
             let agreed = self.meet(Event::Follow, own)?;
             own = Ok(());
             match agreed.event {
-                Event::Backward(unit) => self.come_along(&agreed, unit)?,
-                Event::Recompute(unit) => self.come_along(&agreed, unit)?,
+                Event::Backward(unit) | Event::Recompute(unit) => self.come_along(&agreed, unit)?,
                 Event::End | Event::EndHeld | Event::Follow => return self.finish(&agreed.grads),
                 _ => {
                     let reason = "the other ranks do something else than a backward pass: each has to close its window";

@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use overdrive_checkpoint::{Checkpoint, Writers};
-use overdrive_core::{IntoParameters, Optimizer, OptimizerError, Parameter, StateDict, StateError, Stateful};
+use overdrive_core::{IntoParameters, Optimizer, Parameter, StateDict, StateError, Stateful};
 use overdrive_ddp::ProcessGroup;
-use overdrive_optim::*;
 use overdrive_shard::{FullyShardedDataParallel, FullyShardedOptimizer, ShardError};
 use tch::{Device, Kind, Tensor};
 
 use crate::full::{Opt, Sharded};
 use crate::harness::{Meeting, all_through, free_port, start};
 use crate::model::{Model, data, same, same_state, step_alone, tensors};
+use crate::optimizers::{element_wise, element_wise_of_bfloat16, parameters};
 use crate::zero::{Build, adamw};
 
 const FOLDER: &str = "OVERDRIVE_TEST_FOLDER";
@@ -144,15 +144,6 @@ fn refused(
     Ok(())
 }
 
-macro_rules! built {
-    ($($name:literal: |$params:ident| $builder:expr;)+) => {
-        [$(($name, (|$params: Vec<Parameter>| {
-            let built: Result<Box<dyn Optimizer>, OptimizerError> = Ok(Box::new($builder.build()?));
-            built
-        }) as Build)),+]
-    };
-}
-
 /// Uneven rows, fewer rows than ranks, and one row.
 const SHAPES: [&[i64]; 6] = [&[12, 10], &[13], &[7, 12], &[2, 2, 3, 3], &[1], &[300, 2]];
 
@@ -160,41 +151,12 @@ const SHAPES: [&[i64]; 6] = [&[12, 10], &[13], &[7, 12], &[2, 2, 3, 3], &[1], &[
 /// bit: kernels compute the last elements of a tensor, which no vector holds, by other instructions.
 pub fn optimizers(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
-    let float = built! {
-        "SGD": |it| Sgd::builder(it).lr(0.1);
-        "SGD, Nesterov": |it| Sgd::builder(it).lr(0.1).momentum(0.9).nesterov(true);
-        "Adam": |it| Adam::builder(it).lr(0.01);
-        "Adam, AMSGrad": |it| Adam::builder(it).lr(0.01).amsgrad(true);
-        "AdamW, groups": |it| AdamW::builder(it).lr(0.01).decay_groups();
-        "AdamW, unfused": |it| AdamW::builder(it).lr(0.01).fused(false);
-        "Adadelta": |it| Adadelta::builder(it);
-        "Adagrad": |it| Adagrad::builder(it).lr(0.01);
-        "Adamax": |it| Adamax::builder(it).lr(0.01);
-        "ASGD": |it| Asgd::builder(it).lr(0.01);
-        "Lion": |it| Lion::builder(it).lr(0.001);
-        "NAdam": |it| NAdam::builder(it).lr(0.01);
-        "RAdam": |it| RAdam::builder(it).lr(0.01);
-        "RMSprop": |it| RmsProp::builder(it).lr(0.01);
-        "Rprop": |it| Rprop::builder(it).lr(0.01);
-    };
-    let half = built! {
-        "AdamW, masters": |it| AdamW::builder(it).lr(0.01).low_precision(LowPrecision::MasterCopy);
-        "SGD of bfloat16": |it| Sgd::builder(it).lr(0.1).momentum(0.9);
-    };
-    let all = float.into_iter().map(|it| (Kind::Double, it)).chain(half.into_iter().map(|it| (Kind::BFloat16, it)));
+    let all = element_wise().into_iter().map(|it| (Kind::Double, it));
+    let all = all.chain(element_wise_of_bfloat16().into_iter().map(|it| (Kind::BFloat16, it)));
     for (kind, (name, build)) in all {
         equal(&group, kind, build).context(name)?;
     }
     Ok(())
-}
-
-fn parameters(kind: Kind) -> Vec<Parameter> {
-    tch::manual_seed(7);
-    let param = |(number, shape): (usize, &&[i64])| {
-        let values = Tensor::randn(*shape, (Kind::Float, Device::Cpu)).to_kind(kind);
-        Parameter::named(format!("block.{number}.weight"), values.set_requires_grad(true))
-    };
-    SHAPES.iter().enumerate().map(param).collect()
 }
 
 fn near(found: &Tensor, expected: &Tensor) -> Result<()> {
@@ -214,8 +176,8 @@ fn near(found: &Tensor, expected: &Tensor) -> Result<()> {
 
 fn equal(group: &ProcessGroup, kind: Kind, build: Build) -> Result<()> {
     let own = |whole: &Tensor| whole.chunk(group.size() as i64, 0).into_iter().nth(group.rank());
-    let whole = parameters(kind);
-    let fsdp = FullyShardedDataParallel::builder(group)?.build(parameters(kind))?;
+    let whole = parameters(kind, &SHAPES);
+    let fsdp = FullyShardedDataParallel::builder(group)?.build(parameters(kind, &SHAPES))?;
     let mut opt: FullyShardedOptimizer<_> = fsdp.optimizer(build)?;
     let mut plain = build(whole.iter().map(Parameter::share).collect())?;
     let step = |number: usize, opt: &mut Opt, plain: &mut dyn Optimizer| -> Result<()> {

@@ -15,7 +15,7 @@ const STEPS: usize = 6;
 
 macro_rules! built {
     ($($name:literal: |$params:ident| $builder:expr;)+) => {
-        [$(($name, (|$params: Vec<Parameter>| {
+        vec![$(($name, (|$params: Vec<Parameter>| {
             let built: Result<Box<dyn Optimizer>, OptimizerError> = Ok(Box::new($builder.build()?));
             built
         }) as Build)),+]
@@ -25,7 +25,7 @@ macro_rules! built {
 const SHAPES: [&[i64]; 7] = [&[12, 10], &[12], &[16, 12], &[16], &[4, 2, 3, 3], &[1], &[300, 20]];
 const MATRICES: [&[i64]; 5] = [&[12, 10], &[12, 20], &[16, 12], &[16, 16], &[30, 20]];
 
-fn parameters(kind: Kind, shapes: &[&[i64]]) -> Vec<Parameter> {
+pub fn parameters(kind: Kind, shapes: &[&[i64]]) -> Vec<Parameter> {
     tch::manual_seed(7);
     let param = |(number, shape): (usize, &&[i64])| {
         let values = Tensor::randn(*shape, (Kind::Float, Device::Cpu)).to_kind(kind);
@@ -47,38 +47,50 @@ fn make_gradients(params: &[Parameter], step: usize) -> Result<()> {
     Ok(())
 }
 
-pub fn scenario(meeting: &Meeting) -> Result<()> {
-    let group = meeting.group()?;
-    let float = built! {
+/// Those that step each element by itself.
+pub fn element_wise() -> Vec<(&'static str, Build)> {
+    built! {
         "SGD": |it| Sgd::builder(it).lr(0.1);
-        "SGD, groups that may be empty": |it| {
-            let (matrices, vectors): (Vec<_>, Vec<_>) = it.into_iter().partition(|it| it.tensor().dim() > 1);
-            Sgd::builder(matrices).lr(0.1).add_param_group(Sgd::group(vectors).lr(0.05))
-        };
         "SGD, Nesterov": |it| Sgd::builder(it).lr(0.1).momentum(0.9).nesterov(true);
         "Adam": |it| Adam::builder(it).lr(0.01);
         "Adam, AMSGrad": |it| Adam::builder(it).lr(0.01).amsgrad(true);
         "AdamW, groups": |it| AdamW::builder(it).lr(0.01).decay_groups();
         "AdamW, unfused": |it| AdamW::builder(it).lr(0.01).fused(false);
-        "AdamW, layers": |it| AdamW::builder(it).lr(0.01).layer_decay(0.8, |name| usize::from(name < "block.4"));
-        "AdamW of 8 bits": |it| AdamW8Bit::builder(it).lr(0.01);
         "Adadelta": |it| Adadelta::builder(it);
-        "Adafactor": |it| Adafactor::builder(it).lr(0.01);
         "Adagrad": |it| Adagrad::builder(it).lr(0.01);
         "Adamax": |it| Adamax::builder(it).lr(0.01);
         "ASGD": |it| Asgd::builder(it).lr(0.01);
-        "LAMB": |it| Lamb::builder(it).lr(0.01);
-        "LARS": |it| Lars::builder(it).lr(0.1);
         "Lion": |it| Lion::builder(it).lr(0.001);
         "NAdam": |it| NAdam::builder(it).lr(0.01);
         "RAdam": |it| RAdam::builder(it).lr(0.01);
         "RMSprop": |it| RmsProp::builder(it).lr(0.01);
         "Rprop": |it| Rprop::builder(it).lr(0.01);
-    };
-    let half = built! {
+    }
+}
+
+/// The same, over parameters of bfloat16.
+pub fn element_wise_of_bfloat16() -> Vec<(&'static str, Build)> {
+    built! {
         "AdamW, masters": |it| AdamW::builder(it).lr(0.01).low_precision(LowPrecision::MasterCopy);
         "SGD of bfloat16": |it| Sgd::builder(it).lr(0.1).momentum(0.9);
+    }
+}
+
+pub fn scenario(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let mut float = built! {
+        "SGD, groups that may be empty": |it| {
+            let (matrices, vectors): (Vec<_>, Vec<_>) = it.into_iter().partition(|it| it.tensor().dim() > 1);
+            Sgd::builder(matrices).lr(0.1).add_param_group(Sgd::group(vectors).lr(0.05))
+        };
+        "AdamW, layers": |it| AdamW::builder(it).lr(0.01).layer_decay(0.8, |name| usize::from(name < "block.4"));
+        "AdamW of 8 bits": |it| AdamW8Bit::builder(it).lr(0.01);
+        "Adafactor": |it| Adafactor::builder(it).lr(0.01);
+        "LAMB": |it| Lamb::builder(it).lr(0.01);
+        "LARS": |it| Lars::builder(it).lr(0.1);
     };
+    float.extend(element_wise());
+    let half = element_wise_of_bfloat16();
     let matrices = built! {
         "Muon": |it| Muon::builder(it).lr(0.02);
     };
