@@ -79,10 +79,19 @@ void* overdrive::map_file(int folder, size_t bytes) {
 
 void overdrive::unmap_file(void* data, size_t bytes) noexcept { munmap(data, bytes); }
 
+void od_host_memory_read_ahead(const void* data, size_t bytes) noexcept {
+  auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  auto from = reinterpret_cast<uintptr_t>(data) / page * page;
+  // It may fail, for memory that is in no file.
+  if (bytes > 0) madvise(reinterpret_cast<void*>(from), reinterpret_cast<uintptr_t>(data) + bytes - from, MADV_WILLNEED);
+}
+
 #else
 
 void* overdrive::map_file(int, size_t) { TORCH_CHECK(false, "tensors in files need Linux"); }
 
 void overdrive::unmap_file(void*, size_t) noexcept {}
+
+void od_host_memory_read_ahead(const void*, size_t) noexcept {}
 
 #endif

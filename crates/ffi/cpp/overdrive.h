@@ -147,6 +147,8 @@ od_status od_host_memory_install(od_error* err) noexcept;
 // From now on large tensors that this thread makes are in files in this folder, a descriptor that stays open; -1 for
 // memory. Returns the folder before.
 int32_t od_host_memory_in_folder(int32_t folder) noexcept;
+// Asks the system to read what is mapped there.
+void od_host_memory_read_ahead(const void* data, size_t bytes) noexcept;
 
 // memory.cpp
 od_status od_empty_pinned(const int64_t* shape, size_t n_dims, int32_t scalar_type, at::Tensor** out,

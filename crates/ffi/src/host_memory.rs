@@ -1,7 +1,11 @@
 //! How much host memory tensors use.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use tch::{Device, Tensor};
 
 use crate::error::{Error, check};
 use crate::raw;
@@ -58,6 +62,31 @@ pub fn stats() -> Result<HostMemoryStats, Error> {
 pub fn reset_peak() -> Result<(), Error> {
     // SAFETY: no pointers but the error slot.
     check(|err| unsafe { raw::od_host_memory_reset_peak(err) })
+}
+
+/// Opens a folder for [`in_files`].
+///
+/// # Errors
+/// When it cannot be opened, or is none.
+pub fn open_folder(path: &Path) -> io::Result<File> {
+    let opened = File::open(path)?;
+    match opened.metadata()?.is_dir() {
+        true => Ok(opened),
+        false => Err(io::ErrorKind::NotADirectory.into()),
+    }
+}
+
+/// Tells the system that a tensor which [`in_files`] has made is read soon, so that it reads the file ahead. Without
+/// effect for other tensors.
+///
+/// # Source
+/// `madvise(MADV_WILLNEED)`
+pub fn read_ahead(tensor: &Tensor) {
+    if tensor.defined() && tensor.device() == Device::Cpu && !tensor.is_sparse() && tensor.is_contiguous() {
+        let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
+        // SAFETY: the advice changes no memory; the tensor has so many bytes and lives through the call.
+        unsafe { raw::od_host_memory_read_ahead(tensor.data_ptr(), bytes) };
+    }
 }
 
 /// Calls `work`, and puts the tensors of 256 KiB and more that it makes on the host, on this thread, into files in an

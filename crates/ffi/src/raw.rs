@@ -217,6 +217,7 @@ unsafe extern "C" {
     pub fn od_host_memory_reset_peak(err: *mut Error) -> Status;
     pub fn od_host_memory_install(err: *mut Error) -> Status;
     pub fn od_host_memory_in_folder(folder: i32) -> i32;
+    pub fn od_host_memory_read_ahead(data: *const std::ffi::c_void, bytes: usize);
 
     pub fn od_empty_pinned(
         shape: *const i64,

@@ -1,5 +1,7 @@
 //! What can go wrong.
 
+use std::path::PathBuf;
+
 use overdrive_core::{OptimizerError, StateError, SyncError, TorchError};
 use overdrive_ddp::DdpError;
 
@@ -56,6 +58,14 @@ pub enum ShardError {
         name: String,
         /// What is wrong with it, and what would be right.
         reason: String,
+    },
+    /// The folder for offloaded rows cannot be used.
+    #[error("{} for offloaded parameters: {source}; it should be a folder that exists", path.display())]
+    Disk {
+        /// The folder.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
     },
     /// Another rank was refused or failed, so that this one did not go on alone.
     #[error("{what} was given up on all ranks, because rank {rank} reports: {reason}")]

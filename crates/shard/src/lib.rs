@@ -22,7 +22,10 @@ mod plan;
 mod zero;
 
 pub use error::ShardError;
-pub use full::{Exchange, FullyShardedBuilder, FullyShardedDataParallel, FullyShardedOptimizer, HeldBack, ShardedUnit};
+pub use full::{
+    Exchange, FullyShardedBuilder, FullyShardedDataParallel, FullyShardedOptimizer, HeldBack, OffloadPolicy,
+    ShardedUnit,
+};
 pub use gradients::{GradNorm, NoSync, ShardedDataParallel};
 pub use mesh::DeviceMesh;
 pub use zero::ZeroRedundancyOptimizer;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use overdrive_core::TorchError;
-use overdrive_ffi::host_memory::in_files;
+use overdrive_ffi::host_memory::{in_files, open_folder};
 
 use crate::error::MemoryError;
 
@@ -16,11 +16,7 @@ pub(super) struct OnDisk(File);
 impl OnDisk {
     pub(super) fn open(folder: &Path) -> Result<Self, MemoryError> {
         let failed = |source| MemoryError::Disk { path: folder.to_owned(), source: Arc::new(source) };
-        let opened = File::open(folder).map_err(failed)?;
-        if !opened.metadata().map_err(failed)?.is_dir() {
-            return Err(failed(std::io::ErrorKind::NotADirectory.into()));
-        }
-        Ok(Self(opened))
+        open_folder(folder).map(Self).map_err(failed)
     }
 
     /// What `work` makes is in files.

@@ -8,6 +8,7 @@ use overdrive_ffi::{GradHook, TensorId};
 use tch::{Device, Kind, Tensor};
 
 use super::forward::ShardedUnit;
+use super::home::{Home, OffloadPolicy};
 use super::layout::Layout;
 use super::param::ShardedParam;
 use super::ranks::Ranks;
@@ -31,6 +32,7 @@ pub struct FullyShardedBuilder {
     reshard_after_forward: bool,
     param_kind: Option<Kind>,
     reduce_kind: Option<Kind>,
+    offload: OffloadPolicy,
 }
 
 impl FullyShardedBuilder {
@@ -43,6 +45,7 @@ impl FullyShardedBuilder {
             reshard_after_forward: true,
             param_kind: None,
             reduce_kind: None,
+            offload: OffloadPolicy::None,
         })
     }
 
@@ -74,6 +77,21 @@ impl FullyShardedBuilder {
     #[must_use]
     pub fn mixed_precision(mut self, param: Kind, reduce: Option<Kind>) -> Self {
         (self.param_kind, self.reduce_kind) = (Some(param), reduce);
+        self
+    }
+
+    /// Where each rank keeps its rows, their gradients and the optimizer's state, which is that of the device by default.
+    /// Set it before the first unit.
+    ///
+    /// With parameters on a GPU, rows are copied to it before they are gathered, two units ahead, and means of gradients
+    /// are copied back during the backward pass, at whose end the host waits for them. The optimizer steps on the CPU:
+    /// results are those of its CPU kernels.
+    ///
+    /// # Source
+    /// `fully_shard(offload_policy=..)`; DeepSpeed's `offload_param`
+    #[must_use]
+    pub fn offload_policy(mut self, policy: OffloadPolicy) -> Self {
+        self.offload = policy;
         self
     }
 
@@ -145,10 +163,11 @@ impl FullyShardedBuilder {
     fn shard(&mut self, name: &str, params: Vec<Parameter>, reshard: bool) -> Result<ShardedUnit, ShardError> {
         let params = once_each(params);
         let number = self.shared.lock().units.len();
-        let hooks = self.check(name, &params).and_then(|()| self.hooks_of(number, &params));
+        let checked = self.check(name, &params).and_then(|()| self.open_home(name, params[0].tensor().device()));
+        let hooks = checked.and_then(|()| self.hooks_of(number, &params));
         let kinds = (self.param_kind, self.reduce_kind);
         let prefetches = self.shared.lock().prefetches;
-        let tell = |_: &Vec<GradHook>| describe(name, &params, reshard, kinds, prefetches);
+        let tell = |_: &Vec<GradHook>| describe(name, &params, reshard, kinds, (prefetches, &self.offload));
         let (hooks, all) = agree::built(&self.ranks.all, SHARDING, hooks, tell)?;
         agree::on_lines("the parameters of a unit", &all)?;
         let made = params.iter().map(|param| self.shard_parameter(name, param)).collect::<Result<Vec<_>, ShardError>>();
@@ -182,7 +201,26 @@ impl FullyShardedBuilder {
         }
         let layout = Layout::new(param.tensor().size(), self.ranks.parts.rank(), self.ranks.parts.size());
         let kind = self.param_kind.unwrap_or(param.tensor().kind());
-        Ok(ShardedParam::new(param, layout, kind, unit)?)
+        Ok(ShardedParam::new(param, layout, kind, unit, &self.shared.lock().home)?)
+    }
+
+    /// With the first unit, opens what the policy needs.
+    fn open_home(&self, name: &str, device: Device) -> Result<(), ShardError> {
+        let mut engine = self.shared.lock();
+        if engine.units.is_empty() {
+            engine.home = Home::open(&self.offload, device)?;
+        }
+        let unit = |reason: String| Err(ShardError::Unit { name: name.to_owned(), reason });
+        if *engine.home.policy() != self.offload {
+            return unit("its `offload_policy` is another one than the first unit's: set it before".to_owned());
+        }
+        if self.offload != OffloadPolicy::None && engine.home.device != device {
+            let first = engine.home.device;
+            return unit(format!(
+                "it is on {device:?}, but should be on {first:?}, as the first unit: rows are offloaded"
+            ));
+        }
+        Ok(())
     }
 
     fn check(&self, name: &str, params: &[Parameter]) -> Result<(), ShardError> {
@@ -274,7 +312,7 @@ fn describe(
     params: &[Parameter],
     reshard: bool,
     kinds: (Option<Kind>, Option<Kind>),
-    prefetches: bool,
+    (prefetches, offload): (bool, &OffloadPolicy),
 ) -> Vec<(String, String)> {
     let of_param = |(index, param): (usize, &Parameter)| {
         let tensor = param.tensor();
@@ -287,6 +325,7 @@ fn describe(
         ("`reshard_after_forward`", reshard.to_string()),
         ("`mixed_precision`", format!("{kinds:?}")),
         ("`prefetch`", prefetches.to_string()),
+        ("`offload_policy`", offload.place().to_owned()),
     ];
     let of_unit = of_unit.into_iter().map(|(what, how)| (what.to_owned(), how));
     of_unit.chain(params.iter().enumerate().map(of_param)).collect()

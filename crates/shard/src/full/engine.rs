@@ -3,10 +3,12 @@
 use std::collections::{HashMap, VecDeque};
 
 use overdrive_core::Parameter;
+use overdrive_ffi::host_memory::read_ahead;
 use overdrive_ffi::{TensorId, bump_version};
 
 use super::agreement::Agreed;
-use super::gather::Gather;
+use super::gather::{Gather, Packed};
+use super::home::{Home, OffloadPolicy};
 use super::meeting::{Event, Meeting};
 use super::order::Order;
 use super::param::ShardedParam;
@@ -40,6 +42,7 @@ pub enum Exchange {
 /// All units, and what is under way.
 pub(super) struct Engine {
     pub(super) ranks: Ranks,
+    pub(super) home: Home,
     pub(super) link: Link,
     pub(super) units: Vec<UnitState>,
     /// The unit of each parameter and its index there, in the order of the model.
@@ -82,6 +85,8 @@ impl Engine {
     pub(super) fn new(ranks: &Ranks) -> Result<Self, ShardError> {
         let (meeting, ranks) = (Meeting::new(&ranks.all)?, ranks.clone());
         Ok(Self {
+            // Before the first unit, there is nothing to keep.
+            home: Home::open(&OffloadPolicy::None, ranks.all.device())?,
             ranks,
             link: Link::default(),
             units: Vec::new(),
@@ -140,7 +145,23 @@ impl Engine {
         let agreed = self.meet(event, own)?;
         self.carry_out(&agreed, unit, prepared)?;
         self.order.record(event);
+        self.look_further(event);
         Ok(())
+    }
+
+    /// Starts to read the rows of units that come after the one which is gathered ahead.
+    fn look_further(&mut self, event: Event) {
+        let mut second = self.next(event).and_then(|ahead| self.next(event.at(ahead)));
+        if let Some(unit) = second.filter(|_| self.home.uploads()) {
+            if self.units[unit].is_lacking() && self.units[unit].packed.is_none() {
+                // What fails is tried again when it is needed.
+                self.units[unit].packed = Packed::new(&self.units[unit].params, &self.home).ok();
+            }
+            second = self.next(event.at(unit));
+        }
+        if let Some(unit) = second.filter(|_| self.home.is_on_disk()) {
+            self.units[unit].params.iter().for_each(|param| read_ahead(param.shard.tensor()));
+        }
     }
 
     /// Forgets whole parameters of which some rank has changed its shards since, other than by the optimizer.
@@ -155,17 +176,17 @@ impl Engine {
         freed
     }
 
-    fn prepare(&self, unit: usize, ahead: Option<usize>) -> Result<Prepared, ShardError> {
-        let ranks = self.ranks.parts.size();
-        let gather = |unit: usize| {
-            let unit = &self.units[unit];
-            unit.is_lacking().then(|| Gather::prepare(&unit.params, ranks)).transpose()
-        };
+    fn prepare(&mut self, unit: usize, ahead: Option<usize>) -> Result<Prepared, ShardError> {
+        let mut gather = |unit: usize| self.units[unit].is_lacking().then(|| self.gather(unit)).transpose();
         let ahead = match ahead {
             Some(ahead) => gather(ahead)?.map(|it| (ahead, it)),
             None => None,
         };
         Ok(Prepared { own: gather(unit)?, ahead })
+    }
+
+    fn gather(&mut self, unit: usize) -> Result<Gather, ShardError> {
+        Gather::prepare(self.units[unit].pack(&self.home)?, self.ranks.parts.size())
     }
 
     /// The unit that this rank would gather ahead.
@@ -235,7 +256,7 @@ impl Engine {
     fn start(&mut self, unit: usize, prepared: Option<Gather>) -> Result<Gather, ShardError> {
         let prepared = match prepared {
             Some(gather) => Ok(gather),
-            None => Gather::prepare(&self.units[unit].params, self.ranks.parts.size()),
+            None => self.gather(unit),
         };
         let started = prepared.and_then(|mut gather| {
             gather.start(&self.ranks.parts)?;
@@ -275,7 +296,7 @@ impl Engine {
     pub(super) fn wait_for_means(&mut self) -> Result<(), ShardError> {
         let under_way = self.pass.as_mut().map(|pass| std::mem::take(&mut pass.under_way)).unwrap_or_default();
         for unit in under_way {
-            let waited = self.units[unit].wait();
+            let waited = self.units[unit].wait(&mut self.home);
             self.link.watch(waited)?;
         }
         Ok(())
@@ -295,6 +316,7 @@ impl Engine {
         let waited = self.discarded.drain(..).try_for_each(Gather::discard);
         let mut freed = self.link.watch(waited);
         for unit in 0..self.units.len() {
+            self.units[unit].packed = None;
             let own = match std::mem::replace(&mut self.units[unit].whole, Whole::Freed) {
                 Whole::Coming(gather) => {
                     let waited = gather.discard();

@@ -51,6 +51,16 @@ const EVENTS: [(Event, &str); 10] = [
 ];
 
 impl Event {
+    /// The same for another unit.
+    pub(super) fn at(self, unit: usize) -> Self {
+        match self {
+            Self::Forward(_) => Self::Forward(unit),
+            Self::Recompute(_) => Self::Recompute(unit),
+            Self::Backward(_) => Self::Backward(unit),
+            other => other,
+        }
+    }
+
     /// A number for each, and the unit.
     fn encoded(self) -> (i64, i64) {
         match self {

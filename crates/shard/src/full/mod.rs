@@ -6,6 +6,7 @@ mod clip;
 mod engine;
 mod forward;
 mod gather;
+mod home;
 mod layout;
 mod meeting;
 mod optimizer;
@@ -37,6 +38,7 @@ use ranks::Ranks;
 pub use builder::FullyShardedBuilder;
 pub use engine::Exchange;
 pub use forward::ShardedUnit;
+pub use home::OffloadPolicy;
 pub use optimizer::FullyShardedOptimizer;
 pub use sync::HeldBack;
 

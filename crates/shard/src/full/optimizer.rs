@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use overdrive_core::{
     Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, SkipAgreement, Stateful, SyncError,
-    activity, check_averaged, check_not_stepped_in_backward,
+    TorchError, activity, check_averaged, check_not_stepped_in_backward,
 };
 use overdrive_ffi::{TensorId, bump_version};
 use tch::Tensor;
@@ -102,8 +102,14 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         self.inner.check_step()
     }
 
+    /// What `work` makes is kept where the rows are.
+    pub(super) fn kept<T, E: From<TorchError>>(&mut self, work: impl FnOnce(&mut O) -> Result<T, E>) -> Result<T, E> {
+        let engine = self.shared.lock();
+        engine.home.make(|| work(&mut self.inner))?
+    }
+
     fn begin_step(&mut self) -> Result<(), ShardError> {
-        let own = self.check_own().and_then(|()| self.inner.make_state());
+        let made = self.check_own().and_then(|()| self.kept(Optimizer::make_state));
         let mut engine = self.shared.lock();
         if engine.depth > 0 || engine.pass.is_some() {
             return Ok(refuse("a forward or backward pass is under way: step after it")?);
@@ -111,7 +117,7 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         // What was gathered has the old values.
         engine.order.cut();
         let freed = engine.free_all();
-        engine.agree_on(Event::Step, own.map_err(ShardError::from).and(freed), rates(&self.inner))
+        engine.agree_on(Event::Step, made.map_err(ShardError::from).and(freed), rates(&self.inner))
     }
 }
 

@@ -38,7 +38,7 @@ impl<O: Optimizer> Stateful for FullyShardedOptimizer<O> {
             }
             false => self.rows(state)?,
         };
-        (&mut self.inner as &mut dyn Optimizer).load_state_dict(&own)
+        self.kept(|inner| (inner as &mut dyn Optimizer).load_state_dict(&own))
     }
 
     fn differs_by_rank(&self) -> bool {

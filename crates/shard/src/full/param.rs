@@ -5,6 +5,7 @@ use overdrive_ffi::saved_tensors::{version, without_history};
 use overdrive_ffi::{OnDemand, set_grad};
 use tch::{Kind, Tensor};
 
+use super::home::Home;
 use super::layout::Layout;
 use crate::error::ShardError;
 
@@ -21,12 +22,18 @@ pub(super) struct ShardedParam {
 }
 
 impl ShardedParam {
-    /// Takes this rank's rows of a parameter, and frees the whole.
-    pub(super) fn new(param: &Parameter, layout: Layout, kind: Kind, unit: &str) -> Result<Self, TorchError> {
+    /// Takes this rank's rows of a parameter home, and frees the whole.
+    pub(super) fn new(
+        param: &Parameter,
+        layout: Layout,
+        kind: Kind,
+        unit: &str,
+        home: &Home,
+    ) -> Result<Self, TorchError> {
         let tensor = param.tensor();
         let is_trained = tensor.requires_grad();
         let (first, rows) = layout.own_rows();
-        let shard = tensor.f_detach()?.f_narrow(0, first, rows)?.f_detach_copy()?.f_set_requires_grad(is_trained)?;
+        let shard = home.keep(&tensor.f_detach()?.f_narrow(0, first, rows)?)?.f_set_requires_grad(is_trained)?;
         let message = format!(
             "parameter {} is sharded, and its values are here only while its unit computes: use it within `forward` of \
              the unit `{unit}`, and run backward by `backward` of the `FullyShardedDataParallel`",

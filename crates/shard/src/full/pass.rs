@@ -178,8 +178,9 @@ impl Engine {
             }
             // Whatever fails on this rank then, others do not wait for it.
             self.wait_for_means()?;
+            self.home.synchronize()?;
             for (unit, is_used) in self.units.iter_mut().zip(&is_used) {
-                let given = unit.give(is_used);
+                let given = unit.give(is_used, &self.home);
                 self.link.watch(given)?;
             }
         }

@@ -4,6 +4,7 @@ use overdrive_ddp::{ProcessGroup, ReduceOp, Work};
 use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Kind, Tensor};
 
+use super::home::Home;
 use super::param::ShardedParam;
 use super::ranks::Ranks;
 use crate::error::ShardError;
@@ -28,6 +29,8 @@ struct UnderWay {
     /// This rank's part.
     own: Tensor,
     work: Option<Work>,
+    /// It was waited for, and is where this rank keeps it.
+    is_home: bool,
     /// Whose sums are to be added.
     replicas: Option<ProcessGroup>,
 }
@@ -37,7 +40,7 @@ pub(super) fn reductions(params: &[ShardedParam], reduced: Option<Kind>) -> Vec<
     let mut all: Vec<Reduction> = Vec::new();
     for (index, param) in params.iter().enumerate().filter(|(_, param)| param.is_trained) {
         let kind = reduced.unwrap_or(param.kind);
-        let device = param.shard.tensor().device();
+        let device = param.whole().device();
         let at = all.iter().position(|it| it.kind == kind).unwrap_or_else(|| {
             all.push(Reduction { members: Vec::new(), numel: 0, kind, device, all: None, under_way: None });
             all.len() - 1
@@ -96,12 +99,12 @@ impl Reduction {
                 (own, Some(work))
             }
         };
-        self.under_way = Some(UnderWay { own, work, replicas: ranks.replicas.clone() });
+        self.under_way = Some(UnderWay { own, work, is_home: false, replicas: ranks.replicas.clone() });
         Ok(())
     }
 
-    /// Waits for the means.
-    pub(super) fn wait(&mut self) -> Result<(), ShardError> {
+    /// Waits for the means, and takes them home.
+    pub(super) fn wait(&mut self, home: &mut Home) -> Result<(), ShardError> {
         let Some(under_way) = &mut self.under_way else { return Ok(()) };
         if let Some(work) = under_way.work.take() {
             work.wait()?;
@@ -110,14 +113,22 @@ impl Reduction {
         if let Some(replicas) = under_way.replicas.take() {
             replicas.all_reduce(&mut under_way.own, ReduceOp::Sum)?;
         }
+        if !std::mem::replace(&mut under_way.is_home, true) {
+            under_way.own = home.take(&under_way.own)?;
+        }
         Ok(())
     }
 
-    /// Gives the shards the means, those of parameters that some rank has used.
-    pub(super) fn give(&mut self, params: &[ShardedParam], is_used: impl Fn(usize) -> bool) -> Result<(), ShardError> {
-        self.wait()?;
+    /// Gives the shards the means that are home, those of parameters that some rank has used.
+    pub(super) fn give(
+        &mut self,
+        params: &[ShardedParam],
+        is_used: impl Fn(usize) -> bool,
+        home: &Home,
+    ) -> Result<(), ShardError> {
         let Some(UnderWay { own, .. }) = self.under_way.take() else { return Ok(()) };
         let _no_grad = tch::no_grad_guard();
+        let own = home.settle(own)?;
         for &(index, first) in self.members.iter().filter(|(index, _)| is_used(*index)) {
             let param = &params[index];
             param.add_mean(&own.f_narrow(0, first, param.layout.part_numel())?)?;

@@ -4,7 +4,8 @@ use overdrive_core::OptimizerError;
 use overdrive_ffi::TensorId;
 use overdrive_ffi::saved_tensors::version;
 
-use super::gather::{Gather, versions_of};
+use super::gather::{Gather, Packed, versions_of};
+use super::home::Home;
 use super::param::ShardedParam;
 use super::ranks::Ranks;
 use super::reduction::Reduction;
@@ -28,6 +29,8 @@ pub(super) struct UnitState {
     pub(super) reductions: Vec<Reduction>,
     pub(super) reshard_after_forward: bool,
     pub(super) whole: Whole,
+    /// Its rows on their way to the device, before they are sent.
+    pub(super) packed: Option<Packed>,
     /// Of the shards, when they were last gathered.
     pub(super) versions: Vec<i64>,
     /// Forwards under way, one within the other.
@@ -57,6 +60,7 @@ impl UnitState {
             reductions,
             reshard_after_forward,
             whole: Whole::Freed,
+            packed: None,
             versions: Vec::new(),
             depth: 0,
             ready: vec![false; count],
@@ -64,6 +68,14 @@ impl UnitState {
             is_sent: false,
             entered: 0,
             left: 0,
+        }
+    }
+
+    /// This rank's rows, as they are sent.
+    pub(super) fn pack(&mut self, home: &Home) -> Result<Packed, ShardError> {
+        match self.packed.take().filter(|packed| packed.is_of(&self.params)) {
+            Some(packed) => Ok(packed),
+            None => Packed::new(&self.params, home),
         }
     }
 
@@ -144,14 +156,14 @@ impl UnitState {
         self.reductions.iter_mut().try_for_each(|it| it.send(ranks))
     }
 
-    pub(super) fn wait(&mut self) -> Result<(), ShardError> {
-        self.reductions.iter_mut().try_for_each(Reduction::wait)
+    pub(super) fn wait(&mut self, home: &mut Home) -> Result<(), ShardError> {
+        self.reductions.iter_mut().try_for_each(|it| it.wait(home))
     }
 
     /// Gives the shards the means, of those parameters that some rank has used.
-    pub(super) fn give(&mut self, is_used: &[bool]) -> Result<(), ShardError> {
+    pub(super) fn give(&mut self, is_used: &[bool], home: &Home) -> Result<(), ShardError> {
         let Self { reductions, params, .. } = self;
-        reductions.iter_mut().try_for_each(|it| it.give(params, |index| is_used[index]))
+        reductions.iter_mut().try_for_each(|it| it.give(params, |index| is_used[index], home))
     }
 
     /// Frees the whole parameters.
@@ -166,7 +178,7 @@ impl UnitState {
 
     /// Frees them whatever was done to them, and forgets the pass.
     pub(super) fn reset(&mut self) {
-        self.whole = Whole::Freed;
+        (self.whole, self.packed) = (Whole::Freed, None);
         self.params.iter_mut().for_each(ShardedParam::drop_whole);
         self.end_pass(false);
     }

@@ -2,7 +2,7 @@
 
 use overdrive_core::OptimizerError;
 use overdrive_ddp::{ProcessGroup, ReduceOp};
-use overdrive_ffi::{Arg, LazyOp};
+use overdrive_ffi::{Arg, LazyOp, upload};
 use tch::{Device, Kind, Tensor};
 
 use super::{PART, ShardedDataParallel};
@@ -73,12 +73,15 @@ pub(crate) fn clip(
 ) -> Result<GradNorm, ShardError> {
     let _no_grad = tch::no_grad_guard();
     let dtype = Arg::Int(if kind == Kind::Double { DOUBLE } else { FLOAT });
-    let mut squares = Tensor::f_zeros([1], (kind, device))?;
+    // Gradients may be kept on the host: one copy in each direction then, not one for each.
+    let home = grads.first().map_or(device, Tensor::device);
+    let mut squares = Tensor::f_zeros([1], (kind, home))?;
     for grad in &grads {
         // 16 bits cannot hold every norm of 16-bit gradients.
         let norm = NORM.tensor(&[Arg::Tensor(grad), Arg::Double(2.0), Arg::None, Arg::Bool(false), dtype])?;
-        let _sum = squares.f_add_(&norm.f_to_device(device)?.f_square()?)?;
+        let _sum = squares.f_add_(&norm.f_to_device(home)?.f_square()?)?;
     }
+    let mut squares = if home == device { squares } else { upload(&squares.f_to_device(Device::Cpu)?, device)? };
     if group.size() > 1 {
         link.watch(group.all_reduce(&mut squares, ReduceOp::Sum).map_err(ShardError::from))?;
     }
@@ -87,6 +90,7 @@ pub(crate) fn clip(
     let factor = MUL.tensor(&[Arg::Tensor(&inverse), Arg::Double(max_norm)])?;
     // Never above 1: gradients that are small enough stay as they are.
     let factor = CLAMP_MAX.tensor(&[Arg::Tensor(&factor), Arg::Double(1.0)])?;
+    let factor = factor.f_to_device(home)?;
     for mut grad in grads {
         let factor = factor.f_to_device(grad.device())?;
         let _scaled = grad.f_mul_(&factor)?;

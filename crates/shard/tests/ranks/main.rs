@@ -13,6 +13,7 @@ mod full_edges;
 mod full_failures;
 mod full_hybrid;
 mod full_memory;
+mod full_offload;
 mod full_random;
 mod full_refusals;
 mod full_state;
@@ -83,6 +84,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_steps", full_failures::steps),
     ("full_refusals", full_refusals::scenario),
     ("full_large", full_memory::scenario),
+    ("full_on_disk", full_memory::on_disk),
+    ("full_offload", full_offload::scenario),
     ("full_edges", full_edges::scenario),
     ("full_lost", full_edges::lost),
     ("full_accumulated", full_accumulated::scenario),
@@ -179,6 +182,8 @@ fn main() -> Result<ExitCode> {
         ("full_optimizers_over_rows_of_4_step_and_save_as_the_whole", "full_optimizers", 4),
         ("full_shards_of_2_need_half_of_the_memory", "full_large", 2),
         ("full_shards_of_4_need_less_than_0_30_of_the_memory", "full_large", 4),
+        ("full_shards_of_4_on_disk_need_an_eighth_of_one_process", "full_on_disk", 4),
+        ("full_shards_of_2_off_the_device_train_save_and_load_as_on_it", "full_offload", 2),
         ("a_rank_that_is_gone_is_reported_in_a_step", "lost_in_a_step", 3),
         ("a_rank_that_is_gone_is_reported_in_backward", "lost_in_backward", 3),
         ("a_rank_that_is_gone_is_reported_in_a_sum_of_counts", "lost_in_a_sum", 3),

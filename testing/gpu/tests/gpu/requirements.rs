@@ -30,6 +30,7 @@ const FAKE_ONLY: &[&str] = &[
     "profiling::the_monitor_samples_the_device",
     "loading::a_loader_begins_on_its_own_device_alone",
     "ranks::full::no_step_of_full_shards_waits_or_asks_for_memory",
+    "ranks::full::a_step_of_full_shards_on_the_host_waits_twice",
     "ranks::no_step_waits_to_read_a_timer",
     "ranks::times_are_measured_where_they_are_asked_for",
     "loading::a_batch_dropped_early_is_found",
@@ -99,9 +100,12 @@ const COMPILING: &[&str] = &[
 /// Each rank has a GPU of its own.
 const GPUS: &[(&str, i64)] = &[
     ("ranks::full::no_step_of_full_shards_waits_or_asks_for_memory", 2),
+    ("ranks::full::a_step_of_full_shards_on_the_host_waits_twice", 2),
     ("ranks::full::full_shards_of_1_over_nccl_equal_gloos", 1),
     ("ranks::full::full_shards_of_2_over_nccl_equal_gloos", 2),
     ("ranks::full::full_shards_of_4_over_nccl_equal_gloos", 4),
+    ("ranks::full::full_shards_of_2_on_the_host_equal_gloos", 2),
+    ("ranks::full::full_shards_of_2_on_disk_equal_gloos", 2),
     ("ranks::ddp_of_1_over_nccl_equals_gloos", 1),
     ("ranks::ddp_of_2_over_nccl_equals_gloos", 2),
     ("ranks::ddp_of_4_over_nccl_equals_gloos", 4),

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
-use overdrive::shard::FullyShardedDataParallel;
+use overdrive::shard::{FullyShardedDataParallel, OffloadPolicy};
 use overdrive_ddp::Backend;
 use overdrive_fakecuda::{Fake, Pace, waits};
 
@@ -20,12 +20,19 @@ const WARM: i64 = 4;
 /// Trains with each seed of the device's progress, from 0, which is the eager one. The word "counts" in place of a number
 /// of seeds: many steps with the eager one, and what was counted in each.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
-    let [backend, seeds] = &meeting.arguments[..] else { anyhow::bail!("a backend and a number of seeds are needed") };
+    let [backend, seeds, place] = &meeting.arguments[..] else {
+        anyhow::bail!("a backend, a number of seeds and a place for rows are needed")
+    };
+    let policy = match place.as_str() {
+        "device" => OffloadPolicy::None,
+        "host" => OffloadPolicy::Cpu,
+        _ => OffloadPolicy::Disk(std::env::temp_dir()),
+    };
     let on_nccl = backend == "nccl";
     let group = group(meeting, if on_nccl { Backend::Nccl } else { Backend::Gloo })?;
     let device = if on_nccl { Device::Cuda(meeting.rank) } else { Device::Cpu };
     if seeds == "counts" {
-        return train(&group, device, STEPS + WARM, true).map(drop);
+        return train(&group, device, STEPS + WARM, &policy, true).map(drop);
     }
     for seed in 0..=seeds.parse::<u64>()? {
         if let Some(fake) = Fake::get() {
@@ -38,7 +45,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             });
         }
         let at = || format!("rank {}, seed {seed}", meeting.rank);
-        let result = train(&group, device, STEPS, false);
+        let result = train(&group, device, STEPS, &policy, false);
         let notes = Fake::get().map(Fake::notes).unwrap_or_default();
         ensure!(notes.is_empty(), "{}: {}", at(), notes.join("; "));
         let result = result.with_context(at)?;
@@ -48,7 +55,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
 }
 
 /// The losses, and the sum of this rank's rows of each parameter.
-fn train(group: &ProcessGroup, device: Device, steps: i64, counts: bool) -> Result<Vec<f64>> {
+fn train(group: &ProcessGroup, device: Device, steps: i64, policy: &OffloadPolicy, counts: bool) -> Result<Vec<f64>> {
     manual_seed(3);
     let block = |_| -> Result<nn::Linear> {
         let block = nn::Linear::new(WIDTH, WIDTH)?;
@@ -56,7 +63,7 @@ fn train(group: &ProcessGroup, device: Device, steps: i64, counts: bool) -> Resu
         Ok(block)
     };
     let blocks = (0..BLOCKS).map(block).collect::<Result<Vec<_>>>()?;
-    let mut builder = FullyShardedDataParallel::builder(group)?;
+    let mut builder = FullyShardedDataParallel::builder(group)?.offload_policy(policy.clone());
     // The first block is part of the last unit.
     let mut all = blocks[0].named_parameters();
     let mut units = Vec::new();
@@ -102,10 +109,10 @@ fn results(ended: &Ended) -> Result<Vec<Vec<f64>>> {
     ended.lines("result").into_iter().map(numbers).collect()
 }
 
-fn as_over_gloo(size: usize) -> Result<()> {
+fn as_over_gloo(size: usize, place: &str) -> Result<()> {
     let seeds = if Fake::get().is_some() { SEEDS } else { 0 };
-    let over_gloo = run("full", size, &["gloo", "0"])?;
-    let over_nccl = run("full", size, &["nccl", &seeds.to_string()])?;
+    let over_gloo = run("full", size, &["gloo", "0", "device"])?;
+    let over_nccl = run("full", size, &["nccl", &seeds.to_string(), place])?;
     for (rank, (gloo, nccl)) in over_gloo.iter().zip(&over_nccl).enumerate() {
         let (expected, found) = (results(gloo)?, results(nccl)?);
         let expected = expected.first().context("nothing over Gloo")?;
@@ -123,25 +130,43 @@ fn as_over_gloo(size: usize) -> Result<()> {
 }
 
 pub fn full_shards_of_1_over_nccl_equal_gloos() -> Result<()> {
-    as_over_gloo(1)
+    as_over_gloo(1, "device")
 }
 
 pub fn full_shards_of_2_over_nccl_equal_gloos() -> Result<()> {
-    as_over_gloo(2)
+    as_over_gloo(2, "device")
 }
 
 pub fn full_shards_of_4_over_nccl_equal_gloos() -> Result<()> {
-    as_over_gloo(4)
+    as_over_gloo(4, "device")
 }
 
-/// Once it is warm.
-pub fn no_step_of_full_shards_waits_or_asks_for_memory() -> Result<()> {
-    for (rank, ended) in run("full", 2, &["nccl", "counts"])?.iter().enumerate() {
+pub fn full_shards_of_2_on_the_host_equal_gloos() -> Result<()> {
+    as_over_gloo(2, "host")
+}
+
+pub fn full_shards_of_2_on_disk_equal_gloos() -> Result<()> {
+    as_over_gloo(2, "disk")
+}
+
+/// How often each step waits for the device once it is warm; it asks for no memory.
+fn waits_are(place: &str, expected: u64) -> Result<()> {
+    for (rank, ended) in run("full", 2, &["nccl", "counts", place])?.iter().enumerate() {
         let lines = ended.lines("counts");
         ensure!(lines.len() == (STEPS + WARM) as usize, "{lines:?}");
         for (step, line) in lines.iter().enumerate().skip(WARM as usize) {
-            ensure!(line.starts_with("0 0 "), "rank {rank}, step {step}: waits and requests for memory: {line}");
+            let expected = format!("{expected} 0 ");
+            ensure!(line.starts_with(&expected), "rank {rank}, step {step}: waits and requests for memory: {line}");
         }
     }
     Ok(())
+}
+
+pub fn no_step_of_full_shards_waits_or_asks_for_memory() -> Result<()> {
+    waits_are("device", 0)
+}
+
+/// Until the means of gradients are on the host, and the factor of clipping.
+pub fn a_step_of_full_shards_on_the_host_waits_twice() -> Result<()> {
+    waits_are("host", 2)
 }
