@@ -4,13 +4,18 @@ use overdrive_amp::Autocast;
 use overdrive_core::{IntoParameters, Optimizer, OptimizerError, Parameter, TorchError};
 use overdrive_ddp::ProcessGroup;
 use overdrive_memory::{ActivationCheckpoint, CpuOffloadOptimizer, MemoryError};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::error::DeepSpeedError;
 use super::loss_scaler::LossScaler;
 use super::zero::{Offload, ZeroStage};
 use super::{DeepSpeedConfig, size};
-use crate::{ShardedDataParallel, ZeroRedundancyOptimizer};
+use crate::{
+    FullyShardedBuilder, FullyShardedDataParallel, FullyShardedOptimizer, OffloadPolicy, ShardedDataParallel,
+    ZeroRedundancyOptimizer,
+};
+
+const FULLY_SHARDED: &str = "a `FullyShardedDataParallel`";
 
 impl DeepSpeedConfig {
     /// The optimizer of the file over these parameters, on the host where the file offloads it: for stage 0, or for the
@@ -71,10 +76,9 @@ impl DeepSpeedConfig {
         params: impl IntoParameters,
         group: &ProcessGroup,
     ) -> Result<ZeroRedundancyOptimizer<Box<dyn Optimizer>>, DeepSpeedError> {
-        self.check_stage("a `ZeroRedundancyOptimizer`", "1 or 2", self.zero.stage != ZeroStage::Disabled)?;
-        if group.size() != self.world_size {
-            return Err(DeepSpeedError::WorldSize { expected: self.world_size, found: group.size() });
-        }
+        let has_it = matches!(self.zero.stage, ZeroStage::OptimizerStates | ZeroStage::Gradients);
+        self.check_stage("a `ZeroRedundancyOptimizer`", "1 or 2", has_it)?;
+        self.check_size(group)?;
         Ok(ZeroRedundancyOptimizer::new(params, group, |params| self.optimizer(params))?)
     }
 
@@ -101,11 +105,52 @@ impl DeepSpeedConfig {
         })
     }
 
+    /// Begins to shard the model, for stage 3: the program makes the units, and builds it. Rows, gradients and state are where
+    /// `offload_param` says. With `fp16` or `bf16`, whole parameters and their gradients are of 16 bits, and averages and rows
+    /// of float32; run the forward pass within [`autocast`](Self::autocast), so that inputs may be of float32.
+    ///
+    /// # Errors
+    /// [`DeepSpeedError::Stage`] with another stage, [`DeepSpeedError::WorldSize`] when the group has another size than the
+    /// arguments said, and those of [`FullyShardedDataParallel::builder`].
+    ///
+    /// # Syncs
+    /// As [`FullyShardedDataParallel::builder`].
+    pub fn fully_sharded(&self, group: &ProcessGroup) -> Result<FullyShardedBuilder, DeepSpeedError> {
+        self.check_stage(FULLY_SHARDED, "3", self.zero.stage == ZeroStage::Parameters)?;
+        self.check_size(group)?;
+        let builder = FullyShardedDataParallel::builder(group)?.prefetch(self.zero.prefetches);
+        let builder = match self.precision.kind {
+            Some(kind) if self.converts_parameters => builder.mixed_precision(kind, Some(Kind::Float)),
+            _ => builder,
+        };
+        Ok(builder.offload_policy(match &self.zero.params {
+            Offload::None => OffloadPolicy::None,
+            Offload::Cpu => OffloadPolicy::Cpu,
+            Offload::Nvme(folder) => OffloadPolicy::Disk(folder.clone()),
+        }))
+    }
+
+    /// The optimizer of the file over this rank's rows, for stage 3.
+    ///
+    /// # Errors
+    /// [`DeepSpeedError::Stage`] with another stage, and those of [`optimizer`](Self::optimizer) and
+    /// [`FullyShardedDataParallel::optimizer`].
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    pub fn fully_sharded_optimizer(
+        &self,
+        model: &FullyShardedDataParallel,
+    ) -> Result<FullyShardedOptimizer<Box<dyn Optimizer>>, DeepSpeedError> {
+        self.check_stage(FULLY_SHARDED, "3", self.zero.stage == ZeroStage::Parameters)?;
+        Ok(model.optimizer(|params| self.optimizer(params))?)
+    }
+
     /// The region for the forward pass and the loss: in float16 with `fp16`, in bfloat16 with `bf16`, in either with
     /// `torch_autocast`, else one in which autocast is off.
     ///
-    /// DeepSpeed converts the model to 16 bits, and keeps master weights in float32. Here parameters are of float32, and
-    /// operators are cast.
+    /// DeepSpeed converts the model to 16 bits, and keeps master weights in float32. Here parameters are of float32, but the
+    /// whole ones of stage 3, and operators are cast.
     pub fn autocast(&self, device: Device) -> Autocast {
         let region = Autocast::new(device);
         match self.precision.kind {
@@ -126,6 +171,13 @@ impl DeepSpeedConfig {
     /// `activation_checkpointing`. As in DeepSpeed, the model says which parts are run by it.
     pub fn activation_checkpoint(&self) -> Option<ActivationCheckpoint> {
         self.has_activation_checkpointing.then(ActivationCheckpoint::default)
+    }
+
+    fn check_size(&self, group: &ProcessGroup) -> Result<(), DeepSpeedError> {
+        match group.size() == self.world_size {
+            true => Ok(()),
+            false => Err(DeepSpeedError::WorldSize { expected: self.world_size, found: group.size() }),
+        }
     }
 
     fn check_stage(&self, part: &'static str, stages: &'static str, has_part: bool) -> Result<(), DeepSpeedError> {

@@ -21,7 +21,7 @@
 //! let arguments = TrainingArguments::new(group.size()).learning_rate(3e-4).max_steps(1000).warmup_steps(50);
 //! let config = DeepSpeedConfig::from_file("ds_config.json", &arguments)?;
 //!
-//! let mut opt = config.zero_optimizer(&vs, &group)?;          // stages 1 and 2
+//! let mut opt = config.zero_optimizer(&vs, &group)?;          // stages 1 and 2; for stage 3 see `fully_sharded`
 //! let sharded = config.sharded_data_parallel(&mut opt)?;      // stage 2
 //! let mut sched = config.schedule().map(|schedule| LrScheduler::new(&mut opt, schedule)).transpose()?;
 //! let mut scaler = config.loss_scaler(vs.device())?;
@@ -97,6 +97,8 @@ pub struct DeepSpeedConfig {
     batch: Batch,
     gradient_clipping: f64,
     precision: Precision,
+    /// Whether that is by `fp16` or `bf16`.
+    converts_parameters: bool,
     zero: Zero,
     optimizer: Option<Chosen>,
     schedule: Option<LrSchedule>,
@@ -139,6 +141,7 @@ impl DeepSpeedConfig {
             batch: Batch::read(&tree, arguments.world_size)?,
             gradient_clipping: tree.size("gradient_clipping")?.unwrap_or(GRADIENT_CLIPPING),
             precision: Precision::read(&tree, zero.stage)?,
+            converts_parameters: tree.flag("torch_autocast.enabled")? != Some(true),
             zero,
             optimizer,
             schedule,

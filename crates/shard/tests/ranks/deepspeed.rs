@@ -231,7 +231,5 @@ fn refusals(group: &ProcessGroup) -> Result<()> {
     ensure!(opt.lr(0) == Some(0.1));
     let told = first.sharded_data_parallel(&mut opt).expect_err("stage 1");
     ensure!(matches!(told, DeepSpeedError::Stage { found: 1, .. }), "{told}");
-    let told = read(3, group.size()).expect_err("stage 3").to_string();
-    ensure!(told.starts_with("`zero_optimization.stage`: 3 is refused: "), "{told}");
     Ok(())
 }

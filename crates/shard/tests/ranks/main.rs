@@ -3,6 +3,7 @@
 
 mod beside_python;
 mod deepspeed;
+mod deepspeed_full;
 mod edges;
 mod full;
 mod full_accumulated;
@@ -86,6 +87,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_large", full_memory::scenario),
     ("full_on_disk", full_memory::on_disk),
     ("full_offload", full_offload::scenario),
+    ("deepspeed_full", deepspeed_full::scenario),
     ("full_edges", full_edges::scenario),
     ("full_lost", full_edges::lost),
     ("full_accumulated", full_accumulated::scenario),
@@ -183,6 +185,7 @@ fn main() -> Result<ExitCode> {
         ("full_shards_of_2_need_half_of_the_memory", "full_large", 2),
         ("full_shards_of_4_need_less_than_0_30_of_the_memory", "full_large", 4),
         ("full_shards_of_4_on_disk_need_an_eighth_of_one_process", "full_on_disk", 4),
+        ("deepspeed_s_stage_3_trains_as_by_hand", "deepspeed_full", 2),
         ("full_shards_of_2_off_the_device_train_save_and_load_as_on_it", "full_offload", 2),
         ("a_rank_that_is_gone_is_reported_in_a_step", "lost_in_a_step", 3),
         ("a_rank_that_is_gone_is_reported_in_backward", "lost_in_backward", 3),

@@ -40,7 +40,7 @@ pub(super) const KEYS: &[Row] = &[
         section: "fp16",
         keys: &["enabled"],
         rule: Rule::Honoured,
-        why: "`autocast()` in float16 over parameters of float32, and a `loss_scaler()`",
+        why: "`autocast()` in float16 over parameters of float32, of which stage 3 gathers float16, and a `loss_scaler()`",
     },
     Row {
         section: "fp16",
@@ -71,7 +71,7 @@ pub(super) const KEYS: &[Row] = &[
         section: "bf16",
         keys: &["enabled"],
         rule: Rule::Honoured,
-        why: "`autocast()` in bfloat16 over parameters of float32; `bfloat16` is its old name",
+        why: "`autocast()` in bfloat16 over parameters of float32, of which stage 3 gathers bfloat16; `bfloat16` is its old name",
     },
     Row {
         section: "bf16",

@@ -2,7 +2,10 @@
 
 use super::super::schema::{OFF, ON, Plain, REFUSED, Row, Rule};
 
-const STAGE_3: &str = "only stage 3, which is refused, reads it";
+const UNITS: &str =
+    "the units that the program makes say what is gathered, kept and freed together; results are the same";
+const GROUPS: &str =
+    "parameters are parted over all ranks: for parts within a host use `FullyShardedDataParallel::hybrid`";
 const QUANTIZED: &str = "nothing is quantized to be sent";
 const NVME: &str =
     "the state is in files that are mapped into memory, which the system reads and writes while training goes on";
@@ -12,14 +15,15 @@ pub(super) const KEYS: &[Row] = &[
         section: "zero_optimization",
         keys: &["stage"],
         rule: Rule::Honoured,
-        why: "`stage()`: 0; 1, a `ZeroRedundancyOptimizer`; 2, a `ShardedDataParallel` too; 3 is refused: a file \
-              does not have the units of a `FullyShardedDataParallel`, which the program makes. `true` in place of the section is stage 1, as in old files",
+        why: "`stage()`: 0; 1, a `ZeroRedundancyOptimizer`; 2, a `ShardedDataParallel` too; 3, a \
+              `FullyShardedDataParallel`, whose units the program makes. `true` in place of the section is stage 1, as in old files",
     },
     Row {
         section: "zero_optimization",
         keys: &["reduce_bucket_size"],
         rule: Rule::Honoured,
-        why: "the buckets of `sharded_data_parallel()`, in elements; if left out 25 MiB, not DeepSpeed's 5e8 elements",
+        why: "the buckets of `sharded_data_parallel()`, in elements; if left out 25 MiB, not DeepSpeed's 5e8 elements. With \
+              stage 3 the gradients of a unit are one bucket",
     },
     Row {
         section: "zero_optimization",
@@ -133,27 +137,46 @@ pub(super) const KEYS: &[Row] = &[
     Row {
         section: "zero_optimization.offload_param",
         keys: &["device"],
-        rule: Rule::Only(&[Plain::Text("none")]),
-        why: "parameters stay on their device: it needs stage 3",
+        rule: Rule::Honoured,
+        why: "with stage 3, the `OffloadPolicy`: `cpu`, rows of parameters, their gradients and the optimizer's state in the \
+              host's memory; `nvme`, in files; `none`. DeepSpeed leaves the state on the device if `offload_optimizer` is \
+              missing",
     },
     Row {
         section: "zero_optimization.offload_param",
-        keys: &["nvme_path", "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"],
+        keys: &["nvme_path"],
+        rule: Rule::Honoured,
+        why: "the folder of `OffloadPolicy::Disk`",
+    },
+    Row {
+        section: "zero_optimization.offload_param",
+        keys: &["pin_memory"],
         rule: Rule::NoEffect,
-        why: "it belongs to what is switched off",
+        why: "what is copied to a GPU is always pinned",
+    },
+    Row {
+        section: "zero_optimization.offload_param",
+        keys: &["buffer_count", "buffer_size", "max_in_cpu"],
+        rule: Rule::NoEffect,
+        why: NVME,
     },
     Row {
         section: "zero_optimization",
         keys: &["cpu_offload_param"],
-        rule: OFF,
-        why: "parameters stay on their device: it needs stage 3",
+        rule: Rule::Honoured,
+        why: "the old form of `offload_param` with the device `cpu`",
+    },
+    Row {
+        section: "zero_optimization",
+        keys: &["stage3_prefetch_bucket_size", "prefetch_bucket_size"],
+        rule: Rule::Honoured,
+        why: "0: no unit is gathered ahead; else the next one is, whatever its size",
     },
     Row {
         section: "zero_optimization",
         keys: &[
             "stage3_max_live_parameters",
             "stage3_max_reuse_distance",
-            "stage3_prefetch_bucket_size",
             "stage3_param_persistence_threshold",
             "stage3_model_persistence_threshold",
             "stage3_gather_16bit_weights_on_model_save",
@@ -163,7 +186,6 @@ pub(super) const KEYS: &[Row] = &[
             "stage3_allgather_sequential",
             "max_live_parameters",
             "max_reuse_distance",
-            "prefetch_bucket_size",
             "param_persistence_threshold",
             "model_persistence_threshold",
             "gather_16bit_weights_on_model_save",
@@ -178,13 +200,13 @@ pub(super) const KEYS: &[Row] = &[
             "save_muon_momentum_buffer_in_memory",
         ],
         rule: Rule::NoEffect,
-        why: STAGE_3,
+        why: UNITS,
     },
     Row {
         section: "zero_optimization.leaf_module",
         keys: &["classes", "names", "name_suffixes"],
         rule: Rule::NoEffect,
-        why: STAGE_3,
+        why: UNITS,
     },
     Row {
         section: "zero_optimization",
@@ -197,20 +219,15 @@ pub(super) const KEYS: &[Row] = &[
         section: "zero_optimization",
         keys: &["zero_hpz_partition_size"],
         rule: Rule::Only(&[Plain::Number(1.0)]),
-        why: "it parts parameters within a node, which needs stage 3",
+        why: GROUPS,
     },
     Row {
         section: "zero_optimization",
         keys: &["mics_shard_size"],
         rule: Rule::Only(&[Plain::Number(-1.0)]),
-        why: "it parts parameters within groups of ranks, which needs stage 3",
+        why: GROUPS,
     },
-    Row {
-        section: "zero_optimization",
-        keys: &["mics_hierarchical_params_gather"],
-        rule: OFF,
-        why: "it parts parameters within groups of ranks, which needs stage 3",
-    },
+    Row { section: "zero_optimization", keys: &["mics_hierarchical_params_gather"], rule: OFF, why: GROUPS },
     Row {
         section: "zero_optimization",
         keys: &["zenflow"],
