@@ -16,7 +16,6 @@ mod run;
 #[cfg(feature = "tracing")]
 mod span_layer;
 mod step_timer;
-mod strategy;
 mod thread_tuner;
 mod trace;
 
@@ -43,6 +42,5 @@ pub use step_timer::{
     Batches, DeviceReport, Phase, PhaseGuard, PhaseReport, StepReport, StepTimer, StepTimerBuilder, Straggler,
     stragglers,
 };
-pub use strategy::{Candidate, Cluster, Strategy, StrategyChoice, TrainingSize, choose_strategy};
 pub use thread_tuner::ThreadTuner;
 pub use trace::{MemoryTimeline, TensorBoardHandler, TraceWriter, tensorboard_trace_handler};

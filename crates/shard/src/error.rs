@@ -67,6 +67,16 @@ pub enum ShardError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// A figure of a plan that cannot be.
+    #[error("{name} is {found}, but should be {expected}")]
+    Figure {
+        /// Which one.
+        name: &'static str,
+        /// What was given.
+        found: f64,
+        /// What would be right.
+        expected: &'static str,
+    },
     /// Another rank was refused or failed, so that this one did not go on alone.
     #[error("{what} was given up on all ranks, because rank {rank} reports: {reason}")]
     OtherRank {

@@ -19,6 +19,8 @@ mod mesh;
 mod packing;
 mod partition;
 mod plan;
+#[cfg(feature = "deepspeed")]
+pub mod planner;
 mod zero;
 
 pub use error::ShardError;

@@ -14,7 +14,6 @@ mod schedule;
 mod scopes;
 mod step_timer;
 mod stragglers;
-mod strategy;
 mod table;
 mod timeline;
 mod trace;

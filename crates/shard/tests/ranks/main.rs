@@ -27,6 +27,7 @@ mod mesh;
 mod micro;
 mod model;
 mod optimizers;
+mod planned;
 mod rates;
 mod refusals;
 mod saved;
@@ -88,6 +89,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_on_disk", full_memory::on_disk),
     ("full_offload", full_offload::scenario),
     ("deepspeed_full", deepspeed_full::scenario),
+    ("planned", planned::scenario),
     ("full_edges", full_edges::scenario),
     ("full_lost", full_edges::lost),
     ("full_accumulated", full_accumulated::scenario),
@@ -186,6 +188,7 @@ fn main() -> Result<ExitCode> {
         ("full_shards_of_4_need_less_than_0_30_of_the_memory", "full_large", 4),
         ("full_shards_of_4_on_disk_need_an_eighth_of_one_process", "full_on_disk", 4),
         ("deepspeed_s_stage_3_trains_as_by_hand", "deepspeed_full", 2),
+        ("plans_of_2_are_near_what_runs_need", "planned", 2),
         ("full_shards_of_2_off_the_device_train_save_and_load_as_on_it", "full_offload", 2),
         ("a_rank_that_is_gone_is_reported_in_a_step", "lost_in_a_step", 3),
         ("a_rank_that_is_gone_is_reported_in_backward", "lost_in_backward", 3),
