@@ -66,12 +66,18 @@ pub enum VersusCase {
     Compile,
     /// Activation checkpointing of a transformer, its memory and time, against a plain run and PyTorch's
     Memory,
+    /// Memory of ZeRO's stages, the largest model under a cap, and steps against PyTorch's `ZeroRedundancyOptimizer` and
+    /// `fully_shard`; takes 12 GB of memory
+    Shard,
     /// Started by `compile`: a process that makes its first steps
     #[value(hide = true)]
     CompileStart,
     /// Started by `memory`: a process with saved tensors on disk, whose memory is limited
     #[value(hide = true)]
     MemoryDisk,
+    /// Started by `shard`: a rank that measures on request
+    #[value(hide = true)]
+    ShardRank,
     /// Started by `ddp`: a rank that measures on request
     #[value(hide = true)]
     DdpRank,
@@ -253,6 +259,7 @@ mod tests {
             "host-time",
             "compile",
             "memory",
+            "shard",
         ];
         assert_eq!(names.collect::<Vec<_>>(), cases);
         assert!(list.lines().all(|line| line.chars().count() <= 100), "{list}");

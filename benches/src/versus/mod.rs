@@ -13,6 +13,7 @@ mod optim;
 mod packages;
 mod peer;
 mod profile;
+mod shard;
 mod step;
 mod step_nn;
 mod turns;
@@ -56,8 +57,10 @@ pub fn run(options: &Options) -> Result<()> {
         VersusCase::HostTime => host_time::measure(options)?,
         VersusCase::Compile => compile::measure(options)?,
         VersusCase::Memory => memory::measure(options)?,
+        VersusCase::Shard => shard::measure(options)?,
         VersusCase::CompileStart => return compile::start::serve(),
         VersusCase::MemoryDisk => return memory::disk::serve(),
+        VersusCase::ShardRank => return shard::rank::serve(),
         VersusCase::DdpRank => return ddp::rank::serve(),
         VersusCase::DdpFirstSum => return ddp::launch::first_sum(),
     };

@@ -1,6 +1,7 @@
 //! Interleaved measurements of several ways to do the same work: one sample of each way, then the next sample of each.
 
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -106,9 +107,20 @@ impl<'a> Turns<'a> {
         self.ways.push(Way { name: name.to_owned(), measured, samples: Vec::new() });
     }
 
+    /// Takes one sample of each way, without a warm-up: for what is counted and the same each time.
+    pub fn once(&mut self, what: &str) -> Result<()> {
+        self.rounds(what, 1..=1)
+    }
+
     /// Takes one sample of each way as a warm-up, then `pairs` samples of each.
     pub fn take(&mut self, what: &str, pairs: u32) -> Result<()> {
-        for round in 0..=pairs {
+        self.rounds(what, 0..=pairs)
+    }
+
+    /// Round 0 is the warm-up.
+    fn rounds(&mut self, what: &str, rounds: RangeInclusive<u32>) -> Result<()> {
+        let pairs = *rounds.end();
+        for round in rounds {
             match round {
                 0 => eprintln!("{what}: warming up"),
                 _ => eprintln!("{what}: {round} of {pairs}"),

@@ -74,7 +74,7 @@ pub fn compare(options: &Options, unlinked: &RefCell<Peer>, findings: &mut Findi
             return Ok(());
         }
     };
-    let linked = RefCell::new(rank::start(|rank, port| link.command(rank, port))?);
+    let linked = RefCell::new(rank::start(super::RANKS, |rank, port| link.command(rank, port))?);
     loads.into_iter().try_for_each(|load| compare_at(load, options, (&linked, &link), unlinked, findings))
 }
 

@@ -20,6 +20,7 @@ use super::peer::Peer;
 use super::turns::{Case, Findings, Program, Turns};
 
 const PAIRS: u32 = 9;
+const RANKS: usize = 2;
 const STEPS: &str = "2 ranks over Gloo, one thread each, 32 samples a rank";
 /// All-reduces of one number per sample.
 const SUMS: u32 = 300;
@@ -44,7 +45,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     if options.ddp.has(Part::Launch) {
         launch::compare(options, &mut findings)?;
     }
-    let ranks = RefCell::new(rank::start(rank::command)?);
+    let ranks = RefCell::new(rank::start(RANKS, rank::command)?);
     if options.ddp.has(Part::Training)
         && let Some(version) = training(options, &ranks, &mut findings)?
     {
@@ -94,10 +95,10 @@ fn training(options: &Options, ours: &RefCell<Peer>, findings: &mut Findings) ->
 
 /// Two ranks of Python's PyTorch.
 fn python_ranks(options: &Options) -> Result<Peer> {
-    rank::start(|rank, port| {
+    rank::start(RANKS, |rank, port| {
         let mut command = Command::new(&options.python);
         command.args(["-c", include_str!("../../../peers/ddp.py")]).env_remove("LD_LIBRARY_PATH");
-        rank::set_variables(&mut command, rank, port);
+        rank::set_variables(&mut command, (rank, RANKS), port);
         Ok(command)
     })
 }

@@ -11,11 +11,11 @@ use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, TopK
 use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp, init_process_group};
 use tch::nn::VarStore;
 
+use super::RANKS;
 use super::port::free_port;
 use crate::model::{Cnn, Mlp, cross_entropy};
 use crate::versus::peer::Peer;
 
-const RANKS: usize = 2;
 /// Samples per rank and step.
 pub const BATCH: i64 = 32;
 /// The widths of the MLP, which has 10.0 million parameters.
@@ -23,26 +23,26 @@ const WIDTHS: [i64; 5] = [784, 2048, 2048, 2048, 10];
 /// Warm-up steps: until DDP has rebuilt its buckets, optimizers and hooks have their state, and hooks compress.
 const WARM_UP: u32 = 4;
 
-/// Starts both ranks. `command` makes the command of a rank from its number and the master's port.
-pub fn start(command: impl Fn(usize, u16) -> Result<Command>) -> Result<Peer> {
+/// Starts so many ranks. `command` makes the command of a rank from its number and the master's port.
+pub fn start(size: usize, command: impl Fn(usize, u16) -> Result<Command>) -> Result<Peer> {
     let port = free_port();
-    Peer::start_together(command(0, port)?, (1..RANKS).map(|rank| command(rank, port)).collect::<Result<_>>()?)
+    Peer::start_together(command(0, port)?, (1..size).map(|rank| command(rank, port)).collect::<Result<_>>()?)
 }
 
 /// The command that runs this program as a rank.
 pub fn command(rank: usize, port: u16) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("ddp-rank");
-    set_variables(&mut command, rank, port);
+    set_variables(&mut command, (rank, RANKS), port);
     Ok(command)
 }
 
 /// Sets the environment variables of a rank, as a launcher does.
-pub fn set_variables(command: &mut Command, rank: usize, port: u16) {
+pub fn set_variables(command: &mut Command, (rank, size): (usize, usize), port: u16) {
     command
         .env("RANK", rank.to_string())
         .env("LOCAL_RANK", rank.to_string())
-        .env("WORLD_SIZE", RANKS.to_string())
+        .env("WORLD_SIZE", size.to_string())
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port.to_string())
         .env("OMP_NUM_THREADS", "1");
