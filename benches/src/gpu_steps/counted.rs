@@ -139,6 +139,22 @@ pub fn with_fault(recipe: &Recipe, fault: Fault) -> Result<(f64, Kept)> {
     Ok(((step.distance)()?, (step.kept)()?))
 }
 
+/// Where the host waits in a step of ours: how often, and the functions that led there.
+///
+/// # Errors
+/// As [`count`].
+pub fn waits_of_a_step(recipe: &Recipe) -> Result<String> {
+    let Some(fake) = Fake::get().map(Fake::lend) else { bail!("this process does not run on a fake device") };
+    let mut step = ours::step(recipe, Device::Cuda(0))?;
+    for _ in 0..WARM_UP {
+        drop((step.train)()?);
+    }
+    fake.reset();
+    fake.trace_waits(true);
+    drop((step.train)()?);
+    Ok(fake.waits())
+}
+
 fn counted(recipe: &Recipe, mut step: ours::Step, is_ours: bool) -> Result<Step> {
     let Some(fake) = Fake::get() else { bail!("this process does not run on a fake device") };
     let mut losses = Vec::new();

@@ -9,7 +9,8 @@ pub mod ours;
 pub mod plain_tch;
 
 pub use counted::{
-    Counted, DISTANCE_WITHIN, Step, count, count_plain_tch, difference, differences, losses_on_host, with_fault,
+    Counted, DISTANCE_WITHIN, Step, count, count_plain_tch, difference, differences, losses_on_host, waits_of_a_step,
+    with_fault,
 };
 use overdrive::prelude::{Kind, Tensor};
 use serde::Serialize;

@@ -297,7 +297,7 @@ impl Fake {
     }
 
     /// Where the host has waited since [`reset`](Self::reset): how often, and the functions that led there. First those
-    /// of the program, the innermost first, up to the test; then those of libtorch.
+    /// of the program, the innermost first, up to the test, with the lines of their sources; then those of libtorch.
     pub fn waits(self) -> String {
         text(call!(c"fakecuda_waits"() -> *const c_char))
     }

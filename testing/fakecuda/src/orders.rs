@@ -28,6 +28,12 @@ impl Fake {
         call!(c"fakecuda_has_context"(device => u32) -> bool)
     }
 
+    /// The functions that made this process's context on a device, as [`waits`](Self::waits) tells them.
+    pub fn context_origin(self, device: usize) -> String {
+        let device = u32::try_from(device).unwrap_or(u32::MAX);
+        text(call!(c"fakecuda_context_origin"(device => u32) -> *const c_char))
+    }
+
     /// How many bytes of a device this process has allocated from the driver.
     pub fn used_bytes(self, device: usize) -> usize {
         let device = u32::try_from(device).unwrap_or(u32::MAX);

@@ -25,8 +25,7 @@ impl Waits {
     /// Notes who waits, if that is wanted.
     pub fn note(&mut self, what: &str) {
         if self.are_traced {
-            let names = functions(&Backtrace::force_capture().to_string());
-            self.add(format!("{what}\n") + &names.iter().map(|name| format!("    {name}\n")).collect::<String>());
+            self.add(format!("{what}\n") + &lines(&Backtrace::force_capture()));
         }
     }
 
@@ -51,23 +50,55 @@ impl Waits {
     }
 }
 
-/// The names in a backtrace's text: the program's from the one that waited to the test's, and then those of libraries
-/// in C++. The stand-in's own are left out.
+/// The functions in a backtrace, a line each.
+pub fn lines(trace: &Backtrace) -> String {
+    functions(&trace.to_string()).iter().map(|function| format!("    {function}\n")).collect()
+}
+
+/// A function in a backtrace, and the line of its source, where that is known.
+struct Frame<'a> {
+    name: &'a str,
+    place: Option<&'a str>,
+}
+
+impl Frame<'_> {
+    /// An inlined function's name is without its path.
+    fn is_rust(&self) -> bool {
+        self.name.contains("::") || self.place.is_some_and(|place| place.contains(".rs:"))
+    }
+
+    fn text(&self) -> String {
+        let name = demangled(self.name.strip_prefix(BEHIND).unwrap_or(self.name));
+        self.place.map_or(name.clone(), |place| format!("{name}, {place}"))
+    }
+}
+
+fn frames(trace: &str) -> Vec<Frame<'_>> {
+    let mut frames: Vec<Frame<'_>> = Vec::new();
+    for line in trace.lines().map(str::trim_start) {
+        if let Some(place) = line.strip_prefix("at ") {
+            // Without the column.
+            let place = place.rsplit_once(':').map_or(place, |(place, _)| place);
+            frames.last_mut().into_iter().for_each(|frame| frame.place = Some(place));
+        } else if let Some((_, name)) = line.split_once(": ").filter(|(number, _)| number.parse::<u32>().is_ok()) {
+            frames.push(Frame { name, place: None });
+        }
+    }
+    frames
+}
+
+/// The functions in a backtrace's text: the program's from the one that waited to the test's, and then those of
+/// libraries in C++. The stand-in's own are left out.
 fn functions(trace: &str) -> Vec<String> {
-    let of_line = |line: &str| {
-        let (number, name) = line.trim_start().split_once(": ")?;
-        number.parse::<u32>().ok().map(|_| name.to_owned())
-    };
-    let names: Vec<String> = trace.lines().filter_map(of_line).collect();
-    let own = |name: &String| name.contains("overdrive_fakecuda") || name.contains("std::backtrace");
-    let first = names.iter().rposition(own).map_or(0, |last| last + 1);
-    let begins = |name: &String| BEGINNINGS.iter().any(|beginning| name.starts_with(beginning));
-    let names: Vec<&String> = names[first..].iter().take_while(|name| !begins(name)).collect();
-    let end = names.iter().rposition(|name| *name == CALL).unwrap_or(names.len());
-    let is_rust = |name: &&&String| name.contains("::");
-    let (program, libraries): (Vec<&&String>, Vec<_>) = names[..end].iter().partition(is_rust);
+    let frames = frames(trace);
+    let own = |frame: &Frame<'_>| frame.name.contains("overdrive_fakecuda") || frame.name.contains("std::backtrace");
+    let first = frames.iter().rposition(own).map_or(0, |last| last + 1);
+    let begins = |frame: &&Frame<'_>| BEGINNINGS.iter().any(|beginning| frame.name.starts_with(beginning));
+    let frames: Vec<&Frame<'_>> = frames[first..].iter().take_while(|frame| !begins(frame)).collect();
+    let end = frames.iter().rposition(|frame| frame.name == CALL).unwrap_or(frames.len());
+    let (program, libraries): (Vec<&Frame<'_>>, Vec<_>) = frames[..end].iter().partition(|frame| frame.is_rust());
     let told = program.into_iter().take(FUNCTIONS).chain(libraries.into_iter().take(FUNCTIONS));
-    told.map(|name| demangled(name.strip_prefix(BEHIND).unwrap_or(name))).collect()
+    told.map(Frame::text).collect()
 }
 
 /// The name as C++ has it, if the program has C++'s library.
@@ -125,10 +156,12 @@ mod tests {
     #[test]
     fn functions_begin_behind_the_stand_in_and_end_with_the_test() {
         let trace = "   0: std::backtrace::Backtrace::create\n   1: overdrive_fakecuda_runtime::waits::note\n   \
-                     2: cudaStreamSynchronize\n             at file.rs:1\n   3: _ZN2at4itemEv\n   4: tch::item\n   \
-                     5: gpu::a_test\n   6: core::ops::function::FnOnce::call_once\n   7: gpu::checked\n   \
-                     8: test::run\n   9: main\n";
-        let expected = ["tch::item", "gpu::a_test", "cudaStreamSynchronize", &demangled("_ZN2at4itemEv")];
+                     2: cudaStreamSynchronize\n   3: _ZN2at4itemEv\n   4: tch::item\n   5: update_to\n             \
+                     at ./src/scaler.rs:276:9\n   6: gpu::a_test\n   7: core::ops::function::FnOnce::call_once\n   \
+                     8: gpu::checked\n   9: test::run\n  10: main\n";
+        let program = ["tch::item", "update_to, ./src/scaler.rs:276", "gpu::a_test"];
+        let of_library = demangled("_ZN2at4itemEv");
+        let expected = [&program[..], &["cudaStreamSynchronize", &of_library]].concat();
         assert_eq!(functions(trace), expected);
         assert_eq!(functions(&trace.replace("cudaS", "fc_behind_cudaS")), expected);
         assert_eq!(functions("0: main\n1: __libc_start_main\n"), ["main", "__libc_start_main"]);

@@ -1,5 +1,6 @@
 //! Everything that the stand-in knows, behind one lock.
 
+use std::backtrace::Backtrace;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,11 +21,11 @@ use crate::progress::{Order, POLLS, Pace, Progress};
 use crate::waiting::Locked;
 use crate::waits::Waits;
 
-/// A device: its memory, its legacy stream, and whether anything has used it.
+/// A device: its memory, its legacy stream, and where its context was made, if anything has used it.
 pub struct Device {
     pub memory: Memory,
     pub legacy: u64,
-    pub has_context: bool,
+    pub context: Option<Backtrace>,
 }
 
 /// The devices, their work, and what was counted.
@@ -105,7 +106,7 @@ impl World {
         let device = |number| {
             let told = |error: &std::io::Error| eprintln!("fakecuda: there is no device {number}: {error}");
             let memory = Memory::new(settings.bytes).inspect_err(told).ok()?;
-            Some(Device { memory, legacy: progress.add_stream(number, Order::Legacy), has_context: false })
+            Some(Device { memory, legacy: progress.add_stream(number, Order::Legacy), context: None })
         };
         let devices = (0..settings.devices).filter_map(device).collect();
         Self {
@@ -152,7 +153,8 @@ impl World {
     pub fn use_device(&mut self, device: usize) -> Result<(), CudaError> {
         let own = self.devices.get_mut(device).ok_or(CudaError::INVALID_DEVICE)?;
         faults::lost(device)?;
-        if !std::mem::replace(&mut own.has_context, true) {
+        if own.context.is_none() {
+            own.context = Some(Backtrace::force_capture());
             self.count(&format!("contexts on device {device}"), 1);
         }
         Ok(())

@@ -142,6 +142,7 @@ fn main() -> Result<ExitCode> {
         poison::what_the_host_decides_comes_in_its_order,
         poison::a_result_that_the_host_does_without_is_poison,
         reports::equal_waits_are_told_once_and_by_the_program,
+        reports::a_context_is_told_with_what_made_it,
         reports::a_race_is_told_once,
         reports::a_failure_that_nothing_meets_fails_its_test,
         reports::what_a_test_sets_ends_with_it,

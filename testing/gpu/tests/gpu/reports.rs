@@ -27,6 +27,15 @@ pub fn equal_waits_are_told_once_and_by_the_program() -> Result<()> {
     Ok(())
 }
 
+pub fn a_context_is_told_with_what_made_it() -> Result<()> {
+    let fake = fake()?;
+    let _used = Tensor::ones([1], FLOAT);
+    let (origin, nothing) = (fake.context_origin(0), fake.context_origin(99));
+    ensure!(origin.lines().any(|line| line.trim_start().starts_with("cuda")), "no function of CUDA: {origin}");
+    ensure!(nothing.is_empty(), "there is no device 99: {nothing}");
+    Ok(())
+}
+
 pub fn a_race_is_told_once() -> Result<()> {
     let fake = fake()?;
     fake.find_races(true);

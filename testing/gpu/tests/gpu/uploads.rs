@@ -11,9 +11,10 @@ use overdrive_ddp::hooks::{
 use overdrive_ddp::{
     Backend, CommHook, DistributedDataParallel, InitMethod, OneBitAdam, OneBitAdamOptions, ProcessGroup, SyncBatchNorm,
 };
-use overdrive_fakecuda::{Counts, Fake, Pace, allocations, created, runtime, waits};
+use overdrive_fakecuda::{Counts, Pace, allocations, created, runtime, waits};
 use tch::nn;
 
+use crate::loading::{paces, watched};
 use crate::{FLOAT, GPU, fake};
 
 /// What `run` makes the stand-ins count, when it has run once before.
@@ -38,7 +39,7 @@ fn uploaded(counts: &Counts) -> u64 {
 /// wait for its stream.
 fn costs<T, E: Into<anyhow::Error>>(bytes: u64, run: impl FnMut() -> Result<T, E>) -> Result<()> {
     let counts = counted(run)?;
-    ensure!(waits(&counts) == 0, "waits: {}", Fake::get().map(Fake::waits).unwrap_or_default());
+    ensure!(waits(&counts) == 0, "waits: {}", fake()?.waits());
     ensure!(uploaded(&counts) == bytes, "{} bytes instead of {bytes}: {counts:?}", uploaded(&counts));
     ensure!(!counts.contains_key(PAGEABLE), "from pageable memory: {counts:?}");
     Ok(())
@@ -154,6 +155,7 @@ pub fn rows_on_the_device_are_gathered_without_waiting() -> Result<()> {
 /// The first epoch of a cache on the device uploads each sample once, and the places that it is kept at.
 pub fn a_cache_on_the_device_uploads_each_sample_once() -> Result<()> {
     let fake = fake()?;
+    fake.trace_waits(true);
     let samples =
         (Tensor::zeros([48, 16], (Kind::Float, Device::Cpu)), Tensor::zeros([48], (Kind::Int64, Device::Cpu)));
     let loader = DataLoader::builder(TensorDataset::new(samples)?).batch_size(8).cache(OnDevice(GPU))?.build()?;
@@ -163,14 +165,17 @@ pub fn a_cache_on_the_device_uploads_each_sample_once() -> Result<()> {
     }
     let (samples, places) = (48 * (16 * 4 + 8), 48 * 8);
     let first = fake.counts();
-    ensure!(uploaded(&first) == samples + places, "{first:?}");
-    ensure!(waits(&first) == 0 && !first.contains_key(PAGEABLE), "{first:?}");
+    ensure!(waits(&first) == 0, "waits: {}", fake.waits());
+    let expected = samples + places;
+    ensure!(uploaded(&first) == expected, "{} bytes instead of {expected}: {first:?}", uploaded(&first));
+    ensure!(!first.contains_key(PAGEABLE), "{first:?}");
     fake.reset();
     for batch in &loader {
         drop(batch?);
     }
     let second = fake.counts();
-    ensure!(uploaded(&second) == places && waits(&second) == 0 && !second.contains_key(PAGEABLE), "{second:?}");
+    ensure!(waits(&second) == 0, "the second epoch waits: {}", fake.waits());
+    ensure!(uploaded(&second) == places && !second.contains_key(PAGEABLE), "{second:?}");
     Ok(())
 }
 
@@ -226,13 +231,18 @@ pub fn pinned_memory_is_not_cleared() -> Result<()> {
 
 /// Its copy to the device is still to come when the caller writes to it.
 pub fn a_pinned_tensor_may_change_after_its_upload() -> Result<()> {
-    let mut host = ffi::empty_pinned(&[4], Kind::Float)?.fill_(1.0);
-    if let Some(fake) = Fake::get() {
-        fake.set_pace(Pace::Lazy);
+    let program = || -> Result<Vec<f32>> {
+        let mut host = ffi::empty_pinned(&[4], Kind::Float)?.fill_(1.0);
+        let uploaded = ffi::upload(&host, GPU)?;
+        let _changed = host.fill_(2.0);
+        Ok(Vec::try_from(uploaded.to_device(Device::Cpu))?)
+    };
+    for pace in paces(3) {
+        let (numbers, notes) = watched(pace, program)?;
+        ensure!(notes.is_empty(), "{pace:?}: {}", notes.join("; "));
+        let numbers = numbers?;
+        ensure!(numbers == [1.0; 4], "{pace:?}: {numbers:?}");
     }
-    let uploaded = ffi::upload(&host, GPU)?;
-    let _changed = host.fill_(2.0);
-    ensure!(Vec::<f32>::try_from(uploaded.to_device(Device::Cpu))? == [1.0; 4]);
     Ok(())
 }
 

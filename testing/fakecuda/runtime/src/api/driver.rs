@@ -43,7 +43,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut i32, number: i32, _dev
 /// Both have to be null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(device: i32, flags: *mut u32, active: *mut i32) -> i32 {
-    let Some(has_context) = world().devices.get(device as usize).map(|device| device.has_context) else {
+    let Some(has_context) = world().devices.get(device as usize).map(|device| device.context.is_some()) else {
         return CudaError::INVALID_DEVICE.0;
     };
     // SAFETY: as the caller says.
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(own: *mut usize, device: i32) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(own: *mut usize) -> i32 {
     let device = CURRENT.get();
-    let has_context = world().devices.get(device).is_some_and(|device| device.has_context);
+    let has_context = world().devices.get(device).is_some_and(|device| device.context.is_some());
     // SAFETY: as the caller says.
     unsafe { *own = if has_context { context(device) } else { 0 } };
     0

@@ -36,7 +36,7 @@ fn handle() -> usize {
 /// # Safety
 /// `module` has to be valid for writes.
 unsafe fn load(module: *mut usize) -> i32 {
-    if !world().devices.get(CURRENT.get()).is_some_and(|device| device.has_context) {
+    if world().devices.get(CURRENT.get()).is_none_or(|device| device.context.is_none()) {
         return CudaError::DEVICE_UNINITIALIZED.0;
     }
     let own = handle();

@@ -3,6 +3,7 @@
 use std::ffi::c_char;
 
 use super::control::kept;
+use crate::waits::lines;
 use crate::world::world;
 
 /// Whether the order in which work is issued is kept, from now on.
@@ -22,7 +23,17 @@ pub extern "C" fn fakecuda_issued() -> *const c_char {
 /// Whether this process has a context on a device; false where there is no such device.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_has_context(device: u32) -> bool {
-    world().devices.get(device as usize).is_some_and(|device| device.has_context)
+    world().devices.get(device as usize).is_some_and(|device| device.context.is_some())
+}
+
+/// The functions that made this process's context on a device, a line each as in [`fakecuda_waits`]; empty where there is
+/// none.
+///
+/// [`fakecuda_waits`]: super::control::fakecuda_waits
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_context_origin(device: u32) -> *const c_char {
+    let text = world().devices.get(device as usize).and_then(|device| Some(lines(device.context.as_ref()?)));
+    kept(&text.unwrap_or_default())
 }
 
 /// How many bytes of a device this process has allocated; 0 where there is no such device.
@@ -45,6 +56,7 @@ mod tests {
         assert_eq!(unsafe { cudaMalloc(&raw mut block, 1 << 20) }, 0);
         assert_eq!(cudaMemsetAsync(block, 0, 16, 0), 0);
         assert!(fakecuda_has_context(0) && !fakecuda_has_context(64));
+        assert_eq!(text(fakecuda_context_origin(64)), "");
         assert!(fakecuda_used_bytes(0) >= 1 << 20 && fakecuda_used_bytes(64) == 0);
         // Other tests of this process may issue work meanwhile.
         assert!(text(fakecuda_issued()).lines().any(|line| line == "fill"));

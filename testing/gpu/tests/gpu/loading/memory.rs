@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::mpsc::{RecvError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use overdrive::dataload::{DataError, FnDataset, OnDevice, TensorBatch, TensorDataset};
@@ -83,11 +83,14 @@ fn left_reserved(workers: usize, dropped: Dropped) -> Result<i64> {
     Ok(left)
 }
 
-/// A batch that the training loop takes slowly, so that workers may run ahead meanwhile.
+/// A batch that is taken slowly where a limit is set: until the device holds more than that, for which workers may run
+/// ahead, or for [`PATIENCE`].
 struct Slow(Tensor);
 
+const PATIENCE: Duration = Duration::from_secs(1);
+
 thread_local! {
-    static TAKES: Cell<bool> = const { Cell::new(false) };
+    static LIMIT: Cell<Option<i64>> = const { Cell::new(None) };
 }
 
 impl TensorBatch for Slow {
@@ -96,8 +99,11 @@ impl TensorBatch for Slow {
     }
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
-        if TAKES.get() {
-            sleep(Duration::from_millis(10));
+        if let Some(limit) = LIMIT.get() {
+            let (since, held) = (Instant::now(), || cuda::memory_stats(0).map(|it| it.allocated_bytes).unwrap_or(0));
+            while held() <= limit && since.elapsed() < PATIENCE {
+                sleep(Duration::from_millis(1));
+            }
         }
         visit(&self.0);
     }
@@ -107,20 +113,26 @@ impl TensorBatch for Slow {
 /// training loop takes a batch, and the one before it is still there.
 pub fn batches_ahead_take_no_more_than_the_devices_budget() -> Result<()> {
     const AHEAD: i64 = 3;
+    const BATCHES: usize = 12;
     let bytes = FLOATS * 4;
-    let samples = FnDataset::new(24, |_| Ok(Tensor::ones([FLOATS], (Kind::Float, Device::Cpu))));
+    let samples = FnDataset::new(BATCHES, |_| Ok(Tensor::ones([FLOATS], (Kind::Float, Device::Cpu))));
     let builder = DataLoader::builder(samples).batch_size(1).num_workers(2).prefetch_factor(8);
     let builder = builder.collate(|samples: Vec<Tensor>| Ok(Slow(Tensor::stack(&samples, 0))));
     let loader = builder.device_budget((AHEAD * bytes) as usize).to_device(GPU).build()?;
     let before = cuda::memory_stats(0)?.allocated_bytes;
     cuda::reset_peak_memory_stats(0)?;
-    TAKES.set(true);
-    let taken = loader.iter().try_for_each(|batch| batch.map(drop));
-    TAKES.set(false);
-    taken?;
     // Those ahead, and the one that is taken.
+    let most = (AHEAD + 1) * bytes;
+    let mut batches = loader.iter();
+    for number in 0..BATCHES {
+        LIMIT.set((number == BATCHES / 2).then_some(before + most));
+        let batch = batches.next().context("a batch is missing");
+        LIMIT.set(None);
+        drop(batch??);
+    }
+    ensure!(batches.next().is_none(), "one batch too many");
     let peak = cuda::memory_stats(0)?.allocated_peak_bytes - before;
-    ensure!(peak >= bytes && peak <= (AHEAD + 1) * bytes, "{peak} bytes, of batches of {bytes}");
+    ensure!((bytes..=most).contains(&peak), "{peak} bytes of batches of {bytes}, {most} are enough");
     Ok(())
 }
 

@@ -188,12 +188,14 @@ fn asks_for_one_epoch(loader: &DataLoader<(Tensor, Tensor)>, sample_bytes: i64, 
     };
     epoch()?;
     fake.reset();
+    fake.trace_waits(true);
     (0..EPOCHS).try_for_each(|_| epoch())?;
     let counts = fake.counts();
     let count = |name: &str| counts.get(name).copied().unwrap_or(0);
     asks_for_batches(&counts, SAMPLES as u64 / BATCH as u64).with_context(|| format!("in {EPOCHS} epochs"))?;
     ensure!(count("streams created") == 0, "{counts:?}");
-    ensure!(waits(&counts) == if reads { EPOCHS } else { 0 }, "{counts:?}");
+    let expected = if reads { EPOCHS } else { 0 };
+    ensure!(waits(&counts) == expected, "{} waits instead of {expected}: {}", waits(&counts), fake.waits());
     let bytes = EPOCHS * (SAMPLES * sample_bytes) as u64;
     ensure!(count("bytes host to device, pinned") == bytes, "{counts:?}");
     ensure!(count("bytes host to device, pageable") == 0, "{counts:?}");

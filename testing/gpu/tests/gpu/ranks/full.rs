@@ -5,23 +5,24 @@ use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 use overdrive::shard::{FullyShardedDataParallel, OffloadPolicy};
 use overdrive_ddp::Backend;
-use overdrive_fakecuda::{Fake, Pace, waits};
+use overdrive_fakecuda::{Fake, waits};
 
 use super::processes::{Ended, Meeting, run};
-use super::{group, uses_only};
+use super::{group, pace, uses_only};
 
 const STEPS: i64 = 4;
 const BLOCKS: i64 = 4;
 const WIDTH: i64 = 18;
-const SEEDS: u64 = 12;
+/// The eager one, the lazy one, and seeds.
+const LAST_PACE: u64 = 12;
 /// The first steps ask for memory, which the others use again.
 const WARM: i64 = 4;
 
-/// Trains with each seed of the device's progress, from 0, which is the eager one. The word "counts" in place of a number
-/// of seeds: many steps with the eager one, and what was counted in each.
+/// Trains at so many paces of the device after the eager one. The word "counts" in place of that number: many steps at
+/// the eager one, and what was counted in each.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
-    let [backend, seeds, place] = &meeting.arguments[..] else {
-        anyhow::bail!("a backend, a number of seeds and a place for rows are needed")
+    let [backend, last, place] = &meeting.arguments[..] else {
+        anyhow::bail!("a backend, the last pace and a place for rows are needed")
     };
     let policy = match place.as_str() {
         "device" => OffloadPolicy::None,
@@ -31,20 +32,16 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let on_nccl = backend == "nccl";
     let group = group(meeting, if on_nccl { Backend::Nccl } else { Backend::Gloo })?;
     let device = if on_nccl { Device::Cuda(meeting.rank) } else { Device::Cpu };
-    if seeds == "counts" {
+    if last == "counts" {
         return train(&group, device, STEPS + WARM, &policy, true).map(drop);
     }
-    for seed in 0..=seeds.parse::<u64>()? {
+    for pace in (0..=last.parse()?).map(pace) {
         if let Some(fake) = Fake::get() {
             fake.find_races(true);
             fake.reset();
-            fake.set_pace(match seed {
-                0 => Pace::Eager,
-                1 => Pace::Lazy,
-                _ => Pace::Random(seed - 1),
-            });
+            fake.set_pace(pace);
         }
-        let at = || format!("rank {}, seed {seed}", meeting.rank);
+        let at = || format!("rank {}, {pace:?}", meeting.rank);
         let result = train(&group, device, STEPS, &policy, false);
         let notes = Fake::get().map(Fake::notes).unwrap_or_default();
         ensure!(notes.is_empty(), "{}: {}", at(), notes.join("; "));
@@ -110,19 +107,20 @@ fn results(ended: &Ended) -> Result<Vec<Vec<f64>>> {
 }
 
 fn as_over_gloo(size: usize, place: &str) -> Result<()> {
-    let seeds = if Fake::get().is_some() { SEEDS } else { 0 };
+    let last = if Fake::get().is_some() { LAST_PACE } else { 0 };
     let over_gloo = run("full", size, &["gloo", "0", "device"])?;
-    let over_nccl = run("full", size, &["nccl", &seeds.to_string(), place])?;
+    let over_nccl = run("full", size, &["nccl", &last.to_string(), place])?;
     for (rank, (gloo, nccl)) in over_gloo.iter().zip(&over_nccl).enumerate() {
         let (expected, found) = (results(gloo)?, results(nccl)?);
         let expected = expected.first().context("nothing over Gloo")?;
         ensure!(expected.len() == (STEPS + 2 * BLOCKS) as usize, "{expected:?}");
-        ensure!(found.len() == seeds as usize + 1, "{} results of rank {rank}", found.len());
-        for (seed, found) in found.iter().enumerate() {
+        ensure!(found.len() == last as usize + 1, "{} results of rank {rank}", found.len());
+        for (number, found) in found.iter().enumerate() {
             let is_near = |(found, expected): (&f64, &f64)| (found - expected).abs() <= 1e-5 * expected.abs().max(1.0);
             ensure!(
                 found.len() == expected.len() && found.iter().zip(expected).all(is_near),
-                "rank {rank}, seed {seed}: {found:?} over NCCL, {expected:?} over Gloo"
+                "rank {rank}, {:?}: {found:?} over NCCL, {expected:?} over Gloo",
+                pace(number as u64)
             );
         }
     }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::Result;
 use overdrive::prelude::*;
 use overdrive_ddp::{Backend, InitMethod};
-use overdrive_fakecuda::Fake;
+use overdrive_fakecuda::{Fake, Pace};
 
 pub use buckets::{exchanges_are_pytorchs, exchanges_begin_before_backward_ends, python};
 pub use devices::{each_rank_has_a_device_of_its_own_or_is_told, without_a_launcher_each_rank_uses_its_own_device};
@@ -55,6 +55,15 @@ fn group(meeting: &Meeting, backend: Backend) -> Result<ProcessGroup> {
     Ok(builder.init(&InitMethod::File { path: meeting.file.clone(), rank, world_size })?)
 }
 
+/// The paces of a device by number: eager, lazy, and then by each seed from 1.
+fn pace(number: u64) -> Pace {
+    match number {
+        0 => Pace::Eager,
+        1 => Pace::Lazy,
+        _ => Pace::Random(number - 1),
+    }
+}
+
 /// Fails if this process has used another fake device than its own, or not that one.
 pub fn uses_only(own: usize, devices: usize) -> Result<()> {
     let Some(fake) = Fake::get() else { return Ok(()) };
@@ -64,8 +73,9 @@ pub fn uses_only(own: usize, devices: usize) -> Result<()> {
         let is_untouched = !has_context && bytes == 0;
         anyhow::ensure!(
             if device == own { is_used } else { is_untouched },
-            "the process of device {own} has {bytes} bytes on device {device}, and {} context there",
-            if has_context { "a" } else { "no" }
+            "the process of device {own} has {bytes} bytes on device {device}, and {} context there\n{}",
+            if has_context { "a" } else { "no" },
+            fake.context_origin(device)
         );
     }
     Ok(())

@@ -4,10 +4,10 @@ use anyhow::{Context, Result, ensure};
 use overdrive::dataload::{OnDevice, TensorDataset};
 use overdrive::prelude::*;
 use overdrive_ddp::Backend;
-use overdrive_fakecuda::{Fake, Pace};
+use overdrive_fakecuda::Fake;
 
 use super::processes::{Ended, Meeting, run};
-use super::{group, uses_only};
+use super::{group, pace, uses_only};
 
 const BATCHES: i64 = 4;
 const BATCH: i64 = 16;
@@ -22,24 +22,20 @@ enum Source {
 
 const SOURCES: [Source; 2] = [Source::Loader, Source::DeviceCache];
 
-/// Trains with each seed of the device's progress, from 0, which is the eager one.
+/// Trains at so many paces of the device after the eager one.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
-    let [backend, seeds] = &meeting.arguments[..] else { anyhow::bail!("a backend and a number of seeds are needed") };
-    let (on_nccl, seeds): (bool, u64) = (backend == "nccl", seeds.parse()?);
+    let [backend, last] = &meeting.arguments[..] else { anyhow::bail!("a backend and the last pace are needed") };
+    let (on_nccl, last): (bool, u64) = (backend == "nccl", last.parse()?);
     let group = group(meeting, if on_nccl { Backend::Nccl } else { Backend::Gloo })?;
     let device = if on_nccl { Device::Cuda(meeting.rank) } else { Device::Cpu };
-    for (seed, source) in (0..=seeds).flat_map(|seed| SOURCES.map(|source| (seed, source))) {
+    for (pace, source) in (0..=last).map(pace).flat_map(|pace| SOURCES.map(|source| (pace, source))) {
         if let Some(fake) = Fake::get() {
             fake.find_races(true);
             ensure!(fake.guard_pinned(true), "pinned memory cannot be guarded");
             fake.reset();
-            fake.set_pace(match seed {
-                0 => Pace::Eager,
-                1 => Pace::Lazy,
-                _ => Pace::Random(seed - 1),
-            });
+            fake.set_pace(pace);
         }
-        let at = || format!("rank {}, {source:?}, seed {seed}", meeting.rank);
+        let at = || format!("rank {}, {source:?}, {pace:?}", meeting.rank);
         let result = train(&group, device, source);
         let notes = Fake::get().map(Fake::notes).unwrap_or_default();
         ensure!(notes.is_empty(), "{}: {}", at(), notes.join("; "));
@@ -97,20 +93,20 @@ fn results(ended: &Ended) -> Result<Vec<Vec<f64>>> {
 
 /// Over NCCL as over Gloo, and no rank touches another's device.
 fn as_over_gloo(size: usize) -> Result<()> {
-    let seeds = if Fake::get().is_some() { SEEDS + 1 } else { 0 };
+    let last = if Fake::get().is_some() { SEEDS + 1 } else { 0 };
     let over_gloo = run("training", size, &["gloo", "0"])?;
-    let over_nccl = run("training", size, &["nccl", &seeds.to_string()])?;
+    let over_nccl = run("training", size, &["nccl", &last.to_string()])?;
     for (rank, (gloo, nccl)) in over_gloo.iter().zip(&over_nccl).enumerate() {
         let (expected, found) = (results(gloo)?, results(nccl)?);
         let expected = expected.first().context("nothing over Gloo")?;
         ensure!(expected.len() == 2 * BATCHES as usize + 4, "{expected:?}");
-        ensure!(found.len() == SOURCES.len() * (seeds as usize + 1), "{} results of rank {rank}", found.len());
+        ensure!(found.len() == SOURCES.len() * (last as usize + 1), "{} results of rank {rank}", found.len());
         for (number, found) in found.iter().enumerate() {
             let is_near = |(found, expected): (&f64, &f64)| (found - expected).abs() <= 1e-5 * expected.abs().max(1.0);
             ensure!(
                 found.len() == expected.len() && found.iter().zip(expected).all(is_near),
-                "rank {rank}, seed {}: {found:?} over NCCL, {expected:?} over Gloo",
-                number / SOURCES.len()
+                "rank {rank}, {:?}: {found:?} over NCCL, {expected:?} over Gloo",
+                pace((number / SOURCES.len()) as u64)
             );
         }
     }

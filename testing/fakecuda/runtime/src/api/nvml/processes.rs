@@ -27,7 +27,7 @@ fn processes(own: usize) -> Result<Vec<(u32, u64)>, i32> {
     all().get(device, Figure::Processes)?;
     let world = world();
     let device = world.devices.get(device as usize).ok_or(INVALID_ARGUMENT)?;
-    Ok(if device.has_context { vec![(std::process::id(), device.memory.usage().0 as u64)] } else { Vec::new() })
+    Ok(if device.context.is_some() { vec![(std::process::id(), device.memory.usage().0 as u64)] } else { Vec::new() })
 }
 
 /// Fills a list, or says how long it has to be.
