@@ -4,7 +4,8 @@
 //! [`ShardedDataParallel`] averages gradients so that each rank keeps those of its part alone (ZeRO-2).
 //! [`FullyShardedDataParallel`] keeps some rows of each parameter on each rank (ZeRO-3, `fully_shard`). [`DeviceMesh`]
 //! names the dimensions of a process group: `"replicate"` and `"shard"`, say. With the feature `deepspeed`, the module
-//! `deepspeed` makes all of a run's objects of DeepSpeed's JSON.
+//! `deepspeed` makes all of a run's objects of DeepSpeed's JSON, and `planner` works out which of all these fits and is
+//! fastest.
 #![forbid(unsafe_code)]
 
 mod agree;
