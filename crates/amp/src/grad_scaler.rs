@@ -146,7 +146,7 @@ impl GradScaler {
     /// gradient is changed then); when the optimizer's steps cannot be skipped (`behavior`).
     ///
     /// # Syncs
-    /// No.
+    /// No; for gradients on the host, whose scale is on a device, once.
     pub fn unscale_<O: Optimizer + ?Sized>(&mut self, optimizer: &mut O) -> Result<(), AmpError> {
         if !self.options.enabled {
             return Ok(());

@@ -29,10 +29,16 @@ struct OnDisk {
     folder: PathBuf,
 }
 
+/// An error for a folder that is in memory.
+pub fn is_on_a_disk(folder: &Path) -> Result<()> {
+    let kind = statfs(folder).with_context(|| folder.display().to_string())?.f_type;
+    ensure!(kind as u64 != TMPFS, "{} is in memory (tmpfs): name another folder by TMPDIR", folder.display());
+    Ok(())
+}
+
 impl OnDisk {
     fn new(folder: &Path) -> Result<Self> {
-        let kind = statfs(folder).with_context(|| folder.display().to_string())?.f_type;
-        ensure!(kind as u64 != TMPFS, "{} is in memory (tmpfs): name another folder by TMPDIR", folder.display());
+        is_on_a_disk(folder)?;
         Ok(Self { saved: SavedTensors::on_disk(folder)?, folder: folder.to_owned() })
     }
 

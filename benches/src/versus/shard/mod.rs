@@ -98,7 +98,8 @@ fn largest(findings: &mut Findings) -> Result<()> {
         turns.ours(way, move || Ok(f64::from(blocks)));
     }
     turns.once("shard, largest model")?;
-    let size = "blocks of 0.26 million parameters that train with AdamW under 128 MiB of tensors a rank, 4 ranks";
+    let size = "blocks of 0.26 million parameters that train with AdamW under 128 MiB of tensors a rank (16 times the \
+                other's are tried at most), 4 ranks";
     for (way, peer, text, least) in [
         ("zero3", "plain", format!("{size}, ZeRO-3 of plain data parallelism"), 3.2),
         ("disk", "one process", format!("{size}, ZeRO-3 with files of one process without"), 8.0),

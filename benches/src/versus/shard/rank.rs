@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead, Write};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use overdrive::ffi::host_memory;
 use overdrive::prelude::*;
 use overdrive_ddp::{Backend, InitMethod, ProcessGroup, ReduceOp, init_process_group};
@@ -64,10 +64,13 @@ fn capped(group: &ProcessGroup, way: &str, bytes: usize, blocks: u32) -> Result<
     let trained = Run::new(group, way, Shape::blocks(run::NARROW, blocks), Kind::Float)
         .and_then(|mut run| (0..2).try_for_each(|_| run.step()));
     if let Err(error) = trained {
+        // Of this rank or of another one, which has told.
+        let text = format!("{error:#}");
+        ensure!(host_memory::stats()?.refused > 0 || text.contains("bytes and may have"), "{blocks} blocks: {text}");
         // The others may wait for this rank: it answers for all, and ends.
         println!("0");
         std::io::stdout().flush()?;
-        eprintln!("{blocks} blocks: {error:#}");
+        eprintln!("{blocks} blocks: {text}");
         std::process::exit(0);
     }
     Ok(1.0)

@@ -1,5 +1,6 @@
 //! A training with each way to partition.
 
+use crate::versus::memory::disk::is_on_a_disk;
 use anyhow::{Result, bail};
 use overdrive::core::{IntoParameters, Parameter};
 use overdrive::optim::LowPrecision;
@@ -71,6 +72,9 @@ impl Run {
         };
         let at = |number: usize| vs.root() / format!("block{number}");
         if way == "zero3" || way == "disk" {
+            if way == "disk" {
+                is_on_a_disk(folder.path())?;
+            }
             let policy =
                 if way == "disk" { OffloadPolicy::Disk(folder.path().to_owned()) } else { OffloadPolicy::None };
             let mut sharding = FullyShardedDataParallel::builder(group)?.offload_policy(policy);

@@ -107,7 +107,7 @@ impl LossScaler {
     /// As `GradScaler::unscale_`.
     ///
     /// # Syncs
-    /// No; with a sharded optimizer, waits for all ranks.
+    /// No; with a sharded optimizer waits for all ranks, and with offloaded rows for the device.
     pub fn unscale_<O: Optimizer + ?Sized>(&mut self, optimizer: &mut O) -> Result<(), DeepSpeedError> {
         Ok(self.inner.unscale_(optimizer)?)
     }
@@ -117,7 +117,7 @@ impl LossScaler {
     ///
     /// # Errors
     /// As `GradScaler::step`, and [`DeepSpeedError::LossScale`] after an overflow at the smallest scale with stages 1
-    /// and 2, where DeepSpeed ends the run too.
+    /// to 3, where DeepSpeed ends the run too.
     ///
     /// # Syncs
     /// Waits for the device, unless it does nothing.

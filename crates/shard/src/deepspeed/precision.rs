@@ -49,6 +49,8 @@ impl Precision {
         let is_checked = tree.flag("bf16.check_grad_overflow")?.unwrap_or(true);
         let torch = torch_autocast(tree)?;
         let bf16 = tree.flag("bf16.enabled")?.unwrap_or(false);
+        // DeepSpeed's stage 3 looks for overflows in float16 alone.
+        let is_checked = is_checked && stage != ZeroStage::Parameters;
         let scaling = if is_checked { Scaling::Fixed(1.0) } else { Scaling::Off };
         let on = [
             ("`fp16.enabled`", fp16),
@@ -139,6 +141,9 @@ mod tests {
         let bf16 = |scaling| Ok(Precision { kind: Some(Kind::BFloat16), scaling });
         assert_eq!(read(r#"{"bf16": {"enabled": true}}"#), bf16(Scaling::Fixed(1.0)));
         assert_eq!(read(r#"{"bf16": {"enabled": true, "check_grad_overflow": false}}"#), bf16(Scaling::Off));
+        let text = r#"{"bf16": {"enabled": true}}"#;
+        let stage_3 = Precision::read(&Tree::parse(text).unwrap(), ZeroStage::Parameters).unwrap();
+        assert_eq!(stage_3.scaling, Scaling::Off, "as in DeepSpeed");
         assert_eq!(read(r#"{"torch_autocast": {"enabled": true}}"#), bf16(Scaling::Off));
         let half = Ok(Precision { kind: Some(Kind::Half), scaling: Scaling::Torch });
         assert_eq!(read(r#"{"torch_autocast": {"enabled": true, "dtype": "torch.float16"}}"#), half);

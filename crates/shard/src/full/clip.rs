@@ -20,7 +20,7 @@ impl FullyShardedDataParallel {
     /// not call it within the group's timeout.
     ///
     /// # Syncs
-    /// Waits for what all ranks say; over Gloo for the norm too.
+    /// Waits for what all ranks say; over Gloo for the norm too, and for the device where rows of a GPU are offloaded.
     ///
     /// # Source
     /// `torch.nn.utils.clip_grad_norm_` over DTensors

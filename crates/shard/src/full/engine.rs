@@ -336,6 +336,7 @@ impl Engine {
     pub(super) fn reset(&mut self) {
         self.pass = None;
         self.order.cut();
+        self.home.forget();
         self.discarded.clear();
         self.units.iter_mut().for_each(UnitState::reset);
     }

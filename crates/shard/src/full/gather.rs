@@ -22,7 +22,7 @@ impl Packed {
     pub(super) fn new(params: &[ShardedParam], home: &Home) -> Result<Self, ShardError> {
         let _no_grad = tch::no_grad_guard();
         let bytes: i64 = params.iter().map(|it| it.layout.part_bytes(it.kind)).sum();
-        let mut own = home.staging(bytes)?;
+        let mut own = home.staging(bytes, params[0].whole().device())?;
         // What is not this rank's rows is sent too: not what the memory had before.
         let is_padded = |it: &ShardedParam| {
             it.layout.part_bytes(it.kind) != it.layout.own_numel() * it.kind.elt_size_in_bytes() as i64

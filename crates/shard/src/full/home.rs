@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use crate::error::ShardError;
 
 /// So many means of gradients may be on their way to the host before the device waits for the first one.
-const UNDER_WAY: usize = 4;
+const UNDER_WAY: usize = 1;
 
 /// Where a rank keeps its rows of parameters, their gradients and the optimizer's state.
 ///
@@ -28,8 +28,9 @@ pub enum OffloadPolicy {
     /// In host memory. For parameters on a CPU that is the same as `None`.
     Cpu,
     /// In files in this folder, which are mapped into memory, as of [`in_files`](overdrive_ffi::host_memory::in_files):
-    /// what is smaller than 256 KiB stays in memory. Each rank may have a folder of its own, or all the same. A folder in
-    /// a `tmpfs` is memory.
+    /// what is smaller than 256 KiB stays in memory, and so does state that an optimizer makes within its step (tch's,
+    /// L-BFGS, the slow weights of `Lookahead`). Each rank may have a folder of its own, or all the same. A folder in a
+    /// `tmpfs` is memory. With a GPU, means of gradients are in pinned memory until the backward pass ends.
     Disk(PathBuf),
 }
 
@@ -95,17 +96,17 @@ impl Home {
 
     /// A copy of a tensor, for this rank to keep. The host waits for it.
     pub(super) fn keep(&self, tensor: &Tensor) -> Result<Tensor, TorchError> {
-        let device = if self.policy == OffloadPolicy::None { self.device } else { Device::Cpu };
+        let device = if self.policy == OffloadPolicy::None { tensor.device() } else { Device::Cpu };
         let mut kept = self.make(|| Tensor::f_empty(tensor.size(), (tensor.kind(), device)))??;
         kept.f_copy_(tensor)?;
         Ok(kept)
     }
 
-    /// Memory for rows that are to be sent: on the device, or pinned.
-    pub(super) fn staging(&self, bytes: i64) -> Result<Tensor, TorchError> {
+    /// Memory for rows that are to be sent: on their device, or pinned.
+    pub(super) fn staging(&self, bytes: i64, device: Device) -> Result<Tensor, TorchError> {
         match self.uploads() {
             true => empty_pinned(&[bytes], Kind::Uint8),
-            false => Ok(Tensor::f_empty([bytes], (Kind::Uint8, self.device))?),
+            false => Ok(Tensor::f_empty([bytes], (Kind::Uint8, device))?),
         }
     }
 
@@ -129,9 +130,14 @@ impl Home {
         Ok(host)
     }
 
+    /// The means on their way are not needed.
+    pub(super) fn forget(&mut self) {
+        self.under_way.clear();
+    }
+
     /// Waits until all means are here.
     pub(super) fn synchronize(&mut self) -> Result<(), TorchError> {
-        self.under_way.clear();
+        self.forget();
         self.stream.as_ref().map_or(Ok(()), SideStream::synchronize)
     }
 

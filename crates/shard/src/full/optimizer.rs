@@ -7,6 +7,7 @@ use overdrive_core::{
     Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, SkipAgreement, Stateful, SyncError,
     TorchError, activity, check_averaged, check_not_stepped_in_backward,
 };
+use overdrive_ffi::saved_tensors::version;
 use overdrive_ffi::{TensorId, bump_version};
 use tch::Tensor;
 
@@ -232,16 +233,20 @@ impl<O: Optimizer> Optimizer for FullyShardedOptimizer<O> {
         let shared = self.shared.clone();
         let running = Running::new(&shared, "the optimizer's step has panicked");
         let begun = self.begin_step();
+        let before: Vec<i64> = shards(&shared).iter().map(|shard| version(shard.tensor())).collect();
         let stepped = begun.is_ok().then(|| self.inner.step());
         running.ends();
         begun?;
         let stepped = stepped.unwrap_or(Ok(()));
         let mut engine = self.shared.lock();
         // A graph that is kept over a step has saved the old values: its backward pass is an error. Fused kernels do not
-        // count as changes in place by themselves.
-        for param in engine.params().filter(|param| param.is_trained) {
+        // count as changes in place by themselves; one that was counted is not counted twice, which would tell an optimizer
+        // on the host that somebody else has written.
+        for (param, before) in engine.params().zip(before).filter(|(param, _)| param.is_trained) {
             bump_version(param.whole());
-            bump_version(param.shard.tensor());
+            if version(param.shard.tensor()) == before {
+                bump_version(param.shard.tensor());
+            }
         }
         Ok(engine.agree(Event::Stepped, stepped.map_err(ShardError::from))?)
     }
@@ -254,7 +259,7 @@ impl<O: Optimizer> Optimizer for FullyShardedOptimizer<O> {
 
     /// With several ranks nothing, as [`check_step`](Self::check_step): the step makes its state.
     fn make_state(&mut self) -> Result<(), OptimizerError> {
-        if self.ranks.all.size() == 1 { self.inner.make_state() } else { Ok(()) }
+        if self.ranks.all.size() == 1 { self.kept(Optimizer::make_state) } else { Ok(()) }
     }
 
     fn skip_agreement(&self) -> Option<&dyn SkipAgreement> {

@@ -178,6 +178,7 @@ impl Engine {
             }
             // Whatever fails on this rank then, others do not wait for it.
             self.wait_for_means()?;
+            self.units.iter_mut().try_for_each(|unit| unit.take_home(&mut self.home))?;
             self.home.synchronize()?;
             for (unit, is_used) in self.units.iter_mut().zip(&is_used) {
                 let given = unit.give(is_used, &self.home);

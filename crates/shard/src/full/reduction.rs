@@ -103,7 +103,8 @@ impl Reduction {
         Ok(())
     }
 
-    /// Waits for the means, and takes them home.
+    /// Waits for the means, and takes them home. Where the home has no room, they stay: [`take_home`](Self::take_home) tries
+    /// again when nothing more is to be sent, so that no other rank waits for this one.
     pub(super) fn wait(&mut self, home: &mut Home) -> Result<(), ShardError> {
         let Some(under_way) = &mut self.under_way else { return Ok(()) };
         if let Some(work) = under_way.work.take() {
@@ -113,9 +114,15 @@ impl Reduction {
         if let Some(replicas) = under_way.replicas.take() {
             replicas.all_reduce(&mut under_way.own, ReduceOp::Sum)?;
         }
-        if !std::mem::replace(&mut under_way.is_home, true) {
-            under_way.own = home.take(&under_way.own)?;
-        }
+        let _tried_again = self.take_home(home);
+        Ok(())
+    }
+
+    /// Takes the means home that were waited for.
+    pub(super) fn take_home(&mut self, home: &mut Home) -> Result<(), ShardError> {
+        let Some(under_way) = self.under_way.as_mut().filter(|it| !it.is_home) else { return Ok(()) };
+        under_way.own = home.take(&under_way.own)?;
+        under_way.is_home = true;
         Ok(())
     }
 
@@ -129,11 +136,12 @@ impl Reduction {
         let Some(UnderWay { own, .. }) = self.under_way.take() else { return Ok(()) };
         let _no_grad = tch::no_grad_guard();
         let own = home.settle(own)?;
-        for &(index, first) in self.members.iter().filter(|(index, _)| is_used(*index)) {
-            let param = &params[index];
-            param.add_mean(&own.f_narrow(0, first, param.layout.part_numel())?)?;
-        }
-        Ok(())
+        home.make(|| {
+            self.members.iter().filter(|(index, _)| is_used(*index)).try_for_each(|&(index, first)| {
+                let param = &params[index];
+                param.add_mean(&own.f_narrow(0, first, param.layout.part_numel())?)
+            })
+        })?
     }
 
     /// Forgets gradients that are not on their way.

@@ -160,6 +160,10 @@ impl UnitState {
         self.reductions.iter_mut().try_for_each(|it| it.wait(home))
     }
 
+    pub(super) fn take_home(&mut self, home: &mut Home) -> Result<(), ShardError> {
+        self.reductions.iter_mut().try_for_each(|it| it.take_home(home))
+    }
+
     /// Gives the shards the means, of those parameters that some rank has used.
     pub(super) fn give(&mut self, is_used: &[bool], home: &Home) -> Result<(), ShardError> {
         let Self { reductions, params, .. } = self;

@@ -67,7 +67,8 @@ impl Cluster {
         self
     }
 
-    /// For each rank: bytes of a disk, and bytes a second that are read and written there.
+    /// For each rank: bytes of a disk, and bytes a second that are read and written there. Without [`host`](Self::host), ranks
+    /// are on CPUs, whose memory is the device's: set it for GPUs.
     #[must_use]
     pub fn disk(mut self, free_bytes: f64, bytes_per_second: f64) -> Self {
         self.disk = Some(Disk { free_bytes, bytes_per_second });

@@ -33,6 +33,9 @@ pub(super) fn of(workload: &Workload, cluster: &Cluster, stage: ZeroStage, place
     let unit = workload.whole() * workload.largest();
     let (own_state, own_rows) = (state / ranks, parameters / ranks);
     let accumulates = workload.micro_batches > 1;
+    // With a device that has a host: means of gradients on their way there, and pinned until the pass ends.
+    let has_host = cluster.host.is_some();
+    let copied = if has_host { 2.0 * ELEMENT * workload.largest() / ranks } else { 0.0 };
 
     // What is there at all times, what gradients a pass leaves, and what is on its way in between.
     let (always, left, (forward, backward, step), names) = match stage {
@@ -74,13 +77,14 @@ pub(super) fn of(workload: &Workload, cluster: &Cluster, stage: ZeroStage, place
         // Rows, means of gradients and state are there, all of them.
         (_, ZeroStage::Parameters) => {
             let away = own_rows + own_state + left;
-            let device = carried + (activations + forward).max((1.0 - done) * activations + backward);
-            if place == Place::Host { (device, away, 0.0) } else { (device, 0.0, away) }
+            let device = carried + (activations + forward).max((1.0 - done) * activations + backward + copied);
+            let pinned = if has_host { left } else { 0.0 };
+            if place == Place::Host { (device, away, 0.0) } else { (device, pinned, away) }
         }
         // The copies of parameters and gradients that the host steps with.
         (Place::Host, _) => (always - own_state + peak, own_state + 2.0 * own_rows, 0.0),
         (Place::Disk, _) => {
-            let copies = if cluster.host.is_some() { 2.0 * own_rows } else { 0.0 };
+            let copies = if has_host { 2.0 * own_rows } else { 0.0 };
             (always - own_state + peak, copies, own_state)
         }
     };

@@ -53,6 +53,8 @@ pub struct Candidate {
     pub seconds: f64,
     /// What the figures are sums of.
     pub arithmetic: String,
+    is_mixed: bool,
+    micro_batches: usize,
 }
 
 /// All ways to train, with the recommended one. Made by [`Plan::new`].
@@ -160,13 +162,15 @@ fn candidate(
         sent_bytes: time.sent,
         seconds: time.seconds,
         arithmetic: format!("{}; {}", memory.arithmetic, time.arithmetic),
+        is_mixed: workload.is_mixed,
+        micro_batches: workload.micro_batches,
     }
 }
 
 impl Candidate {
-    /// The sections `zero_optimization` and `activation_checkpointing` of DeepSpeed's JSON, from which a
-    /// [`DeepSpeedConfig`](crate::deepspeed::DeepSpeedConfig) builds it; DeepSpeed reads them too. `nvme_path` is left to
-    /// the program where something is on disk, as `"auto"` is no path: set it.
+    /// What DeepSpeed's JSON says of it, from which a [`DeepSpeedConfig`](crate::deepspeed::DeepSpeedConfig) builds it:
+    /// `zero_optimization`, `activation_checkpointing`, `gradient_accumulation_steps`, and for 16 bits `bf16`. Add the rest,
+    /// and where something is on disk `nvme_path`. DeepSpeed reads it too.
     pub fn to_json(&self) -> serde_json::Value {
         use serde_json::json;
         let device = match self.place {
@@ -184,6 +188,12 @@ impl Candidate {
         let mut all = serde_json::Map::from_iter([("zero_optimization".to_owned(), zero.into())]);
         if self.recomputes {
             all.insert("activation_checkpointing".to_owned(), json!({}));
+        }
+        if self.is_mixed {
+            all.insert("bf16".to_owned(), json!({"enabled": true}));
+        }
+        if self.micro_batches > 1 {
+            all.insert("gradient_accumulation_steps".to_owned(), json!(self.micro_batches));
         }
         all.into()
     }

@@ -48,7 +48,7 @@ pub(super) fn of(workload: &Workload, cluster: &Cluster, stage: ZeroStage, place
             match stage {
                 // Rows go to the device in each pass, and come back as means of gradients.
                 ZeroStage::Parameters => {
-                    let moved = (2.0 * passes + 1.0) * share * parameters;
+                    let moved = share * (2.0 * passes * wholes + parameters);
                     (moved / over.min(disk), stepped + share * 2.0 * parameters / disk)
                 }
                 _ => (0.0, stepped + 2.0 * share * parameters / over),

@@ -86,12 +86,14 @@ fn the_text_shows_the_arithmetic_and_wrong_figures_are_named() {
 #[test]
 fn the_chosen_way_is_a_file_that_deepspeed_reads() {
     use crate::deepspeed::{DeepSpeedConfig, TrainingArguments};
-    let plan = Plan::new(&model(), &Cluster::new(4, 80e9, 1e10).host(1e9, 1e9, 1e9)).unwrap();
+    let workload = model().mixed_precision().gradient_accumulation_steps(3);
+    let plan = Plan::new(&workload, &Cluster::new(4, 80e9, 1e10).host(1e9, 1e9, 1e9)).unwrap();
     for candidate in plan.candidates() {
         let mut json = candidate.to_json();
         json["train_micro_batch_size_per_gpu"] = 4.into();
         let config = DeepSpeedConfig::from_json(&json.to_string(), &TrainingArguments::new(4)).unwrap();
         assert_eq!(config.stage(), candidate.stage, "{json}");
+        assert_eq!((config.gradient_accumulation_steps(), &json["bf16"]["enabled"]), (3, &true.into()), "{json}");
         assert_eq!(config.activation_checkpoint().is_some(), candidate.recomputes, "{json}");
     }
 }

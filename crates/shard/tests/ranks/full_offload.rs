@@ -74,7 +74,39 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     for policy in [OffloadPolicy::Cpu, on_disk.clone()] {
         as_on_the_device(&group, &policy).with_context(|| format!("{policy:?}"))?;
     }
+    vanished(&group).context("a folder that is gone")?;
     refusals(&group, &on_disk)
+}
+
+/// Where a rank's folder is gone in the middle of a pass, all end the pass, are told, and may go on without gradients.
+fn vanished(group: &ProcessGroup) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut run = Run::new(group, &OffloadPolicy::Disk(folder.path().to_owned()))?;
+    run.step(0)?;
+    if group.rank() == 0 {
+        folder.close()?;
+    }
+    let passed = run.pass(50, true);
+    if group.rank() == 0 {
+        let text = passed.err().context("the pass had room for its gradients")?.to_string();
+        ensure!(text.contains("no file of "), "{text}");
+    } else {
+        passed?;
+        let told = run.fsdp.clip_grad_norm_(1.0).err().context("it was not told")?;
+        ensure!(matches!(&told, ShardError::OtherRank { rank: 0, .. }), "{told:?}");
+    }
+    run.opt.zero_grad()?;
+    let plain = Run::new(group, &OffloadPolicy::None)?;
+    let outputs = |run: &Run| {
+        let layers = &run.layers;
+        tch::no_grad(|| {
+            run.fsdp.try_forward(Tensor::ones([3, SIZE], DOUBLE), |x| {
+                layers.iter().try_fold(x, |x, (weight, unit)| unit.forward(x, |x| x.matmul(weight).tanh()))
+            })
+        })
+    };
+    ensure!(outputs(&run)?.size() == outputs(&plain)?.size());
+    Ok(())
 }
 
 fn as_on_the_device(group: &ProcessGroup, policy: &OffloadPolicy) -> Result<()> {

@@ -4,7 +4,7 @@ use super::super::schema::{OFF, Plain, REFUSED, Row, Rule};
 
 const AMP: &str = "Apex is not there: use `fp16`, `bf16` or `torch_autocast`";
 const WHILE_OFF: &str = "it belongs to what is switched off";
-const IN_FLOAT32: &str = "parameters are of float32, and so are their gradients and what is sent of them";
+const IN_FLOAT32: &str = "parameters are of float32, and so are their gradients and what is averaged of them";
 
 pub(super) const KEYS: &[Row] = &[
     Row {
@@ -77,7 +77,7 @@ pub(super) const KEYS: &[Row] = &[
         section: "bf16",
         keys: &["check_grad_overflow"],
         rule: Rule::Honoured,
-        why: "`loss_scaler()` skips a step whose gradients overflow, by default as in DeepSpeed",
+        why: "`loss_scaler()` skips a step whose gradients overflow, by default as in DeepSpeed; with stage 3 neither does",
     },
     Row {
         section: "bf16",
