@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use tch::{Device, Tensor};
 
+pub use crate::callers::Caller;
 use crate::callers::caller_in;
 use crate::error::{Error, check};
 use crate::memory::storage_of;
@@ -72,7 +73,7 @@ impl Block {
     /// CUDA device the pass runs on another thread, so there it is `None`. Takes milliseconds.
     ///
     /// Lines need a program with debug information.
-    pub fn caller(&self) -> Option<String> {
+    pub fn caller(&self) -> Option<Caller> {
         caller_in(&self.caller.as_ref()?.to_string())
     }
 

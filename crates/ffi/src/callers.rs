@@ -1,12 +1,32 @@
 //! Finds the place in the user's program that called libtorch.
 
+use std::fmt;
 use std::path::{Component, Path};
+
+/// A place in the program that called libtorch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// The function, with its path where it was not inlined.
+    pub function: String,
+    /// Empty where the program has no debug information.
+    pub file: String,
+    /// 0 where the file is not known.
+    pub line: i64,
+}
+
+/// `file:line`, or the function where these are not known.
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { function, file, line } = self;
+        if file.is_empty() { f.write_str(function) } else { write!(f, "{file}:{line}") }
+    }
+}
 
 /// Crates that stand between an operator and its caller.
 const BETWEEN: [&str; 7] = ["overdrive_", "tch::", "torch_sys::", "core::", "std::", "alloc::", "rust_"];
 
 /// The first caller in a printed backtrace: `12: function` lines, each followed by `at file:line:column` if known.
-pub(crate) fn caller_in(backtrace: &str) -> Option<String> {
+pub(crate) fn caller_in(backtrace: &str) -> Option<Caller> {
     let mut lines = backtrace.lines().map(str::trim).peekable();
     while let Some(line) = lines.next() {
         let Some((number, function)) = line.split_once(": ") else { continue };
@@ -26,10 +46,10 @@ pub(crate) fn caller_in(backtrace: &str) -> Option<String> {
         if !is_rust || is_cpp || is_between {
             continue;
         }
-        return Some(match place {
-            Some(place) => place.rsplit_once(':').map_or(place, |(line, _column)| line).to_owned(),
-            None => function.to_owned(),
-        });
+        let place = place.and_then(|place| place.rsplit_once(':')?.0.rsplit_once(':'));
+        let (file, line) =
+            place.and_then(|(file, line)| Some((file.to_owned(), line.parse().ok()?))).unwrap_or_default();
+        return Some(Caller { function: function.to_owned(), file, line });
     }
     None
 }
@@ -76,11 +96,14 @@ mod tests {
    6: main
 ";
         // The test's folder is one of Overdrive's crates.
-        assert_eq!(caller_in(inlined).as_deref(), Some("./src/main.rs:3"));
+        let found = |backtrace: &str| caller_in(backtrace).map(|it| (it.to_string(), it.function));
+        let expected = |place: &str, function: &str| Some((place.to_owned(), function.to_owned()));
+        assert_eq!(found(inlined), expected("./src/main.rs:3", "program::main"));
         let elsewhere = inlined.replace("./src", "/home/me/program/src");
-        assert_eq!(caller_in(&elsewhere).as_deref(), Some("/home/me/program/src/train.rs:168"));
+        assert_eq!(found(&elsewhere), expected("/home/me/program/src/train.rs:168", "train_step"));
         let named = elsewhere.replace("train_step", "overdrive_memory::train_step");
-        assert_eq!(caller_in(&named).as_deref(), Some("/home/me/program/src/main.rs:3"));
-        assert_eq!(caller_in("   0: malloc\n   1: main\n"), None);
+        assert_eq!(found(&named), expected("/home/me/program/src/main.rs:3", "program::main"));
+        assert_eq!(found("   3: program::main\n"), expected("program::main", "program::main"));
+        assert_eq!(found("   0: malloc\n   1: main\n"), None);
     }
 }

@@ -170,7 +170,7 @@ impl Record {
     ///
     /// Lines need a program with debug information.
     pub fn caller(&self, operator: usize) -> Option<String> {
-        caller_in(&self.callers.get(operator)?.to_string())
+        Some(caller_in(&self.callers.get(operator)?.to_string())?.to_string())
     }
 }
 

@@ -101,7 +101,7 @@ impl LeakCheck {
 fn by_caller<'b>(blocks: impl Iterator<Item = &'b Block>) -> Vec<Leak> {
     let mut leaks: BTreeMap<(String, Option<String>), Leak> = BTreeMap::new();
     for block in blocks {
-        let (device, caller) = (block.device, block.caller());
+        let (device, caller) = (block.device, block.caller().map(|it| it.to_string()));
         let leak = leaks.entry((format!("{device:?}"), caller.clone()));
         let leak = leak.or_insert(Leak { device, bytes: 0, blocks: 0, caller });
         (leak.bytes, leak.blocks) = (leak.bytes + block.bytes, leak.blocks + 1);

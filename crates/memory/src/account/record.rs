@@ -1,6 +1,7 @@
 //! What memory is used for over time.
 
 use std::collections::BTreeSet;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use overdrive_core::{Entry, Module, Stateful};
 use overdrive_ffi::allocations::{AllocationWatch, Block, Category, History, Moment};
@@ -17,7 +18,10 @@ use crate::error::MemoryError;
 /// Memory of the whole process is seen, on the host (but for pinned memory) and on CUDA devices. Tensors that are older
 /// are seen if they are tagged, or freed meanwhile.
 #[derive(Debug)]
-pub struct MemoryRecorder(AllocationWatch);
+pub struct MemoryRecorder {
+    watch: AllocationWatch,
+    began: SystemTime,
+}
 
 impl MemoryRecorder {
     /// Begins.
@@ -31,7 +35,7 @@ impl MemoryRecorder {
     /// # Source
     /// `torch.cuda.memory._record_memory_history`, which sees devices only
     pub fn begin() -> Result<Self, MemoryError> {
-        Ok(Self(AllocationWatch::begin(false)?))
+        Self::new(false)
     }
 
     /// [`begin`](Self::begin), and notes which line of the program had each piece of memory allocated, for
@@ -40,7 +44,11 @@ impl MemoryRecorder {
     /// # Errors
     /// When memory runs out.
     pub fn with_callers() -> Result<Self, MemoryError> {
-        Ok(Self(AllocationWatch::begin(true)?))
+        Self::new(true)
+    }
+
+    fn new(with_callers: bool) -> Result<Self, MemoryError> {
+        Ok(Self { watch: AllocationWatch::begin(with_callers)?, began: SystemTime::now() })
     }
 
     /// Says what tensors are used for.
@@ -55,9 +63,9 @@ impl MemoryRecorder {
         for tensor in tensors.into_iter().filter(|tensor| tensor.defined()) {
             if tensor.is_sparse() {
                 let parts = [tensor.f_internal_indices()?, tensor.f_internal_values()?];
-                parts.iter().try_for_each(|part| self.0.tag(part, category))?;
+                parts.iter().try_for_each(|part| self.watch.tag(part, category))?;
             } else {
-                self.0.tag(tensor, category)?;
+                self.watch.tag(tensor, category)?;
             }
         }
         Ok(())
@@ -90,7 +98,9 @@ impl MemoryRecorder {
 
     /// Ends.
     pub fn end(self) -> MemoryRecord {
-        MemoryRecord { history: self.0.end() }
+        let since_1970 = self.began.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let began_us = i64::try_from(since_1970.as_micros()).unwrap_or_default();
+        MemoryRecord { history: self.watch.end(), began_us }
     }
 }
 
@@ -98,6 +108,8 @@ impl MemoryRecorder {
 #[derive(Clone, Debug)]
 pub struct MemoryRecord {
     pub(super) history: History,
+    /// When it began, in microseconds since 1970.
+    pub(super) began_us: i64,
 }
 
 /// An allocation or a free.

@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::path::Path;
 
-use overdrive_ffi::allocations::Block;
+use overdrive_ffi::allocations::{Block, Caller, Category, Moment};
 use serde::Serialize;
+use tch::Device;
 
 use super::record::{MemoryRecord, cuda_index};
 use crate::error::MemoryError;
@@ -50,7 +51,9 @@ struct Event {
     stream: i64,
     time_us: i64,
     frames: Vec<Frame>,
-    user_metadata: String,
+    /// Colours and a legend in the timeline.
+    category: &'static str,
+    user_metadata: &'static str,
 }
 
 #[derive(Clone, Serialize)]
@@ -92,31 +95,46 @@ impl MemoryRecord {
         let mut traces = Vec::new();
         traces.resize_with(host + 1, Vec::new);
         for device in devices {
-            traces[number(device)] = self
-                .changes(device)
-                .into_iter()
-                .flat_map(|change| {
-                    let event = |action| Event {
-                        action,
-                        addr: signed(self.history.blocks[change.block].address),
-                        size: signed(change.bytes),
-                        stream: 0,
-                        time_us: signed(change.at.nanoseconds / 1000),
-                        frames: frames[change.block].clone(),
-                        user_metadata: format!("{:?}", change.category),
-                    };
-                    // Readers look for a block in its segment.
-                    let actions: &[_] = match change.is_freed {
-                        true => &["free_requested", "free_completed", "segment_free"],
-                        false => &["segment_alloc", "alloc"],
-                    };
-                    actions.iter().map(|&action| event(action)).collect::<Vec<_>>()
-                })
-                .collect();
+            traces[number(device)] = self.trace(device, &frames);
         }
         let alive = self.history.blocks.iter().zip(&frames).filter(|(block, _)| block.freed.is_none());
         let segments = alive.map(|(block, frames)| segment(number(block.device), block, frames)).collect();
         Snapshot { segments, device_traces: traces }
+    }
+
+    fn trace(&self, device: Device, frames: &[Vec<Frame>]) -> Vec<Event> {
+        let time_us = |at: Moment| self.began_us + signed(at.nanoseconds / 1000);
+        let mut trace = Vec::new();
+        for change in self.changes(device) {
+            // Readers look for a block in its segment.
+            let actions: &[_] = match change.is_freed {
+                true => &["free_requested", "free_completed", "segment_free"],
+                false => &["segment_alloc", "alloc"],
+            };
+            let name = name(change.category);
+            trace.extend(actions.iter().map(|&action| Event {
+                action,
+                addr: signed(self.history.blocks[change.block].address),
+                size: signed(change.bytes),
+                stream: 0,
+                time_us: time_us(change.at),
+                frames: frames[change.block].clone(),
+                category: name,
+                user_metadata: name,
+            }));
+        }
+        // As PyTorch ends a trace. The visualiser fails where categories are given and this one is not among them.
+        let (time_us, size) = (time_us(self.history.end), signed(self.in_use(device)));
+        let (category, user_metadata) = ("unknown", "");
+        let frames = Vec::new();
+        trace.push(Event { action: "snapshot", addr: 0, size, stream: 0, time_us, frames, category, user_metadata });
+        trace
+    }
+
+    /// Bytes of a device at the end.
+    fn in_use(&self, device: Device) -> u64 {
+        let alive = self.history.blocks.iter().filter(|block| block.device == device && block.freed.is_none());
+        alive.map(|block| block.bytes).sum()
     }
 }
 
@@ -144,10 +162,19 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// `file:line` as a frame, or the name of a function.
+/// As PyTorch's profiler names it.
+fn name(category: Category) -> &'static str {
+    match category {
+        Category::Parameter => "parameter",
+        Category::Gradient => "gradient",
+        Category::OptimizerState => "optimizer_state",
+        Category::Input => "input",
+        Category::Activation => "activation",
+        Category::Temporary => "temporary",
+    }
+}
+
 fn frames(block: &Block) -> Vec<Frame> {
-    let Some(caller) = block.caller() else { return Vec::new() };
-    let place = caller.rsplit_once(':').and_then(|(file, line)| Some((file.to_owned(), line.parse().ok()?)));
-    let (filename, line) = place.unwrap_or_default();
-    vec![Frame { filename, line, name: caller }]
+    let frame = |Caller { function, file, line }| Frame { filename: file, line, name: function };
+    block.caller().map(frame).into_iter().collect()
 }
