@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use overdrive_checkpoint::{Checkpoint, Writers, consolidate};
+use overdrive_ddp::ProcessGroup;
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::harness::{Meeting, all_through, free_port, start};
@@ -17,6 +18,10 @@ const SEED: &str = "OVERDRIVE_TEST_SEED";
 const DEFAULT_SEED: u64 = 261_127;
 /// How this attempt goes: `STAGE:BACKGROUND`.
 const WAY: &str = "OVERDRIVE_TEST_WAY";
+/// Set where a rank is killed: Gloo does not always notice that one is gone, and then the others wait for so many seconds. If
+/// this passes before the kill, on a busy machine, the ranks fail earlier, and the victim is killed then.
+const TIMEOUT: &str = "OVERDRIVE_TEST_TIMEOUT";
+const SECONDS: &str = "15";
 /// When this rank is killed: `STEP:MOMENT:MICROSECONDS`, after its so many steps.
 const KILLED: &str = "OVERDRIVE_TEST_KILLED";
 /// How many steps an attempt makes at most before its kill.
@@ -103,7 +108,7 @@ fn at(folder: &Path, ranks: usize, victim: usize, way: &str, kill: &str) -> Resu
     let (port, started) = (free_port(), Instant::now());
     let folder = folder.to_str().context("a path in UTF-8")?;
     let begin = |rank: usize| {
-        let mut vars = vec![(FOLDER, folder), (WAY, way)];
+        let mut vars = vec![(FOLDER, folder), (WAY, way), (TIMEOUT, SECONDS)];
         vars.extend((rank == victim).then_some((KILLED, kill)));
         start("resharded_killed", rank, ranks, port, &vars)
     };
@@ -114,7 +119,8 @@ fn at(folder: &Path, ranks: usize, victim: usize, way: &str, kill: &str) -> Resu
         match rank == victim {
             true => ensure!(ended.status.code().is_none(), "it ended by itself: {}{}", ended.output, ended.errors),
             false => {
-                let told = ended.errors.contains("on rank") || ended.errors.contains("connection");
+                // The operation that failed, on which rank.
+                let told = ended.errors.contains("on rank");
                 ensure!(ended.status.code() == Some(1) && told, "rank {rank}: {}{}", ended.output, ended.errors);
             }
         }
@@ -140,12 +146,28 @@ fn own_kill() -> Result<Option<(u64, u64, Duration)>> {
 /// Trains from the newest checkpoint that is complete, and saves every second step.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let (group, kill) = (meeting.group()?, own_kill()?);
+    let ended = train(&group, kill);
+    if kill.is_some() {
+        println!("before its kill: {ended:?}");
+        kill_after(Duration::ZERO);
+        loop {
+            std::thread::park();
+        }
+    }
+    ended
+}
+
+fn train(group: &ProcessGroup, kill: Option<(u64, u64, Duration)>) -> Result<()> {
     let way = std::env::var(WAY)?;
     let (stage, background) = way.split_once(':').context("a way")?;
-    let mut run = Run::new(stage.parse()?, &group, 1)?;
+    if let Ok(seconds) = std::env::var(TIMEOUT) {
+        group.barrier()?;
+        group.set_timeout(Duration::from_secs(seconds.parse()?))?;
+    }
+    let mut run = Run::new(stage.parse()?, group, 1)?;
     let builder = Checkpoint::builder(folder()?).keep(2).background(background.parse()?);
     let mut checkpoint = builder.ranks(group.clone(), Writers::Each).build()?;
-    // All groups are made: from here on, a rank notices that another is gone.
+    // All groups are made: from here on, ranks wait for one another in collectives alone.
     group.barrier()?;
     if let Some((0, _, delay)) = kill {
         kill_after(delay);
@@ -155,7 +177,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     if let Some((_, _, delay)) = is_at(first, 0) {
         kill_after(delay);
     }
-    run.train(&group, first..STEPS, |run, step| {
+    run.train(group, first..STEPS, |run, step| {
         // Within saving, or at the beginning of the next step.
         if let Some((_, _, delay)) = is_at(step, 1) {
             kill_after(delay);
@@ -171,7 +193,5 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         }
         Ok(())
     })?;
-    checkpoint.finish()?;
-    ensure!(kill.is_none(), "it was not killed");
-    Ok(())
+    Ok(checkpoint.finish()?)
 }
