@@ -147,21 +147,21 @@ impl Checkpoint {
     fn others_are_seen(&self, parts: Option<&Parts<'_>>) -> Result<bool, CheckpointError> {
         let steps = self.folder.steps()?;
         // One that cannot be read is reported when the checkpoint is loaded.
-        let saved = || steps.iter().filter_map(|&step| Manifest::read(&self.folder.step(step)).ok());
-        if !saved().all(|saved| self.ranks.has_saved(&saved)) {
+        let read = |&step: &u64| Manifest::read(&self.folder.step(step)).ok();
+        let saved: Vec<Manifest> = steps.iter().filter_map(read).collect();
+        let is_rank = self.ranks.mark().is_some();
+        if is_rank && !saved.iter().all(|saved| self.ranks.has_saved(saved)) {
             return Ok(true);
         }
-        if self.ranks.mark().is_some() || saved().any(|saved| saved.has_shards()) {
+        if is_rank || saved.iter().any(Manifest::has_shards) {
             let parts = shards_of(parts.unwrap_or_default())?;
-            if saved().any(|saved| !parts.iter().all(|(name, own)| is_parted(&saved, name, *own))) {
+            let is_own = |saved: &Manifest| parts.iter().all(|(name, own)| is_parted(saved, name, *own));
+            if !saved.iter().all(is_own) {
                 return Ok(true);
             }
         }
         // Those of ranks are in their folders, those of a single process are not.
-        let others = match self.ranks.mark() {
-            Some(_) => self.root.clone(),
-            None => together::rank_folder(&self.root, 0),
-        };
+        let others = if is_rank { self.root.clone() } else { together::rank_folder(&self.root, 0) };
         let is_newer = together::steps_of(&others)?.last() > steps.last();
         // Of as many ranks, some may have been ended while the first checkpoint was written.
         Ok(is_newer || (steps.is_empty() && together::has_ranks_from(&self.root, self.ranks.size())?))

@@ -4,7 +4,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use overdrive_checkpoint::{Checkpoint, CheckpointError, RngState, Writers};
+use overdrive_checkpoint::{Checkpoint, CheckpointError, RngState, Writers, load};
 use overdrive_core::{
     Entry, RankGroup, Rows, RowsToLoad, Shapes, Shard, ShardedBy, SingleProcess, StateDict, StateError, Stateful,
 };
@@ -174,6 +174,29 @@ fn a_single_process_resumes_what_ranks_have_saved_and_the_other_way_round() {
     checkpoint.finish().unwrap();
     assert_eq!(resumed_at(folder, 3), Some(2));
     assert_eq!(resumed_at(folder, 2), Some(2));
+}
+
+/// A rank's own folder is that of a single process, where it has no shards.
+#[test]
+fn the_folder_of_one_rank_is_read_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    run(Rank::group(2, &[]), |rank| {
+        let mut checkpoint = Checkpoint::builder(folder.path()).ranks(rank, Writers::Each).build().unwrap();
+        checkpoint.save(1, &[("model", &model(1.0))]).unwrap();
+        checkpoint.finish().unwrap();
+    });
+    let mut vs = model(0.0);
+    let mut checkpoint = Checkpoint::builder(folder.path().join("rank-1")).build().unwrap();
+    checkpoint.resume(&mut [("model", &mut vs)]).unwrap().unwrap();
+    assert_eq!(value(&vs), 1.0);
+    // A shard is no whole model.
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), 2, &[1]);
+    let told = load(step(folder.path(), 1, 1), &mut [("sharded", &mut model(0.0))]).unwrap_err().to_string();
+    assert!(told.contains("weight"), "{told}");
+    let told =
+        load(step(folder.path(), 1, 1), &mut [("sharded", &mut Sharded::new(0, 2, 0.0))]).unwrap_err().to_string();
+    assert!(told.contains("that of rank 1 of 2, by rows"), "{told}");
 }
 
 /// An earlier step, from which the run goes on.
