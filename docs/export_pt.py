@@ -329,6 +329,9 @@ def scheduler_to_torch(flat, optimizer):
 
 def to_pt(folder, path):
     manifest = read_manifest(folder)
+    for name, part in manifest["parts"].items():
+        if part.get("rows") or isinstance(part.get("ranks"), dict):
+            raise SystemExit(f"{folder}: {name!r} is one rank's shard: make a file of all by `overdrive-checkpoint consolidate`")
     run = {name: read_part(folder, name, part) for name, part in manifest["parts"].items()}
     schedule = run.pop("schedule", None)
     if "optimizer" in run:

@@ -1,5 +1,6 @@
 //! Options of a [`Checkpoint`].
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +18,8 @@ use crate::stop::Stop;
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `build`"]
 pub struct CheckpointBuilder {
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
+    pub(crate) begin_anew: BTreeSet<String>,
     pub(crate) retention: Retention,
     pub(crate) every: Option<u64>,
     pub(crate) background: bool,
@@ -32,6 +34,7 @@ impl CheckpointBuilder {
     pub(crate) fn new(folder: &Path) -> Self {
         Self {
             folder: folder.to_path_buf(),
+            begin_anew: BTreeSet::new(),
             retention: Retention { newest: 3, best: None },
             every: None,
             background: true,
@@ -82,6 +85,14 @@ impl CheckpointBuilder {
     /// checkpoints only when all ranks have the newer one, so for a while there is one more than `keep`.
     pub fn ranks(mut self, group: impl RankGroup + 'static, writers: Writers) -> Self {
         self.ranks = Ranks::new(Arc::new(group), writers);
+        self
+    }
+
+    /// Parts of which each rank saves its own state, such as random generators, and that keep the state they have where
+    /// another number of ranks resumes than has saved ([`Resumed::left_out`](crate::Resumed::left_out)). Without this,
+    /// such a run is refused.
+    pub fn begin_anew(mut self, parts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.begin_anew.extend(parts.into_iter().map(Into::into));
         self
     }
 

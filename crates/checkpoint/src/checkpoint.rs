@@ -17,7 +17,7 @@ use crate::builder::CheckpointBuilder;
 use crate::error::{CheckpointError, Context};
 use crate::folder::Folder;
 use crate::layout::Layout;
-use crate::manifest::Metric;
+use crate::manifest::{Metric, Rank};
 use crate::names::check_names;
 use crate::ranks::Ranks;
 use crate::retention::{Best, Retention};
@@ -30,6 +30,10 @@ use crate::write::{Body, Pending, PendingPart, remove_surplus, write};
 /// their memory (tied weights) are written once, and loaded under each of their names.
 pub struct Checkpoint {
     pub(crate) folder: Arc<Folder>,
+    /// The folder that was given, in which ranks have theirs.
+    pub(crate) root: PathBuf,
+    /// Parts that differ by rank and are not loaded by another number of ranks.
+    pub(crate) begin_anew: BTreeSet<String>,
     retention: Retention,
     every: Option<u64>,
     background: bool,
@@ -75,6 +79,8 @@ impl Checkpoint {
     pub(crate) fn new(folder: Folder, options: CheckpointBuilder, stop: Stop) -> Self {
         Self {
             folder: Arc::new(folder),
+            root: options.folder,
+            begin_anew: options.begin_anew,
             retention: options.retention,
             every: options.every,
             background: options.background,
@@ -133,9 +139,9 @@ impl Checkpoint {
     /// Yes: tensors on a device are copied to the host. Waits for all ranks.
     pub fn save(&mut self, step: u64, parts: &[(&str, &dyn Stateful)]) -> Result<(), CheckpointError> {
         let prepared = self.prepare(step, parts);
-        let pending = match (self.metric(), prepared) {
-            (Ok(metric), Ok(pending)) => Ok(pending.map(|pending| Pending { metric, ..pending })),
-            (_, Err(error)) | (Err(error), _) => Err(error),
+        let pending = match (self.metric(), self.together(&prepared), prepared) {
+            (Ok(metric), Ok(ranks), Ok(pending)) => Ok(pending.map(|pending| Pending { metric, ranks, ..pending })),
+            (_, _, Err(error)) | (Err(error), ..) | (_, Err(error), _) => Err(error),
         };
         let pending = self.confirm(&format!("save its checkpoint of step {step}"), pending)?;
         (self.last, self.unconfirmed) = (Some(step), Some(step));
@@ -181,20 +187,29 @@ impl Checkpoint {
             self.folder.abandon(self.last.map_or(step, |last| last + 1), None)?;
         }
         let others_from = self.last.map_or(step, |last| last.min(step)) + 1;
-        let (ranks, fields) = (self.ranks.mark(), self.fields.clone());
-        let mut pending = Pending { step, others_from, ranks, metric: None, parts: Vec::new(), fields };
+        let fields = self.fields.clone();
+        let mut pending = Pending { step, others_from, ranks: None, metric: None, parts: Vec::new(), fields };
         let names: BTreeSet<&str> = parts.iter().map(|(name, _)| *name).collect();
         self.buffers.retain(|name, _| names.contains(name.as_str()));
         for (name, part) in parts {
             let state = part.state_dict();
             let state = state.map_err(|error| CheckpointError::Part { part: (*name).to_owned(), error })?;
             let layout = Layout::of(name, &state)?;
-            pending.parts.push(match self.background {
-                true => PendingPart::copied(name, layout, self.buffers.remove(*name))?,
-                false => PendingPart::live(name, layout),
-            });
+            let (is_own, buffer) = (part.differs_by_rank(), self.buffers.remove(*name));
+            pending.parts.push(PendingPart::new(name, layout, is_own, self.background, buffer)?);
         }
         Ok(Some(pending))
+    }
+
+    /// This rank's mark, with the number of what all ranks save together.
+    fn together(&self, own: &Result<Option<Pending>, CheckpointError>) -> Result<Option<Rank>, CheckpointError> {
+        let Some(mark) = self.ranks.mark() else { return Ok(None) };
+        let digest = match own {
+            Ok(Some(pending)) => pending.digest(),
+            _ => Ok(0),
+        };
+        let together = self.ranks.max(*digest.as_ref().unwrap_or(&0))?;
+        digest.map(|_| Some(Rank { together: together as u64, ..mark }))
     }
 
     /// The metric by which the best are kept.

@@ -183,15 +183,41 @@ pub enum CheckpointError {
         action: String,
     },
 
-    /// With `Writers::Each`: the checkpoint is of another rank, or of a run with another number of ranks.
+    /// With `Writers::Each`: the folder has the checkpoint of another rank.
     #[error("{}: expected a checkpoint of {expected}, found one of {found}", path.display())]
     Rank {
         /// The checkpoint's folder.
         path: PathBuf,
-        /// This rank, and the number of ranks.
+        /// The rank, and the number of ranks.
         expected: String,
         /// The checkpoint's.
         found: String,
+    },
+
+    /// With `Writers::Each`: ranks have checkpoints of one step that were not saved together, but by different runs or
+    /// attempts.
+    #[error(
+        "{}: the ranks' checkpoints of step {step} are not of one run: give all ranks the folder of the same run, and do \
+         not mix folders of several",
+        folder.display()
+    )]
+    OtherRun {
+        /// The folder of this rank's checkpoints.
+        folder: PathBuf,
+        /// The step.
+        step: u64,
+    },
+
+    /// A part of which each rank has saved its own state, and no part of a whole one: no other number of ranks can load it.
+    #[error(
+        "{part}: each of {saved} ranks has saved its own state, of which there is no whole: resume with {saved} ranks, or \
+         name the part in `begin_anew` of the builder"
+    )]
+    OtherRanks {
+        /// The part's name.
+        part: String,
+        /// How many ranks have saved.
+        saved: usize,
     },
 
     /// Ranks have several checkpoints, but no step in common: some must have lost theirs.

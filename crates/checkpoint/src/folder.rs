@@ -30,6 +30,8 @@ pub(crate) struct Folder {
     root: PathBuf,
     /// The lock file of a writer, none for a reader. The lock ends with this value or with the process.
     lock: Option<LockedFile>,
+    /// It was not there before.
+    is_new: bool,
 }
 
 /// Calls to the operating system, which tests replace.
@@ -46,10 +48,11 @@ impl Folder {
 
     /// Only reads what another process writes there; the folder may not exist yet.
     pub fn reading(root: &Path) -> Self {
-        Self { root: root.to_path_buf(), lock: None }
+        Self { root: root.to_path_buf(), lock: None, is_new: false }
     }
 
     fn open_on(root: &Path, system: &System) -> Result<Self, CheckpointError> {
+        let is_new = !root.exists();
         make(root, system.sync)?;
         let path = root.join(".lock");
         let lock = File::options().create(true).truncate(false).write(true).open(&path).when("open it", &path)?;
@@ -60,7 +63,7 @@ impl Folder {
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => false,
             Err(TryLockError::Error(error)) => return Err(error).when("lock it", &path),
         };
-        let folder = Self { root: root.to_path_buf(), lock: Some(LockedFile::new(lock)) };
+        let folder = Self { root: root.to_path_buf(), lock: Some(LockedFile::new(lock)), is_new };
         folder.put_back()?;
         if locked {
             folder.tidy(&[WRITING, REPLACED, REMOVED]).into_iter().next().map_or(Ok(()), Err)?;
@@ -100,6 +103,11 @@ impl Folder {
 
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Whether this writer has made the folder.
+    pub fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// The folder of a step's checkpoint.

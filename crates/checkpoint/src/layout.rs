@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use overdrive_core::safetensors::{self, FORMAT_KEY, Unsupported, bytes_of, take_tied};
-use overdrive_core::{Entry, StateDict};
+use overdrive_core::{Entry, Shard, StateDict};
 use tch::Tensor;
 
 use crate::error::CheckpointError;
-use crate::manifest::Plain;
+use crate::manifest::{Plain, Rows};
 
 /// A part that is about to be saved.
 pub(crate) struct Layout {
@@ -20,6 +20,10 @@ pub(crate) struct Layout {
     /// The sum of the sizes.
     pub bytes: usize,
     pub values: BTreeMap<String, Plain>,
+    /// Of tensors of which there are some rows.
+    pub rows: BTreeMap<String, Rows>,
+    /// Which part of the whole state of all ranks it is.
+    pub shard: Option<Shard>,
 }
 
 impl Layout {
@@ -46,6 +50,8 @@ impl Layout {
             })?;
         let pieces = tensors.iter().map(|(key, tensor)| ((*key).to_owned(), bytes_of(tensor))).collect();
         let tensors = tensors.into_iter().map(|(_, tensor)| tensor.detach()).collect();
-        Ok(Self { header, tensors, pieces, bytes, values })
+        let of = |key: &str| state.rows(key).map(|it| Rows { first: it.first, whole: it.whole.clone() });
+        let rows = state.iter().filter_map(|(key, _)| Some((key.to_owned(), of(key)?))).collect();
+        Ok(Self { header, tensors, pieces, bytes, values, rows, shard: state.shard() })
     }
 }

@@ -40,6 +40,8 @@
 mod builder;
 mod checkpoint;
 mod checksums;
+mod consolidate;
+mod digest;
 mod error;
 mod folder;
 mod layout;
@@ -54,10 +56,12 @@ mod rng;
 #[cfg(feature = "signal")]
 mod signal;
 mod stop;
+mod together;
 mod write;
 
 pub use builder::CheckpointBuilder;
 pub use checkpoint::Checkpoint;
+pub use consolidate::consolidate;
 pub use error::CheckpointError;
 pub use load::{Loaded, load, read_part};
 pub use manifest::FORMAT;

@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use overdrive_core::{Entry, StateDict, StateError, Stateful, TorchError};
+use overdrive_core::{StateDict, StateError, Stateful, TorchError};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tch::{Device, Tensor};
+use tch::Device;
 
 use crate::error::CheckpointError;
 use crate::manifest::Manifest;
 use crate::names::check_names;
-use crate::read::{Saved, read_entries, read_parts};
+use crate::read::{read_entries, read_parts};
 
 /// A checkpoint's step and fields.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ pub fn read_part(
     }
 }
 
-fn names<T>(parts: &BTreeMap<String, T>) -> BTreeSet<&str> {
+pub(crate) fn names<T>(parts: &BTreeMap<String, T>) -> BTreeSet<&str> {
     parts.keys().map(String::as_str).collect()
 }
 
@@ -155,10 +155,14 @@ pub(crate) fn load_all(
     Ok(Before(before))
 }
 
-/// Refuses parts that are not exactly those of the checkpoint.
-pub(crate) fn check_all_parts(saved: &Saved, parts: &[(&str, &mut dyn Stateful)]) -> Result<(), CheckpointError> {
-    check_names(parts.iter().map(|(name, _)| *name))?;
-    check_parts(&saved.folder, &parts.iter().map(|(name, _)| *name).collect(), &names(&saved.parts), true)
+/// Refuses parts that are not exactly those of the checkpoint in this folder.
+pub(crate) fn check_all_parts<'a>(
+    folder: &Path,
+    there: &BTreeSet<&str>,
+    asked: impl Iterator<Item = &'a str> + Clone,
+) -> Result<(), CheckpointError> {
+    check_names(asked.clone())?;
+    check_parts(folder, &asked.collect(), there, true)
 }
 
 fn put_back(before: &[StateDict], parts: &mut [(&str, &mut dyn Stateful)], error: CheckpointError) -> CheckpointError {
@@ -173,20 +177,8 @@ fn put_back(before: &[StateDict], parts: &mut [(&str, &mut dyn Stateful)], error
 }
 
 fn copy_to_host(state: &StateDict) -> Result<StateDict, StateError> {
-    let host = |tensor: &Tensor| {
-        let copy = tensor.f_detach()?.f_to_device(Device::Cpu)?;
-        copy.f_to_dtype(copy.kind(), false, true)
-    };
-    let mut copy = StateDict::new();
-    for (key, entry) in state.iter() {
-        let entry = match entry {
-            Entry::Tensor(tensor) => Entry::Tensor(host(tensor).map_err(TorchError::from)?),
-            Entry::Bool(value) => Entry::Bool(*value),
-            Entry::Int(value) => Entry::Int(*value),
-            Entry::Float(value) => Entry::Float(*value),
-            Entry::Text(value) => Entry::Text(value.clone()),
-        };
-        copy.insert(key, entry);
-    }
-    Ok(copy)
+    state.with_tensors(|tensor| {
+        let copy = tensor.f_detach().and_then(|tensor| tensor.f_to_device(Device::Cpu));
+        Ok(copy.and_then(|copy| copy.f_to_dtype(copy.kind(), false, true)).map_err(TorchError::from)?)
+    })
 }

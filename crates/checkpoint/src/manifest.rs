@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use overdrive_core::Entry;
+use overdrive_core::{Entry, Shard, ShardedBy};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -19,6 +19,8 @@ use crate::names::check_name;
 pub const FORMAT: u32 = 1;
 
 pub(crate) const FILE: &str = "manifest.json";
+/// What `torch.distributed.checkpoint` has in its place.
+const DCP: &str = ".metadata";
 /// The largest manifest that is read: far more than plain values need, but small enough for memory.
 const MAX_BYTES: u64 = 1 << 28;
 
@@ -42,6 +44,16 @@ pub(crate) struct Manifest {
 pub(crate) struct Rank {
     pub rank: usize,
     pub world_size: usize,
+    /// A number of what all ranks have saved together, by which parts of other runs are told.
+    #[serde(default)]
+    pub together: u64,
+}
+
+impl Rank {
+    /// Whether it is the same rank of as many.
+    pub fn is(&self, other: &Self) -> bool {
+        (self.rank, self.world_size) == (other.rank, other.world_size)
+    }
 }
 
 impl fmt::Display for Rank {
@@ -58,15 +70,72 @@ pub(crate) struct Metric {
     pub value: f64,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Part {
     /// None if the part has no tensors.
     pub file: Option<File>,
     pub values: BTreeMap<String, Plain>,
+    /// With `Writers::Each`: whether the ranks' states differ.
+    #[serde(default, skip_serializing_if = "Sharing::is_same")]
+    pub ranks: Sharing,
+    /// Of tensors of which there are some rows.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rows: BTreeMap<String, Rows>,
+}
+
+/// What ranks have of a state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Sharing {
+    /// All have the same.
+    #[default]
+    Same,
+    /// Each has its own.
+    Own,
+    /// All together have one: this is a part of it.
+    Shard { rank: usize, ranks: usize, by: By },
+}
+
+/// What is parted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum By {
+    Rows,
+    Tensors,
+}
+
+impl Sharing {
+    pub fn of(shard: Option<Shard>, is_own: bool) -> Self {
+        match (shard, is_own) {
+            (Some(Shard { rank, ranks, by: ShardedBy::Rows }), _) => Self::Shard { rank, ranks, by: By::Rows },
+            (Some(Shard { rank, ranks, by: ShardedBy::Tensors }), _) => Self::Shard { rank, ranks, by: By::Tensors },
+            (None, true) => Self::Own,
+            (None, false) => Self::Same,
+        }
+    }
+
+    pub fn shard(self) -> Option<Shard> {
+        match self {
+            Self::Shard { rank, ranks, by: By::Rows } => Some(Shard { rank, ranks, by: ShardedBy::Rows }),
+            Self::Shard { rank, ranks, by: By::Tensors } => Some(Shard { rank, ranks, by: ShardedBy::Tensors }),
+            Self::Same | Self::Own => None,
+        }
+    }
+
+    fn is_same(&self) -> bool {
+        *self == Self::Same
+    }
+}
+
+/// Which rows of a whole tensor the file has: so many as the tensor there, from `first` on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Rows {
+    pub first: i64,
+    pub whole: Vec<i64>,
 }
 
 /// The expected size and checksums of `NAME.safetensors`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct File {
     pub bytes: u64,
     pub crc32: String,
@@ -76,13 +145,20 @@ pub(crate) struct File {
 }
 
 /// Checksums of single tensors, so that some can be read without the others.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Pieces {
     /// The checksum of the bytes before the tensors.
     pub header: String,
     /// The checksum of each tensor, by name.
     pub tensors: BTreeMap<String, String>,
+    /// The checksums of the blocks of [`BLOCK`] bytes of tensors that have several, so that some rows can be read
+    /// without the others.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub blocks: BTreeMap<String, Vec<String>>,
 }
+
+/// Bytes of a block.
+pub(crate) const BLOCK: usize = 1 << 20;
 
 /// A value that is not a tensor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -178,6 +254,11 @@ impl Manifest {
         }
     }
 
+    /// Whether some parts are shards of a whole state.
+    pub fn has_shards(&self) -> bool {
+        self.parts.values().any(|part| part.ranks.shard().is_some())
+    }
+
     /// Reads and checks the manifest of a checkpoint's folder.
     pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(FILE);
@@ -187,7 +268,12 @@ impl Manifest {
         let bytes = match fs::metadata(&path) {
             Ok(metadata) => metadata.len(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return damaged("the manifest", "a file", "none".to_owned());
+                let found = match folder.join(DCP).exists() {
+                    // Python's own checkpoints.
+                    true => "a folder of torch.distributed.checkpoint: read it by `load_dcp` of overdrive-nn",
+                    false => "none",
+                };
+                return damaged("the manifest", "a file", found.to_owned());
             }
             Err(error) => return Err(error).when("read its metadata", &path),
         };

@@ -14,8 +14,9 @@ use crate::manifest::{self, Manifest};
 pub enum Writers {
     /// Rank 0 writes for all, and all load its checkpoint: for state that is the same on all ranks, in a shared folder.
     First,
-    /// Each rank writes and loads its own checkpoint, in the folder `rank-N`: for state that differs by rank (random
-    /// generators, positions in the data, shards of a state).
+    /// Each rank writes its own checkpoint, in the folder `rank-N`: for state that differs by rank (random generators,
+    /// positions in the data, shards of a state). As many ranks load their own. Another number of ranks loads shards
+    /// from the folders of all, each rank the rows that it needs; the folder has to be shared then.
     Each,
 }
 
@@ -98,20 +99,29 @@ impl Ranks {
 
     /// The rank to record in a checkpoint; none unless each rank writes its own.
     pub fn mark(&self) -> Option<manifest::Rank> {
-        let mark = manifest::Rank { rank: self.group.rank(), world_size: self.group.world_size() };
+        let mark = manifest::Rank { rank: self.group.rank(), world_size: self.group.world_size(), together: 0 };
         (self.writers == Some(Writers::Each)).then_some(mark)
     }
 
-    /// Refuses a checkpoint of another rank, or of another number of ranks.
-    pub fn check_mark(&self, folder: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
+    pub fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    pub fn size(&self) -> usize {
+        self.group.world_size()
+    }
+
+    /// Whether this checkpoint is of this rank, of as many ranks.
+    pub fn has_saved(&self, manifest: &Manifest) -> bool {
         match (self.mark(), manifest.ranks) {
-            (Some(expected), Some(found)) if expected != found => Err(CheckpointError::Rank {
-                path: folder.to_path_buf(),
-                expected: expected.to_string(),
-                found: found.to_string(),
-            }),
-            _ => Ok(()),
+            (Some(own), Some(found)) => own.is(&found),
+            (own, found) => own.is_none() && found.is_none(),
         }
+    }
+
+    /// Whether other ranks' checkpoints are looked for: those of rank 0 are for all.
+    pub fn are_each(&self) -> bool {
+        self.writers != Some(Writers::First)
     }
 
     pub fn max(&self, value: i64) -> Result<i64, CheckpointError> {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -11,14 +12,14 @@ use std::thread;
 use crc32fast::Hasher;
 
 use overdrive_core::safetensors::{FORMAT_KEY, MAX_HEADER_BYTES, kind_of, parse_header};
-use overdrive_core::{Entry, StateDict};
+use overdrive_core::{Entry, Rows, StateDict};
 use overdrive_ffi::HostBuffer;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 use tch::{Kind, TchError, Tensor};
 
 use crate::error::{CheckpointError, Context};
-use crate::manifest::{self, Manifest, Part, Pieces, checksum};
+use crate::manifest::{self, BLOCK, Manifest, Part, Pieces, checksum};
 
 /// More threads do not read faster: memory is the limit.
 const MOST_THREADS: usize = 4;
@@ -30,6 +31,10 @@ pub(crate) type Wanted<'a> = &'a dyn Fn(&str) -> bool;
 pub(crate) struct Saved {
     pub folder: PathBuf,
     pub step: u64,
+    /// The number of what ranks have saved together.
+    pub together: u64,
+    /// Parts that are there and not loaded.
+    pub left_out: BTreeSet<String>,
     pub parts: BTreeMap<String, StateDict>,
     pub fields: BTreeMap<String, Value>,
 }
@@ -56,7 +61,9 @@ pub(crate) fn read_parts(
             parts.insert(name, state);
         }
     }
-    Ok(Saved { folder: folder.to_path_buf(), step: manifest.step, parts, fields: manifest.fields })
+    let together = manifest.ranks.map_or(0, |mark| mark.together);
+    let (folder, step, left_out) = (folder.to_path_buf(), manifest.step, BTreeSet::new());
+    Ok(Saved { folder, step, together, left_out, parts, fields: manifest.fields })
 }
 
 /// Reads the wanted entries of a part, or all.
@@ -66,7 +73,7 @@ pub(crate) fn read_entries(
     part: Part,
     wanted: Option<Wanted<'_>>,
 ) -> Result<StateDict, CheckpointError> {
-    let mut state = StateDict::new();
+    let mut state = part.ranks.shard().map_or_else(StateDict::new, StateDict::of_shard);
     if let Some(expected) = part.file {
         let path = folder.join(format!("{name}.safetensors"));
         let mut file = Source::open(&path, &expected)?;
@@ -81,11 +88,17 @@ pub(crate) fn read_entries(
             state.insert(key, value.into_entry());
         }
     }
+    for (key, manifest::Rows { first, whole }) in part.rows {
+        if let Ok(Entry::Tensor(tensor)) = state.get(&key) {
+            let tensor = tensor.shallow_clone();
+            state.insert_rows(key, tensor, Rows { first, whole });
+        }
+    }
     Ok(state)
 }
 
 /// A safetensors file that is being read.
-struct Source<'a> {
+pub(crate) struct Source<'a> {
     path: &'a Path,
     file: File,
     bytes: u64,
@@ -94,7 +107,7 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    fn open(path: &'a Path, expected: &manifest::File) -> Result<Self, CheckpointError> {
+    pub fn open(path: &'a Path, expected: &manifest::File) -> Result<Self, CheckpointError> {
         let file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let file = format!("a file of {} bytes", expected.bytes);
@@ -110,7 +123,7 @@ impl<'a> Source<'a> {
         Ok(source)
     }
 
-    fn damaged(&self, field: &str, expected: impl ToString, found: impl ToString) -> CheckpointError {
+    pub fn damaged(&self, field: &str, expected: impl ToString, found: impl ToString) -> CheckpointError {
         CheckpointError::damaged(self.path, field, expected, found)
     }
 
@@ -153,6 +166,44 @@ impl<'a> Source<'a> {
         parse_header(header, body).map_err(|error| self.damaged("the header", "that of a safetensors file", error))
     }
 
+    /// Reads the header, and where the tensors begin.
+    pub fn checked_header(&mut self, pieces: &Pieces) -> Result<(Metadata, u64), CheckpointError> {
+        let (header, start) = self.header()?;
+        self.check("the header", &pieces.header)?;
+        Ok((self.parse(&header, self.bytes - start)?, start))
+    }
+
+    /// Reads some bytes of a tensor, which begins at `start` and has `length` bytes, and passes them to `each` when their
+    /// checksums are right. Whole blocks are read.
+    pub fn take_some(
+        &self,
+        key: &str,
+        pieces: &Pieces,
+        (start, length): (u64, usize),
+        wanted: Range<usize>,
+        mut each: impl FnMut(&[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let mut block = vec![0; BLOCK.min(length)];
+        for number in wanted.start / BLOCK..wanted.end.div_ceil(BLOCK) {
+            let begin = number * BLOCK;
+            let block = &mut block[..BLOCK.min(length - begin)];
+            self.file.read_exact_at(block, start + begin as u64).when("read it", self.path)?;
+            let expected = match length <= BLOCK {
+                true => pieces.tensors.get(key),
+                false => pieces.blocks.get(key).and_then(|blocks| blocks.get(number)),
+            };
+            let expected = expected.ok_or_else(|| self.damaged(key, "checksums in the manifest", "none"))?;
+            let mut crc = Hasher::new();
+            crc.update(block);
+            self.compare(&format!("`{key}`, block {number}"), expected, crc)?;
+            each(&block[wanted.start.max(begin) - begin..wanted.end.min(begin + block.len()) - begin])?;
+        }
+        Ok(())
+    }
+
     /// Reads the whole file, and keeps the wanted tensors. They share the memory that the file was read into.
     fn read_whole(&mut self, crc32: &str, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
         let (header, start) = self.header()?;
@@ -171,9 +222,7 @@ impl<'a> Source<'a> {
 
     /// Reads the header and the wanted tensors, each with its own checksum and into its own memory.
     fn read_each(&mut self, pieces: &Pieces, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
-        let (header, start) = self.header()?;
-        self.check("the header", &pieces.header)?;
-        let header = self.parse(&header, self.bytes - start)?;
+        let (header, start) = self.checked_header(pieces)?;
         let names = names_of(&header, wanted);
         let mut found: Vec<_> =
             names.into_iter().filter_map(|(key, names)| Some((header.info(&key)?, key, names))).collect();
@@ -235,7 +284,7 @@ fn read_some_at<'a>(file: &File, memory: &'a mut [MaybeUninit<u8>], at: u64) -> 
     }
 }
 
-fn view(bytes: &Tensor, start: usize, length: usize, kind: Kind, shape: &[i64]) -> Result<Tensor, TchError> {
+pub(crate) fn view(bytes: &Tensor, start: usize, length: usize, kind: Kind, shape: &[i64]) -> Result<Tensor, TchError> {
     let tensor = bytes.f_narrow(0, start as i64, length as i64)?;
     // Copies a tensor that is not aligned, as can be in files of other programs.
     let tensor = match start.is_multiple_of(kind.elt_size_in_bytes()) {
@@ -250,7 +299,7 @@ fn view(bytes: &Tensor, start: usize, length: usize, kind: Kind, shape: &[i64]) 
 }
 
 /// The tensors of a file that are wanted, each with its wanted names; a tied tensor has several.
-fn names_of(header: &Metadata, wanted: Wanted<'_>) -> BTreeMap<String, BTreeSet<String>> {
+pub(crate) fn names_of(header: &Metadata, wanted: Wanted<'_>) -> BTreeMap<String, BTreeSet<String>> {
     let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let own = header.offset_keys().into_iter().map(|key| (key.clone(), key));
     let aliases = header.metadata().iter().flatten().filter(|(name, kept)| {

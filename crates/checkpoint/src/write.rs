@@ -15,7 +15,7 @@ use crate::checksums::Checksums;
 use crate::error::{CheckpointError, Context};
 use crate::folder::{Folder, sync_folder};
 use crate::layout::Layout;
-use crate::manifest::{self, FORMAT, Manifest, Plain};
+use crate::manifest::{self, FORMAT, Manifest, Plain, Sharing};
 use crate::retention::Retention;
 
 /// Bytes per write: small enough to stay in a core's cache between the copy, the checksum and the write.
@@ -40,6 +40,8 @@ pub(crate) struct PendingPart {
     pub header: Vec<u8>,
     pub pieces: Vec<(String, usize)>,
     pub values: BTreeMap<String, Plain>,
+    pub ranks: Sharing,
+    pub rows: BTreeMap<String, manifest::Rows>,
     pub body: Body,
 }
 
@@ -52,26 +54,36 @@ pub(crate) enum Body {
 }
 
 impl PendingPart {
-    /// Copies the tensors to `buffer`, or to new memory if it is too small.
-    pub fn copied(name: &str, layout: Layout, buffer: Option<HostBuffer>) -> Result<Self, CheckpointError> {
-        let Layout { header, tensors, pieces, bytes, values } = layout;
-        let mut buffer = match buffer.filter(|buffer| buffer.len() >= bytes) {
-            Some(buffer) => buffer,
-            None => HostBuffer::zeroed(bytes, tensors.iter().any(|tensor| tensor.device().is_cuda()))?,
+    /// A part whose state may differ by rank. With `copies`, its tensors are copied to `buffer`, or to new memory if it is
+    /// too small; else it refers to them, for a write that the caller waits for.
+    pub fn new(
+        name: &str,
+        layout: Layout,
+        is_own: bool,
+        copies: bool,
+        buffer: Option<HostBuffer>,
+    ) -> Result<Self, CheckpointError> {
+        let Layout { header, tensors, pieces, bytes, values, rows, shard } = layout;
+        let ranks = Sharing::of(shard, is_own);
+        let body = match copies {
+            true => copied(&tensors, bytes, buffer)?,
+            false => Body::Live(tensors, bytes),
         };
-        let mut at = 0;
-        for tensor in &tensors {
-            buffer.copy_from(at, tensor)?;
-            at += tensor.numel() * tensor.kind().elt_size_in_bytes();
-        }
-        Ok(Self { name: name.to_owned(), header, pieces, values, body: Body::Copied(buffer, bytes) })
+        Ok(Self { name: name.to_owned(), header, pieces, values, ranks, rows, body })
     }
+}
 
-    /// Refers to the tensors without a copy, for a write that the caller waits for.
-    pub fn live(name: &str, layout: Layout) -> Self {
-        let Layout { header, tensors, pieces, bytes, values } = layout;
-        Self { name: name.to_owned(), header, pieces, values, body: Body::Live(tensors, bytes) }
+fn copied(tensors: &[Tensor], bytes: usize, buffer: Option<HostBuffer>) -> Result<Body, CheckpointError> {
+    let mut buffer = match buffer.filter(|buffer| buffer.len() >= bytes) {
+        Some(buffer) => buffer,
+        None => HostBuffer::zeroed(bytes, tensors.iter().any(|tensor| tensor.device().is_cuda()))?,
+    };
+    let mut at = 0;
+    for tensor in tensors {
+        buffer.copy_from(at, tensor)?;
+        at += tensor.numel() * tensor.kind().elt_size_in_bytes();
     }
+    Ok(Body::Copied(buffer, bytes))
 }
 
 impl Body {
@@ -148,8 +160,8 @@ fn fill(aside: &Path, pending: &Pending) -> Result<(), CheckpointError> {
             true => None,
             false => Some(write_tensors(&aside.join(format!("{}.safetensors", part.name)), part)?),
         };
-        let values = part.values.clone();
-        parts.insert(part.name.clone(), manifest::Part { file, values });
+        let (values, ranks, rows) = (part.values.clone(), part.ranks, part.rows.clone());
+        parts.insert(part.name.clone(), manifest::Part { file, values, ranks, rows });
     }
     let path = aside.join(manifest::FILE);
     let written_by = concat!("overdrive-checkpoint ", env!("CARGO_PKG_VERSION")).to_owned();

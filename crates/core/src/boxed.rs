@@ -6,7 +6,7 @@ use tch::Tensor;
 use crate::optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};
 use crate::parameter::Parameter;
 use crate::ranks::SkipAgreement;
-use crate::state::{StateDict, StateError, Stateful};
+use crate::state::{RowsToLoad, Shapes, StateDict, StateError, Stateful};
 
 macro_rules! pass_on {
     ($($pointer:ty),+) => {$(
@@ -128,6 +128,10 @@ macro_rules! pass_on {
             fn differs_by_rank(&self) -> bool {
                 (**self).differs_by_rank()
             }
+
+            fn rows_to_load(&self, values: &StateDict, shapes: &Shapes) -> Result<RowsToLoad, StateError> {
+                (**self).rows_to_load(values, shapes)
+            }
         }
     )+};
 }
@@ -152,6 +156,10 @@ macro_rules! by_dyn {
 
             fn differs_by_rank(&self) -> bool {
                 self.as_stateful().is_some_and(Stateful::differs_by_rank)
+            }
+
+            fn rows_to_load(&self, values: &StateDict, shapes: &Shapes) -> Result<RowsToLoad, StateError> {
+                self.as_stateful().ok_or(NO_STATE)?.rows_to_load(values, shapes)
             }
         }
     )+};

@@ -23,6 +23,7 @@ mod part;
 mod pointers;
 mod ranks;
 mod recomputing;
+mod rows;
 #[cfg(feature = "safetensors")]
 pub mod safetensors;
 mod seed;
@@ -51,6 +52,7 @@ pub use parameter::{IntoParameters, Parameter, prefixed};
 pub use part::{Part, Setting};
 pub use ranks::{RankGroup, SkipAgreement};
 pub use recomputing::{Recomputing, is_recomputing};
+pub use rows::{Rows, Shard, ShardedBy};
 pub use seed::{base_seed, seed_everything};
-pub use state::{Entry, StateDict, StateError, Stateful};
+pub use state::{Entry, RowsToLoad, Shapes, StateDict, StateError, Stateful};
 pub use tch_optimizer::TchOptimizer;

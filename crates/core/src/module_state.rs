@@ -43,6 +43,7 @@ pub fn load_module_state<M: Module>(module: &M, state: &StateDict) -> Result<(),
     let needed: Vec<_> = entries.iter().filter(needed).collect();
     // Names before shapes, because they tell best that the state is another model's.
     needed.iter().try_for_each(|(name, _)| state.get(name).map(drop))?;
+    state.check_shard(None)?;
     let mut pairs = Vec::new();
     for (name, own) in needed {
         pairs.push((own.shallow_clone(), state.tensor(name, &own.size(), own.kind())?));

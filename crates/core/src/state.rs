@@ -1,10 +1,13 @@
 //! State that a run needs to continue where it stopped.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use tch::{Kind, Tensor};
 
 use overdrive_ffi::Error as TorchError;
+
+use crate::rows::{Rows, Shard};
 
 /// Something whose state can be saved and loaded.
 ///
@@ -42,7 +45,26 @@ pub trait Stateful {
     fn differs_by_rank(&self) -> bool {
         false
     }
+
+    /// Of a state that several ranks have saved together, the rows of each tensor that this rank loads: no others are read
+    /// from disk. By default all of all; a tensor that is left out is not loaded. `values`: the entries that are not tensors;
+    /// `shapes`: those of the whole tensors, of which one without dimensions has one row.
+    ///
+    /// [`load_state_dict`](Self::load_state_dict) is then given these entries under the whole state's names, tensors as
+    /// [rows](StateDict::rows).
+    ///
+    /// # Errors
+    /// When a tensor does not belong here, or is of another shape.
+    fn rows_to_load(&self, _values: &StateDict, shapes: &Shapes) -> Result<RowsToLoad, StateError> {
+        Ok(shapes.iter().map(|(key, shape)| (key.clone(), Rows::all(shape))).collect())
+    }
 }
+
+/// Shapes of tensors by name.
+pub type Shapes = BTreeMap<String, Vec<i64>>;
+
+/// Rows of tensors by name.
+pub type RowsToLoad = BTreeMap<String, Range<i64>>;
 
 /// Why a state could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -120,9 +142,15 @@ impl Entry {
     }
 }
 
-/// Named tensors and plain values, in the order of their names.
+/// Named tensors and plain values, in the order of their names. Of a state that is partitioned over ranks, it can be one
+/// rank's [part](Self::shard), whose tensors are [rows](Self::rows) of the whole's.
 #[derive(Debug, Default)]
-pub struct StateDict(BTreeMap<String, Entry>);
+pub struct StateDict {
+    pub(crate) entries: BTreeMap<String, Entry>,
+    /// Of tensors that are not whole.
+    pub(crate) rows: BTreeMap<String, Rows>,
+    pub(crate) shard: Option<Shard>,
+}
 
 impl StateDict {
     /// An empty state.
@@ -132,21 +160,26 @@ impl StateDict {
 
     /// Inserts an entry, replacing one of the same name.
     pub fn insert(&mut self, key: impl Into<String>, entry: Entry) {
-        self.0.insert(key.into(), entry);
+        let key = key.into();
+        self.rows.remove(&key);
+        self.entries.insert(key, entry);
     }
 
     /// Inserts all entries of `inner`, with `prefix` and a dot before their names.
     pub fn insert_nested(&mut self, prefix: &str, inner: StateDict) {
-        self.0.extend(inner.0.into_iter().map(|(key, entry)| (format!("{prefix}.{key}"), entry)));
+        self.entries.extend(inner.entries.into_iter().map(|(key, entry)| (format!("{prefix}.{key}"), entry)));
+        self.rows.extend(inner.rows.into_iter().map(|(key, rows)| (format!("{prefix}.{key}"), rows)));
+        self.shard = inner.shard.or(self.shard);
     }
 
-    /// The entries whose names begin with `prefix` and a dot, named by the rest. Their tensors are shared.
+    /// The entries whose names begin with `prefix` and a dot, named by the rest. Their tensors are shared. It is not told
+    /// that they are a [part](Self::shard).
     pub fn nested(&self, prefix: &str) -> StateDict {
-        let inner = self.0.iter().filter_map(|(key, entry)| {
-            let rest = key.strip_prefix(prefix)?.strip_prefix('.')?;
-            Some((rest.to_owned(), entry.share()))
-        });
-        StateDict(inner.collect())
+        let rest = |key: &str| Some(key.strip_prefix(prefix)?.strip_prefix('.')?.to_owned());
+        let entries = self.entries.iter().filter_map(|(key, entry)| Some((rest(key)?, entry.share())));
+        let rows = self.rows.iter().filter_map(|(key, rows)| Some((rest(key)?, rows.clone())));
+        // Not all that are joined need be parts.
+        StateDict { entries: entries.collect(), rows: rows.collect(), shard: None }
     }
 
     /// The same with copies of the tensors, which keep their values when the owner's change.
@@ -159,31 +192,44 @@ impl StateDict {
     pub fn copied(&self) -> Result<StateDict, StateError> {
         // `detach_copy` is differentiable.
         let _no_grad = tch::no_grad_guard();
-        let copy = |(key, entry): (&String, &Entry)| {
+        self.with_tensors(|tensor| match tensor.defined() {
+            true => Ok(tensor.f_detach_copy().map_err(TorchError::from)?),
+            false => Ok(tensor.shallow_clone()),
+        })
+    }
+
+    /// The same with others in place of its tensors, such as copies on another device.
+    ///
+    /// # Errors
+    /// Those of `of`.
+    pub fn with_tensors(
+        &self,
+        mut of: impl FnMut(&Tensor) -> Result<Tensor, StateError>,
+    ) -> Result<StateDict, StateError> {
+        let mut entry = |(key, entry): (&String, &Entry)| {
             let entry = match entry {
-                Entry::Tensor(tensor) if tensor.defined() => {
-                    Entry::Tensor(tensor.f_detach_copy().map_err(TorchError::from)?)
-                }
+                Entry::Tensor(tensor) => Entry::Tensor(of(tensor)?),
                 other => other.share(),
             };
             Ok((key.clone(), entry))
         };
-        self.0.iter().map(copy).collect::<Result<_, _>>().map(StateDict)
+        let entries = self.entries.iter().map(&mut entry).collect::<Result<_, StateError>>()?;
+        Ok(StateDict { entries, rows: self.rows.clone(), shard: self.shard })
     }
 
     /// All entries by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Entry)> {
-        self.0.iter().map(|(key, entry)| (key.as_str(), entry))
+        self.entries.iter().map(|(key, entry)| (key.as_str(), entry))
     }
 
     /// How many entries there are.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.entries.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.entries.is_empty()
     }
 
     /// The entry of this name.
@@ -191,7 +237,7 @@ impl StateDict {
     /// # Errors
     /// [`StateError::Missing`]
     pub fn get(&self, key: &str) -> Result<&Entry, StateError> {
-        self.0.get(key).ok_or_else(|| StateError::Missing { key: key.to_owned() })
+        self.entries.get(key).ok_or_else(|| StateError::Missing { key: key.to_owned() })
     }
 
     /// The tensor of this name, checked against the shape and dtype that its owner needs.
@@ -255,7 +301,7 @@ impl StateDict {
     /// # Errors
     /// [`StateError::Unexpected`]
     pub fn refuse_unknown(&self, known: &[&str]) -> Result<(), StateError> {
-        match self.0.keys().find(|key| !known.contains(&key.as_str())) {
+        match self.entries.keys().find(|key| !known.contains(&key.as_str())) {
             Some(key) => Err(StateError::Unexpected { key: key.clone() }),
             None => Ok(()),
         }
@@ -267,10 +313,10 @@ impl IntoIterator for StateDict {
     type IntoIter = std::collections::btree_map::IntoIter<String, Entry>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
+        self.entries.into_iter()
     }
 }
 
-fn mismatch(key: &str, expected: &str, found: &Entry) -> StateError {
+pub(crate) fn mismatch(key: &str, expected: &str, found: &Entry) -> StateError {
     StateError::Mismatch { key: key.to_owned(), expected: expected.to_owned(), found: found.describe() }
 }

@@ -74,7 +74,7 @@ pub use conv_transpose::{ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTr
 pub use dropout::{AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d};
 pub use embedding::{Embedding, EmbeddingBuilder};
 pub use error::NnError;
-pub use files::{FileError, load_pt, load_safetensors, save_safetensors, save_sharded};
+pub use files::{FileError, load_dcp, load_pt, load_safetensors, save_safetensors, save_sharded};
 pub use linear::{Bilinear, Linear, LinearBuilder};
 pub use loading::{Incompatible, LoadError, LoadStateDict, Mismatch};
 pub use norm::{GroupNorm, GroupNormBuilder, LayerNorm, LayerNormBuilder, RmsNorm, RmsNormBuilder};

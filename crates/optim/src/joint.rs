@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use overdrive_core::{
-    Activity, Behavior, Entry, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict,
-    StateError, Stateful, activity, check_averaged,
+    Activity, Behavior, Entry, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter,
+    RowsToLoad, Shapes, StateDict, StateError, Stateful, activity, check_averaged,
 };
 use tch::Tensor;
 
@@ -326,6 +326,7 @@ impl<A: Optimizer, B: Optimizer> Stateful for Joint<A, B> {
         if let Some((key, _)) = state.iter().find(|(key, _)| !is_known(key)) {
             return Err(StateError::Unexpected { key: key.to_owned() });
         }
+        state.check_shard(self.state_dict()?.shard())?;
         let order = self.saved_order(state)?;
         let before = (&self.first as &dyn Optimizer).state_dict()?.copied()?;
         (&mut self.first as &mut dyn Optimizer).load_state_dict(&state.nested("first"))?;
@@ -339,5 +340,17 @@ impl<A: Optimizer, B: Optimizer> Stateful for Joint<A, B> {
 
     fn differs_by_rank(&self) -> bool {
         (&self.first as &dyn Optimizer).differs_by_rank() || (&self.second as &dyn Optimizer).differs_by_rank()
+    }
+
+    fn rows_to_load(&self, values: &StateDict, shapes: &Shapes) -> Result<RowsToLoad, StateError> {
+        let mut rows = RowsToLoad::new();
+        for (name, part) in [("first", &self.first as &dyn Optimizer), ("second", &self.second)] {
+            let own = |(key, shape): (&String, &Vec<i64>)| {
+                Some((key.strip_prefix(name)?.strip_prefix('.')?.to_owned(), shape.clone()))
+            };
+            let own = part.rows_to_load(&values.nested(name), &shapes.iter().filter_map(own).collect())?;
+            rows.extend(own.into_iter().map(|(key, rows)| (format!("{name}.{key}"), rows)));
+        }
+        Ok(rows)
     }
 }

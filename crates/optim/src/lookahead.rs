@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use overdrive_core::{
-    Activity, Behavior, Entry, Optimizer, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError,
-    activity,
+    Activity, Behavior, Entry, Optimizer, OptimizerError, Parameter, Rows, RowsToLoad, Shapes, StateDict, StateError,
+    Stateful, TorchError, activity,
 };
 use overdrive_ffi::{TensorId, TensorList};
 use tch::{Kind, Tensor};
@@ -206,6 +206,7 @@ impl<O: Optimizer> Stateful for Lookahead<O> {
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        state.check_shard((&self.inner as &dyn Optimizer).state_dict()?.shard())?;
         let steps = state.int("steps")?;
         let Some(steps) = u32::try_from(steps).ok().filter(|steps| *steps < self.k) else {
             let (expected, found) = (format!("at least 0 and below {}", self.k), steps.to_string());
@@ -242,5 +243,14 @@ impl<O: Optimizer> Stateful for Lookahead<O> {
 
     fn differs_by_rank(&self) -> bool {
         (&self.inner as &dyn Optimizer).differs_by_rank()
+    }
+
+    fn rows_to_load(&self, values: &StateDict, shapes: &Shapes) -> Result<RowsToLoad, StateError> {
+        let of_inner = |key: &str| key.strip_prefix("inner.").map(str::to_owned);
+        let inner = shapes.iter().filter_map(|(key, shape)| Some((of_inner(key)?, shape.clone()))).collect();
+        let inner = (&self.inner as &dyn Optimizer).rows_to_load(&values.nested("inner"), &inner)?;
+        let own = shapes.iter().filter(|(key, _)| of_inner(key).is_none());
+        let own = own.map(|(key, shape)| (key.clone(), Rows::all(shape)));
+        Ok(own.chain(inner.into_iter().map(|(key, rows)| (format!("inner.{key}"), rows))).collect())
     }
 }

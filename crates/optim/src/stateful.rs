@@ -128,6 +128,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         take_tensors: impl FnOnce(&mut [&mut Loading]) -> Result<(), StateError>,
     ) -> Result<(), StateError> {
         let _no_grad = tch::no_grad_guard();
+        state.check_shard(None)?;
         let mut known = Vec::new();
         let mut loaded = Vec::new();
         let mut keys = Vec::new();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use overdrive_core::{Entry, Optimizer, OptimizerError, Parameter, Stateful};
+use overdrive_core::{Entry, Optimizer, OptimizerError, Parameter, StateDict, Stateful};
 use overdrive_ddp::{Backend, ProcessGroup};
 use overdrive_ffi::TensorId;
 use tch::{Device, Kind, Tensor};
@@ -160,6 +160,30 @@ impl Plan {
         let params = self.params.iter().enumerate().map(of_param);
         let groups = self.groups.iter().enumerate().map(of_group);
         params.chain(groups).chain(self.options.iter().cloned()).collect()
+    }
+
+    /// Inserts which parameters the groups have, as the whole optimizer does.
+    pub(crate) fn tell_parameters(&self, state: &mut StateDict) {
+        let mut counts = vec![0; self.groups.len()];
+        for (param, &group) in self.params.iter().zip(&self.group_of) {
+            if let Some(name) = param.name() {
+                let key = format!("param_groups.{group}.param_names.{}", counts[group]);
+                state.insert(key, Entry::Text(name.to_owned()));
+            }
+            counts[group] += 1;
+        }
+        for (group, count) in counts.into_iter().enumerate() {
+            state.insert(format!("param_groups.{group}.params"), Entry::Int(count));
+        }
+    }
+
+    /// The rates of a group under the names that the whole optimizer saves them under.
+    pub(crate) fn rates(&self, number: usize) -> impl Iterator<Item = (String, f64)> {
+        let Group { lr, momentum } = self.groups[number];
+        let is_saved = |key: &String| self.options.iter().any(|(name, _)| name == key);
+        let named = [("lr", lr), ("momentum", momentum), ("betas.0", momentum)];
+        let key = move |(name, value): (&str, Option<f64>)| Some((format!("param_groups.{number}.{name}"), value?));
+        named.into_iter().filter_map(key).filter(move |(key, _)| is_saved(key))
     }
 
     /// The parameters' names, if they have any.

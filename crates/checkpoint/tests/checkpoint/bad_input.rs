@@ -234,3 +234,11 @@ fn on_a_full_disk_the_next_call_returns_the_error_and_the_previous_checkpoint_lo
     assert_eq!(value(&vs), 2.0);
     Ok(())
 }
+
+#[test]
+fn a_folder_of_pythons_distributed_checkpoint_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join(".metadata"), "").unwrap();
+    let told = overdrive_checkpoint::load(folder.path(), &mut [("model", &mut model(0.0))]).unwrap_err().to_string();
+    assert!(told.contains("torch.distributed.checkpoint") && told.contains("`load_dcp`"), "{told}");
+}

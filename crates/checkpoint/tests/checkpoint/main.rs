@@ -2,11 +2,13 @@
 
 mod bad_input;
 mod child;
+mod consolidated;
 mod group;
 mod kept;
 mod kills;
 mod partial;
 mod ranks;
+mod resharded;
 mod round_trip;
 
 use std::path::Path;

@@ -262,7 +262,7 @@ fn rank_0s_metric_decides_the_best_on_all_ranks() {
 }
 
 #[test]
-fn a_run_with_other_ranks_or_without_its_folders_does_not_start_over_silently() {
+fn a_run_with_other_ranks_resumes_and_one_without_its_folders_does_not_start_over_silently() {
     let folder = tempfile::tempdir().unwrap();
     let resumed = |ranks| {
         run(Rank::group(ranks, &[]), |rank| {
@@ -276,14 +276,15 @@ fn a_run_with_other_ranks_or_without_its_folders_does_not_start_over_silently() 
         checkpoint.finish().unwrap();
     });
     for ranks in [1, 3] {
-        let errors: Vec<String> = resumed(ranks).into_iter().map(Result::unwrap_err).collect();
-        let expected = format!("expected a checkpoint of rank 0 of {ranks}, found one of rank 0 of 2");
-        assert!(errors[0].ends_with(&expected), "{errors:?}");
+        assert_eq!(resumed(ranks), vec![Ok(Some((2, 2.0))); ranks]);
     }
     fs::remove_dir_all(folder.path().join("rank-1")).unwrap();
     let errors: Vec<String> = resumed(2).into_iter().map(Result::unwrap_err).collect();
     assert!(errors[0].contains("there are [1, 2], and no step that all ranks have"), "{errors:?}");
-    assert!(errors[1].contains("another rank could not"), "{errors:?}");
+    assert!(errors[1].contains("rank-1: there are [], and no step that all ranks have"), "{errors:?}");
+    for error in resumed(1) {
+        assert!(error.unwrap_err().contains("rank-1/step-000000000002"));
+    }
 }
 
 /// Saves up to step 4, and returns an error when it or another rank dies. The weights' value encodes step and attempt.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use overdrive_core::TorchError;
 
-pub use self::pt::load_pt;
+pub use self::pt::{load_dcp, load_pt};
 pub use self::safetensors::save_safetensors;
 pub use self::shards::{load_safetensors, save_sharded};
 

@@ -71,7 +71,7 @@ fn read_shards(path: &Path) -> Result<StateDict, FileError> {
 }
 
 /// Whether it names a file in the same folder.
-fn is_beside(name: &str) -> bool {
+pub(super) fn is_beside(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }

@@ -3,6 +3,7 @@
 mod attention;
 mod bad_input;
 mod custom_fwd;
+mod dcp;
 mod files;
 mod function;
 mod grad;

@@ -1,5 +1,8 @@
 //! How a parameter's rows are parted over ranks.
 
+use std::ops::Range;
+
+use overdrive_core::{Rows, StateError};
 use tch::Kind;
 
 /// Offsets of parameters within what is sent are multiples of so many bytes, so that they can be of any dtype.
@@ -48,6 +51,27 @@ impl Layout {
     pub(super) fn own_rows(&self) -> (i64, i64) {
         let first = (self.rank * self.part()).min(self.rows());
         (first, self.part().min(self.rows() - first))
+    }
+
+    /// The rows of this rank.
+    pub(super) fn own_range(&self) -> Range<i64> {
+        let (first, rows) = self.own_rows();
+        first..first + rows
+    }
+
+    /// The same as states tell them.
+    pub(super) fn rows_of_whole(&self) -> Rows {
+        Rows { first: self.own_rows().0, whole: self.shape.clone() }
+    }
+
+    /// The rows of this rank of a saved tensor, whose whole should be the parameter's.
+    pub(super) fn range_of(&self, key: &str, whole: &[i64]) -> Result<Range<i64>, StateError> {
+        if self.shape == whole {
+            return Ok(self.own_range());
+        }
+        let (expected, found) = (&self.shape, whole);
+        let (expected, found) = (format!("a tensor of shape {expected:?}"), format!("one of shape {found:?}"));
+        Err(StateError::Mismatch { key: key.to_owned(), expected, found })
     }
 
     /// Elements of this rank.

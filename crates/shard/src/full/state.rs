@@ -1,6 +1,8 @@
 //! Saving and loading parameters: this rank's rows, or the whole.
 
-use overdrive_core::{Entry, StateDict, StateError, Stateful, TorchError};
+use std::collections::HashMap;
+
+use overdrive_core::{Entry, RowsToLoad, Shapes, Shard, ShardedBy, StateDict, StateError, Stateful, TorchError};
 use overdrive_ddp::DdpError;
 use overdrive_ffi::bump_version;
 use tch::Tensor;
@@ -10,77 +12,45 @@ use super::engine::Engine;
 use super::meeting::Event;
 use super::param::ShardedParam;
 use super::ranks::Ranks;
-use super::whole::{gathered, rows_of};
+use super::whole::gathered;
 use crate::agree;
 use crate::error::ShardError;
-
-const RANK: &str = "fsdp.rank";
-const RANKS: &str = "fsdp.ranks";
-const PARAMS: &str = "params.";
 
 /// The name under which a parameter is saved.
 fn key(param: &ShardedParam, index: usize) -> String {
     param.shard.name().map_or_else(|| index.to_string(), str::to_owned)
 }
 
-/// Refuses a part that another rank has saved, or one of another number of ranks.
-pub(super) fn check_part(state: &StateDict, ranks: &Ranks) -> Result<(), StateError> {
-    let (rank, ranks) = (ranks.parts.rank(), ranks.parts.size());
-    let found = (state.int(RANK)?, state.int(RANKS)?);
-    if found == (rank as i64, ranks as i64) {
-        return Ok(());
-    }
-    let expected = format!(
-        "the part of rank {rank} of {ranks}; for another number of ranks, load what `consolidate_state_dict` has made"
-    );
-    let found = format!("that of rank {} of {}", found.0, found.1);
-    Err(StateError::Mismatch { key: RANK.to_owned(), expected, found })
+/// Which part of whole states this rank has.
+pub(super) fn shard(ranks: &Ranks) -> Shard {
+    Shard { rank: ranks.parts.rank(), ranks: ranks.parts.size(), by: ShardedBy::Rows }
 }
 
-pub(super) fn is_part(state: &StateDict) -> bool {
-    state.get(RANKS).is_ok()
-}
-
-/// A part's state, without anything in it.
-pub(super) fn part(ranks: &Ranks) -> StateDict {
-    let mut state = StateDict::new();
-    state.insert(RANK, Entry::Int(ranks.parts.rank() as i64));
-    state.insert(RANKS, Entry::Int(ranks.parts.size() as i64));
-    state
-}
-
-/// This rank's rows under `params`, the number of ranks and this rank's. Loads such a part, of the same rank of as many
-/// ranks, or the whole parameters, as [`consolidate_state_dict`](Self::consolidate_state_dict) makes them and a plain
-/// model saves them, of which it keeps its rows; ranks do not communicate. In a checkpoint, let each rank write its own.
+/// This rank's [part](StateDict::shard): its rows of each parameter. Loads its part, or the whole parameters, as
+/// [`consolidate_state_dict`](Self::consolidate_state_dict) makes them and a plain model saves them, of which it keeps its
+/// rows; ranks do not communicate. A checkpoint of each rank (`Writers::Each`) is also loaded by another number of ranks and
+/// by a plain model, each rank reading the rows that it keeps.
 /// Buffers of the model are not part of it. Optimizers that keep copies of parameters have to be told by
 /// [`params_changed`](overdrive_core::Optimizer::params_changed), unless their state is loaded too.
 impl Stateful for FullyShardedDataParallel {
     fn state_dict(&self) -> Result<StateDict, StateError> {
-        let mut state = part(&self.ranks);
+        let mut state = StateDict::of_shard(shard(&self.ranks));
         let engine = self.shared.lock();
         for (index, param) in engine.params().enumerate() {
-            let shard = param.shard.tensor().f_detach().map_err(TorchError::from)?;
-            state.insert(format!("{PARAMS}{}", key(param, index)), Entry::Tensor(shard));
+            let rows = param.shard.tensor().f_detach().map_err(TorchError::from)?;
+            state.insert_rows(key(param, index), rows, param.layout.rows_of_whole());
         }
         Ok(state)
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        state.check_shard(Some(shard(&self.ranks)))?;
         let mut engine = self.shared.lock();
-        let is_part = is_part(state);
         let mut known = Vec::new();
-        if is_part {
-            check_part(state, &self.ranks)?;
-            known.extend([RANK.to_owned(), RANKS.to_owned()]);
-        }
         let mut pairs: Vec<(Tensor, Tensor)> = Vec::new();
         for (index, param) in engine.params().enumerate() {
-            let (shard, name) = (param.shard.tensor(), key(param, index));
-            let name = if is_part { format!("{PARAMS}{name}") } else { name };
-            let rows = match is_part {
-                true => state.tensor(&name, &shard.size(), shard.kind())?.shallow_clone(),
-                false => rows_of(&param.layout, state.tensor(&name, &param.layout.shape, shard.kind())?)?,
-            };
+            let (shard, name, layout) = (param.shard.tensor(), key(param, index), &param.layout);
+            let rows = state.tensor_rows(&name, &layout.shape, layout.own_range(), shard.kind())?;
             pairs.push((shard.shallow_clone(), rows));
             known.push(name);
         }
@@ -98,6 +68,17 @@ impl Stateful for FullyShardedDataParallel {
 
     fn differs_by_rank(&self) -> bool {
         self.ranks.all.size() > 1
+    }
+
+    fn rows_to_load(&self, _values: &StateDict, shapes: &Shapes) -> Result<RowsToLoad, StateError> {
+        let engine = self.shared.lock();
+        let own: HashMap<String, &ShardedParam> =
+            engine.params().enumerate().map(|(index, param)| (key(param, index), param)).collect();
+        let of = |(key, shape): (&String, &Vec<i64>)| {
+            let param = own.get(key).ok_or_else(|| StateError::Unexpected { key: key.clone() })?;
+            Ok((key.clone(), param.layout.range_of(key, shape)?))
+        };
+        shapes.iter().map(of).collect()
     }
 }
 

@@ -1,6 +1,5 @@
 //! Whole tensors of all ranks' rows, and this rank's rows of whole ones.
 
-use overdrive_core::TorchError;
 use overdrive_ddp::ProcessGroup;
 use tch::{Device, Tensor};
 
@@ -54,10 +53,4 @@ fn joined(parts: &[Tensor], layout: &Layout) -> Result<Tensor, ShardError> {
     let numel = layout.shape.iter().product();
     let whole = all.f_narrow(0, 0, numel)?.f_view(&layout.shape[..])?;
     Ok(if all.numel() as i64 == numel { whole } else { whole.f_detach_copy()? })
-}
-
-/// This rank's rows.
-pub(super) fn rows_of(layout: &Layout, whole: &Tensor) -> Result<Tensor, TorchError> {
-    let (first, rows) = layout.own_rows();
-    Ok(whole.f_detach()?.f_narrow(0, first, rows)?)
 }

@@ -29,8 +29,9 @@ pub(super) fn whole<O: Optimizer>(
     to: usize,
 ) -> Result<Option<StateDict>, ShardError> {
     let _no_grad = tch::no_grad_guard();
-    let entries = own_entries(plan, own).and_then(|entries| match to < group.size() {
-        true => Ok(entries),
+    let entries = own_entries(plan, own).map_err(ShardError::from);
+    let entries = entries.and_then(|entries| match to < group.size() {
+        true => Ok(entries.ok_or(UNKNOWN)?),
         false => Err(DdpError::InvalidRank { what: "the rank to consolidate to", rank: to, size: group.size() }.into()),
     });
     let tell = |entries: &Vec<(String, Entry)>| (to.to_string(), entries.iter().map(told).collect::<Vec<_>>());
@@ -63,41 +64,35 @@ pub(super) fn whole<O: Optimizer>(
             state.insert(key, received(group, rank, told)?);
         }
     }
-    let mut counts = vec![0; plan.groups.len()];
-    for (param, &group) in plan.params.iter().zip(&plan.group_of) {
-        if let Some(name) = param.name() {
-            let key = format!("param_groups.{group}.param_names.{}", counts[group]);
-            state.insert(key, Entry::Text(name.to_owned()));
-        }
-        counts[group] += 1;
-    }
-    for (group, count) in counts.into_iter().enumerate() {
-        state.insert(format!("param_groups.{group}.params"), Entry::Int(count));
-    }
+    plan.tell_parameters(&mut state);
     Ok(Some(state))
 }
 
-/// The entries of this rank's state under the names that they have in the whole one.
-fn own_entries<O: Optimizer>(plan: &Plan, own: Option<&Own<O>>) -> Result<Vec<(String, Entry)>, ShardError> {
-    let Some(own) = own else { return Ok(Vec::new()) };
+/// The entries of this rank's state under the names that they have in the whole one; `None` if the optimizer inside has
+/// others.
+pub(super) fn own_entries<O: Optimizer>(
+    plan: &Plan,
+    own: Option<&Own<O>>,
+) -> Result<Option<Vec<(String, Entry)>>, StateError> {
+    let Some(own) = own else { return Ok(Some(Vec::new())) };
     let are_named = plan.names().is_some();
     let mut entries = Vec::new();
     for (key, entry) in (&own.inner as &dyn Optimizer).state_dict()? {
         if let Some((number, field)) = numbered(&key, "param_groups.") {
-            let of_all = own.groups.get(number).ok_or(UNKNOWN)?;
+            let Some(of_all) = own.groups.get(number) else { return Ok(None) };
             if field != "params" && !field.starts_with("param_names.") {
                 entries.push((format!("param_groups.{of_all}.{field}"), entry));
             }
         } else if are_named && key.starts_with("state.") {
             entries.push((key, entry));
         } else if let Some((place, slot)) = numbered(&key, "state.") {
-            let of_all = own.params.get(place).ok_or(UNKNOWN)?;
+            let Some(of_all) = own.params.get(place) else { return Ok(None) };
             entries.push((format!("state.{of_all}.{slot}"), entry));
         } else {
-            return Err(UNKNOWN.into());
+            return Ok(None);
         }
     }
-    Ok(entries)
+    Ok(Some(entries))
 }
 
 const UNKNOWN: StateError = StateError::NotSaved {

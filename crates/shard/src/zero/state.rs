@@ -2,21 +2,86 @@
 
 use std::collections::{HashMap, HashSet};
 
-use overdrive_core::{Entry, Optimizer, StateDict, StateError, Stateful};
+use overdrive_core::{Entry, Optimizer, Rows, RowsToLoad, Shapes, Shard, ShardedBy, StateDict, StateError, Stateful};
 
 use super::ZeroRedundancyOptimizer;
+use super::gather::own_entries;
 use crate::plan::{Group, Own, Plan};
 
-/// This rank's part: the state of the optimizer inside under `own`, the number of ranks and this rank's, and the rates
-/// of all groups. Loads such a part, of the same rank of as many ranks, or a whole state, as
-/// [`consolidate_state_dict`](ZeroRedundancyOptimizer::consolidate_state_dict) and the optimizer inside over all
-/// parameters make it, of which it keeps its part; ranks do not communicate. In a checkpoint, let each rank write its
-/// own.
+/// This rank's [part](StateDict::shard) of the whole state: the entries of its parameters, under the names of
+/// [`consolidate_state_dict`](ZeroRedundancyOptimizer::consolidate_state_dict), and those of all groups as far as it knows
+/// them. An optimizer inside with entries besides those of parameters and groups (`Lookahead`) has its own state under
+/// `own` instead, which the same rank of as many ranks loads.
+///
+/// Loads its part, or a whole state, as `consolidate_state_dict` and the optimizer inside over all parameters make it, of
+/// which it keeps its part; ranks do not communicate. A checkpoint of each rank ([`Writers::Each`]) is also loaded by
+/// another number of ranks, and by another way to shard.
 ///
 /// Of a whole state, [`StateError::Mismatch`] tells of groups and names that are not those of all parameters, and
 /// shapes of this rank's part; [`StateError::Unexpected`] of entries that belong to none of the parameters.
+///
+/// [`Writers::Each`]: https://docs.rs/overdrive-checkpoint
 impl<O: Optimizer> Stateful for ZeroRedundancyOptimizer<O> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
+        let Some(entries) = own_entries(&self.plan, self.own.as_ref())? else { return self.own_state() };
+        let mut state = StateDict::of_shard(self.shard());
+        // Of its own groups, the entries say the same.
+        for (key, value) in (0..self.plan.groups.len()).flat_map(|number| self.plan.rates(number)) {
+            state.insert(key, Entry::Float(value));
+        }
+        for (key, entry) in entries {
+            state.insert(key, entry);
+        }
+        self.plan.tell_parameters(&mut state);
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        let (groups, part) = match state.get("zero.ranks") {
+            Ok(_) => self.part_of(state)?,
+            Err(_) => {
+                state.check_shard(Some(self.shard()))?;
+                from_whole(&self.plan, self.own.as_ref(), state)?
+            }
+        };
+        if let Some(own) = &mut self.own {
+            (&mut own.inner as &mut dyn Optimizer).load_state_dict(&part)?;
+        }
+        self.plan.groups = groups;
+        Ok(())
+    }
+
+    fn differs_by_rank(&self) -> bool {
+        self.group.size() > 1
+    }
+
+    fn rows_to_load(&self, values: &StateDict, shapes: &Shapes) -> Result<RowsToLoad, StateError> {
+        let names = self.plan.names();
+        let saved = saved_names(&self.plan, names.as_deref(), values)?;
+        let index_of: HashMap<&str, usize> = saved.iter().map(String::as_str).zip(0..).collect();
+        let own: HashSet<usize> = self.own.iter().flat_map(|own| own.params.iter().copied()).collect();
+        let mut rows = RowsToLoad::new();
+        for (key, shape) in shapes {
+            let unexpected = || StateError::Unexpected { key: key.clone() };
+            let is_own = match key.strip_prefix("state.") {
+                Some(rest) => own.contains(&split(rest, &index_of).ok_or_else(unexpected)?.0),
+                None => true,
+            };
+            if is_own {
+                rows.insert(key.clone(), Rows::all(shape));
+            }
+        }
+        Ok(rows)
+    }
+}
+
+impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
+    fn shard(&self) -> Shard {
+        Shard { rank: self.group.rank(), ranks: self.group.size(), by: ShardedBy::Tensors }
+    }
+
+    /// The state of the optimizer inside under `own`, the number of ranks and this rank's, and the rates of all groups.
+    fn own_state(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
         state.insert("zero.ranks", Entry::Int(self.group.size() as i64));
         state.insert("zero.rank", Entry::Int(self.group.rank() as i64));
@@ -33,24 +98,6 @@ impl<O: Optimizer> Stateful for ZeroRedundancyOptimizer<O> {
         Ok(state)
     }
 
-    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        let (groups, part) = match state.get("zero.ranks") {
-            Ok(_) => self.part_of(state)?,
-            Err(_) => from_whole(&self.plan, self.own.as_ref(), state)?,
-        };
-        if let Some(own) = &mut self.own {
-            (&mut own.inner as &mut dyn Optimizer).load_state_dict(&part)?;
-        }
-        self.plan.groups = groups;
-        Ok(())
-    }
-
-    fn differs_by_rank(&self) -> bool {
-        self.group.size() > 1
-    }
-}
-
-impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     /// The rates of all groups and the inner state, of a saved part.
     fn part_of(&self, state: &StateDict) -> Result<(Vec<Group>, StateDict), StateError> {
         let (rank, ranks) = (state.int("zero.rank")?, state.int("zero.ranks")?);

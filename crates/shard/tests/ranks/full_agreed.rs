@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use overdrive_core::{Entry, GradientSync, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict, Stateful};
+use overdrive_core::{GradientSync, Optimizer, OptimizerError, OptimizerId, Parameter, Stateful};
 use overdrive_ddp::ProcessGroup;
 use overdrive_ffi::set_grad;
 use overdrive_optim::Sgd;
@@ -102,13 +102,7 @@ pub fn ahead(meeting: &Meeting) -> Result<()> {
     evaluates(&pair).context("after a step of one rank")?;
     // Rows are loaded on one rank.
     if rank == 1 {
-        let mut copy = StateDict::new();
-        for (key, entry) in pair.sharded.fsdp.state_dict()?.iter() {
-            match entry {
-                Entry::Tensor(tensor) => copy.insert(key, Entry::Tensor(tensor.copy())),
-                _ => copy.insert(key, Entry::Int(if key.ends_with("ranks") { group.size() } else { rank } as i64)),
-            }
-        }
+        let copy = pair.sharded.fsdp.state_dict()?.copied()?;
         pair.sharded.fsdp.load_state_dict(&copy)?;
     }
     evaluates(&pair).context("after rows were loaded on one rank")?;

@@ -106,7 +106,7 @@ pub fn optimizers(meeting: &Meeting) -> Result<()> {
         .collect();
     let mut opt = ZeroRedundancyOptimizer::new(&params, &group, |params| Lamb::builder(params).lr(0.1).build())?;
     let mut state = opt.state_dict()?;
-    state.insert("own.param_groups.0.max_grad_norm", Entry::Float(1.0));
+    state.insert("param_groups.0.max_grad_norm", Entry::Float(1.0));
     opt.load_state_dict(&state)?;
     ensure!(opt.step().is_err_and(|error| error.to_string().contains("depends on all others")));
     // Parameters that `DistributedDataParallel` ignores.

@@ -30,6 +30,9 @@ mod optimizers;
 mod planned;
 mod rates;
 mod refusals;
+mod resharded;
+mod resharded_kills;
+mod resharded_wrappers;
 mod saved;
 mod sharded;
 mod sharded_failures;
@@ -105,6 +108,12 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_saved", full_state::saved),
     ("full_beside_python", full_beside_python::scenario),
     ("saved", saved::scenario),
+    ("resharded_stages", resharded::stages),
+    ("resharded_memory", resharded::memory),
+    ("resharded_killed", resharded_kills::scenario),
+    ("resharded_wrappers", resharded_wrappers::scenario),
+    ("resharded_hybrid", resharded::hybrid),
+    ("resharded_other_model", resharded::other_model),
     ("lost_memory", lost::memory),
     ("lost_in_a_sum", lost::in_a_sum),
 ];
@@ -208,6 +217,10 @@ fn main() -> Result<ExitCode> {
         |name: &str, run: Run| Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
     trials.push(alone("a_checkpoint_of_each_rank_resumes_to_the_bit", saved::run));
     trials.push(alone("full_shards_of_each_rank_resume_to_the_bit", full_state::run));
+    for (name, run) in resharded::TESTS {
+        trials.push(alone(name, *run));
+    }
+    trials.push(alone("a_run_killed_50_times_ends_to_the_bit_as_an_undisturbed_one", resharded_kills::ends_alike));
     // Ignored where there is no such Python.
     let no_python = beside_python::python().is_none();
     let beside: [(&str, Run); 2] = [

@@ -2,7 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use overdrive_amp::GradScaler;
-use overdrive_core::{Entry, Optimizer, OptimizerError, Parameter, StateDict, StateError, Stateful};
+use overdrive_core::{
+    Entry, IntoParameters, Optimizer, OptimizerError, Parameter, Shard, ShardedBy, StateDict, StateError, Stateful,
+};
 use overdrive_ddp::ProcessGroup;
 use overdrive_optim::{AdamW, Lamb, Lbfgs, Prodigy, Sam, Sgd, SgdBuilder};
 use overdrive_shard::{ShardError, ShardedDataParallel, ZeroRedundancyOptimizer};
@@ -249,8 +251,20 @@ pub fn states(meeting: &Meeting) -> Result<()> {
     };
     let int = |key: &'static str, value: i64| move |state: &mut StateDict| state.insert(key, Entry::Int(value));
     let rank = group.rank() as i64;
-    refused(changed(&part, &int("zero.rank", 1 - rank))?, "should be the part of rank")?;
-    refused(changed(&part, &int("zero.ranks", 5))?, "of 5")?;
+    let of_shard = |shard: Shard| -> Result<StateDict> {
+        let mut other = StateDict::of_shard(shard);
+        part.copied()?.into_iter().for_each(|(key, entry)| other.insert(key, entry));
+        Ok(other)
+    };
+    refused(
+        of_shard(Shard { rank: 1 - group.rank(), ranks: 2, by: ShardedBy::Tensors })?,
+        "should be the part of rank",
+    )?;
+    refused(of_shard(Shard { rank: group.rank(), ranks: 5, by: ShardedBy::Tensors })?, "of 5")?;
+    // The plain optimizer would take what is missing for state that is not there yet.
+    let mut plain = adamw((&model.vs).into_parameters())?;
+    let told = plain.as_stateful_mut().context("a state")?.load_state_dict(&part).expect_err("a part").to_string();
+    ensure!(told.contains("a whole state"), "{told}");
     refused(changed(&part, &int("strange", 5))?, "`strange`, which does not belong here")?;
     refused(changed(&whole, &int("strange", 5))?, "`strange`, which does not belong here")?;
     refused(changed(&whole, &int("state.other.exp_avg", 5))?, "`state.other.exp_avg`")?;
@@ -260,7 +274,7 @@ pub fn states(meeting: &Meeting) -> Result<()> {
     refused(changed(&whole, &name)?, "the names of this group's parameters, including `")?;
     refused(StateDict::new(), "no entry")?;
     let rate = |key: &'static str, rate: f64| move |state: &mut StateDict| state.insert(key, Entry::Float(rate));
-    refused(changed(&part, &rate("zero.groups.1.lr", f64::NAN))?, "should be at least 0")?;
+    refused(changed(&part, &rate("param_groups.1.lr", f64::NAN))?, "should be at least 0")?;
     refused(changed(&whole, &rate("param_groups.1.lr", -1.0))?, "should be at least 0")?;
     // The shape of one of this rank's tensors.
     let own = opt.owners().iter().position(|&owner| owner as i64 == rank).context("no own parameter")?;

@@ -1,5 +1,6 @@
 //! Reads the state dicts that `torch.save` has written, without running any code.
 
+mod dcp;
 mod pickle;
 mod reader;
 
@@ -11,7 +12,8 @@ use std::rc::Rc;
 use overdrive_core::{Entry, StateDict};
 use tch::{Kind, Tensor};
 
-use self::pickle::{Pickle, StorageParts, TensorParts, Value};
+pub use self::dcp::load_dcp;
+use self::pickle::{Holds, Pickle, StorageParts, TensorParts, Value};
 use super::{Bad, FileError};
 
 /// How files from before PyTorch 1.6 begin: the pickle of a magic number, and that of the version 1001.
@@ -74,7 +76,7 @@ fn zipped(bytes: &[u8]) -> Result<(Pickle, Storages), Bad> {
         file.take(size).read_to_end(&mut data).map_err(|error| Bad::Damaged(format!("{name}: {error}")))?;
         Ok::<_, Bad>(data)
     };
-    let value = pickle::read(&file(pickle)?)?;
+    let value = pickle::read(&file(pickle)?, Holds::Tensors)?;
     if order.map(|order| file(&order)).transpose()?.is_some_and(|order| order != b"little") {
         return Err(Bad::Refused("numbers in big-endian order".to_owned()));
     }
@@ -92,7 +94,7 @@ fn zipped(bytes: &[u8]) -> Result<(Pickle, Storages), Bad> {
 /// its number of elements.
 fn legacy(mut rest: &[u8]) -> Result<(Pickle, Storages), Bad> {
     let mut next = || {
-        let pickle = pickle::read(rest)?;
+        let pickle = pickle::read(rest, Holds::Tensors)?;
         rest = &rest[pickle.length..];
         Ok::<_, Bad>(pickle)
     };
@@ -169,6 +171,7 @@ impl Entries {
                 });
             }
             Value::Global(global) => return Err(Bad::Refused(format!("`{global}`"))),
+            Value::Class(class) => return Err(Bad::Refused(format!("{class:?}"))),
             Value::Kind(_) | Value::Storage(_) | Value::Mark | Value::Shared(_) => {
                 return Err(Bad::Refused("a storage without a tensor".to_owned()));
             }

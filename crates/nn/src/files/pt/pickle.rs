@@ -27,6 +27,8 @@ pub(super) enum Value {
     Kind(Kind),
     /// One of the functions that state dicts need.
     Global(Global),
+    /// A class of the metadata of `torch.distributed.checkpoint`; its objects are dicts of their fields.
+    Class(Class),
     /// Where a container begins.
     Mark,
     /// A container, by its place in the list of those. So values are small and flat while the pickle is read, and a
@@ -75,9 +77,74 @@ impl std::fmt::Display for Global {
     }
 }
 
+/// A class or function of which a folder of `torch.distributed.checkpoint` has objects; only their fields are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Class(&'static str);
+
+impl Class {
+    const ALL: [&'static str; 12] = [
+        "torch.distributed.checkpoint.metadata.Metadata",
+        "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
+        "torch.distributed.checkpoint.metadata.TensorProperties",
+        "torch.distributed.checkpoint.metadata.ChunkStorageMetadata",
+        "torch.distributed.checkpoint.metadata.BytesStorageMetadata",
+        "torch.distributed.checkpoint.metadata.MetadataIndex",
+        "torch.distributed.checkpoint.metadata.StorageMeta",
+        "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
+        "torch.serialization._get_layout",
+        "pathlib.PosixPath",
+        "pathlib._local.PosixPath",
+    ];
+
+    fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|own| *own == name).map(Self)
+    }
+}
+
+/// The dtypes that metadata names.
+const DTYPES: [(&str, Kind); 15] = [
+    ("torch.float32", Kind::Float),
+    ("torch.float64", Kind::Double),
+    ("torch.float16", Kind::Half),
+    ("torch.bfloat16", Kind::BFloat16),
+    ("torch.int64", Kind::Int64),
+    ("torch.int32", Kind::Int),
+    ("torch.int16", Kind::Int16),
+    ("torch.int8", Kind::Int8),
+    ("torch.uint8", Kind::Uint8),
+    ("torch.bool", Kind::Bool),
+    ("torch.complex64", Kind::ComplexFloat),
+    ("torch.complex128", Kind::ComplexDouble),
+    ("torch.float8_e5m2", Kind::Float8e5m2),
+    ("torch.float8_e4m3fn", Kind::Float8e4m3fn),
+    ("torch.float8_e4m3fnuz", Kind::Float8e4m3fnuz),
+];
+
+/// What a pickle may hold besides containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holds {
+    Tensors,
+    /// The metadata of `torch.distributed.checkpoint`.
+    Metadata,
+}
+
 impl Value {
+    /// The class or function of this name, if it is one that such a pickle needs.
+    pub fn named(name: &str, holds: Holds) -> Result<Self, Bad> {
+        if holds == Holds::Metadata {
+            if let Some(class) = Class::of(name) {
+                return Ok(Self::Class(class));
+            }
+            if let Some((_, kind)) = DTYPES.iter().find(|(own, _)| *own == name) {
+                return Ok(Self::Kind(*kind));
+            }
+        }
+        Self::global(name)
+    }
+
     /// The class or function of this name, if it is one that state dicts need.
-    pub fn global(name: &str) -> Result<Self, Bad> {
+    fn global(name: &str) -> Result<Self, Bad> {
         if let Some((_, global)) = Global::ALL.iter().find(|(own, _)| *own == name) {
             return Ok(Self::Global(*global));
         }
@@ -116,8 +183,8 @@ const DEEPEST: usize = 100;
 const MORE: usize = 16;
 
 /// Reads one pickle from the beginning of `bytes`.
-pub(super) fn read(bytes: &[u8]) -> Result<Pickle, Bad> {
-    let (value, reader) = Reader::read(bytes)?;
+pub(super) fn read(bytes: &[u8], holds: Holds) -> Result<Pickle, Bad> {
+    let (value, reader) = Reader::read(bytes, holds)?;
     let length = reader.at();
     let mut tree = Tree { containers: reader.into_containers(), storages: Vec::new(), left: MORE * (length + 64) };
     let value = tree.resolve(&value, 0)?;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::super::Bad;
 use super::damaged;
-use super::pickle::{Global, StorageParts, TensorParts, Value};
+use super::pickle::{Global, Holds, StorageParts, TensorParts, Value};
 
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
@@ -14,12 +14,14 @@ pub(super) struct Reader<'a> {
     memo: HashMap<u32, Value>,
     /// What [`Value::Shared`] refers to.
     containers: Vec<Value>,
+    holds: Holds,
 }
 
 impl<'a> Reader<'a> {
     /// Reads one pickle; returns its value, whose containers are in the reader.
-    pub fn read(bytes: &'a [u8]) -> Result<(Value, Self), Bad> {
-        let mut reader = Self { bytes, at: 0, stack: Vec::new(), memo: HashMap::new(), containers: Vec::new() };
+    pub fn read(bytes: &'a [u8], holds: Holds) -> Result<(Value, Self), Bad> {
+        let (stack, memo, containers) = (Vec::new(), HashMap::new(), Vec::new());
+        let mut reader = Self { bytes, at: 0, stack, memo, containers, holds };
         // Ends, because each operation takes at least one byte.
         while !reader.step()? {}
         Ok((reader.pop()?, reader))
@@ -47,18 +49,17 @@ impl<'a> Reader<'a> {
             b'q' | b'r' | 0x94 | b'h' | b'j' => self.remember_or_recall(operation)?,
             b'c' => {
                 let name = format!("{}.{}", self.line()?, self.line()?);
-                self.stack.push(Value::global(&name)?);
+                self.stack.push(Value::named(&name, self.holds)?);
             }
             0x93 => match (self.pop()?, self.pop()?) {
                 (Value::Text(name), Value::Text(module)) => {
-                    self.stack.push(Value::global(&format!("{module}.{name}"))?);
+                    self.stack.push(Value::named(&format!("{module}.{name}"), self.holds)?);
                 }
                 _ => return damaged("it holds a class without a name"),
             },
             b'Q' => self.storage()?,
             b'R' | 0x81 => self.call()?,
-            // The state of an object: metadata of an OrderedDict, say.
-            b'b' => drop(self.pop()?),
+            b'b' => self.set_state()?,
             b']' | b'}' | b')' | b't' | 0x85..=0x87 | b'l' | b'd' => self.make_container(operation)?,
             b'a' | b'e' | b's' | b'u' => self.fill_container(operation)?,
             _ => {
@@ -202,6 +203,27 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Gives an object its state: metadata of an OrderedDict, say, which is left out, or fields.
+    fn set_state(&mut self) -> Result<(), Bad> {
+        let state = self.pop()?;
+        if self.holds == Holds::Tensors {
+            return Ok(());
+        }
+        let fields = match &state {
+            Value::Shared(place) => match self.containers.get(*place) {
+                Some(Value::Dict(fields)) => fields.clone(),
+                _ => vec![(Value::Text("state".into()), state.clone())],
+            },
+            _ => return damaged("it holds an object whose state is no container"),
+        };
+        let Some(Value::Shared(place)) = self.stack.last() else { return damaged("it holds a state of no object") };
+        match &mut self.containers[*place] {
+            Value::Dict(object) => object.extend(fields),
+            _ => return damaged("it holds a state of no object"),
+        }
+        Ok(())
+    }
+
     /// `('storage', torch.FloatStorage, '0', 'cpu', 12)`; legacy files have one more.
     fn storage(&mut self) -> Result<(), Bad> {
         let parts = self.pop()?;
@@ -224,6 +246,10 @@ impl<'a> Reader<'a> {
     /// Does what the function would do.
     fn call(&mut self) -> Result<(), Bad> {
         let (arguments, function) = (self.pop()?, self.pop()?);
+        if let Value::Class(_) = function {
+            self.share(Value::Dict(vec![(Value::Text("arguments".into()), arguments)]));
+            return Ok(());
+        }
         let Value::Global(function) = function else { return damaged("it holds a call of no function") };
         let arguments = self.tuple(&arguments)?;
         let value = match (function, arguments) {

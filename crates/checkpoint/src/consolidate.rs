@@ -1,0 +1,140 @@
+//! One file of what ranks have saved together.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use overdrive_core::safetensors::{FORMAT_KEY, Layout, Unsupported};
+use overdrive_core::{Entry, Rows, TorchError};
+use tch::{Device, Tensor};
+
+use crate::error::{CheckpointError, Context};
+use crate::folder::sync_folder;
+use crate::manifest::Sharing;
+use crate::together::{Outline, Together, steps};
+
+/// Writes one part of a checkpoint as one safetensors file, which Python's `safetensors` reads: whole tensors, from the
+/// parts of all ranks. The step is returned, by default the newest that all ranks have.
+///
+/// `folder` is that of the run, in which the ranks' folders are. Memory for one mebibyte of tensors is needed. Values that
+/// are not tensors are in the file's metadata, as JSON; tied tensors are written once, as by `safetensors.torch.save_model`.
+/// The file is written under another name, synced and renamed. The program `overdrive-checkpoint consolidate` calls this.
+///
+/// # Errors
+/// [`CheckpointError::NoSuchStep`], [`CheckpointError::Parts`]; [`CheckpointError::OtherRanks`] of a part that is no whole,
+/// such as random generators; [`CheckpointError::Damaged`] when a rank's part is missing or damaged, and
+/// [`CheckpointError::OtherRun`] when it is of another run; [`CheckpointError::Io`].
+///
+/// # Syncs
+/// No.
+///
+/// # Source
+/// `torch.distributed.checkpoint.format_utils.dcp_to_torch_save`; DeepSpeed's `zero_to_fp32.py`
+pub fn consolidate(
+    folder: impl AsRef<Path>,
+    step: Option<u64>,
+    part: &str,
+    file: impl AsRef<Path>,
+) -> Result<u64, CheckpointError> {
+    let together = find(folder.as_ref(), step)?;
+    let found = together.first().parts.get(part);
+    if found.is_some_and(|found| found.ranks == Sharing::Own) {
+        return Err(CheckpointError::OtherRanks { part: part.to_owned(), saved: together.ranks() });
+    }
+    write(&together, part, file.as_ref())?;
+    Ok(together.step)
+}
+
+/// The checkpoint of this step, or the newest that is complete.
+fn find(folder: &Path, step: Option<u64>) -> Result<Together, CheckpointError> {
+    let found = steps(folder)?;
+    if let Some(step) = step {
+        return match found.contains(&step) {
+            true => Together::open(folder, step),
+            false => Err(CheckpointError::NoSuchStep { folder: folder.to_path_buf(), step, found }),
+        };
+    }
+    let mut incomplete = None;
+    for &step in found.iter().rev() {
+        match Together::open(folder, step) {
+            Err(error) if error.is_damage() => incomplete = incomplete.or(Some(error)),
+            other => return other,
+        }
+    }
+    Err(incomplete.unwrap_or(CheckpointError::NoSuchStep { folder: folder.to_path_buf(), step: 0, found }))
+}
+
+fn write(together: &Together, part: &str, file: &Path) -> Result<(), CheckpointError> {
+    let outline = together.outline(part)?;
+    let unsupported = |Unsupported { key, expected, found }| {
+        let part = part.to_owned();
+        CheckpointError::Unsupported { part, key, expected, found }
+    };
+    let (tied, stand_ins) = (outline.tied(), stand_ins(&outline)?);
+    let values = values(&outline, part)?;
+    let mut metadata: BTreeMap<&str, &str> = values.iter().map(|(key, text)| (key.as_str(), text.as_str())).collect();
+    metadata.extend(tied.iter().map(|(name, kept)| (*name, *kept)));
+    metadata.insert(FORMAT_KEY, "pt");
+    let tensors = stand_ins.iter().filter(|(key, _)| !tied.contains_key(key.as_str()));
+    let tensors = tensors.map(|(key, tensor)| (key.as_str(), tensor)).collect();
+    let layout = Layout::of(tensors, &metadata).map_err(unsupported)?;
+
+    let aside = aside(file);
+    let fill = || {
+        let out = File::create(&aside).when("make the file", &aside)?;
+        let put = |bytes: &[u8]| (&out).write_all(bytes).when("write to it", &aside);
+        put(&layout.header)?;
+        for (key, _) in &layout.tensors {
+            if let Some(tensor) = outline.tensors.get(*key) {
+                together.rows(part, key, tensor, Rows::all(&tensor.shape), put)?;
+            }
+        }
+        out.sync_all().when("sync it", &aside)?;
+        fs::rename(&aside, file).when("rename it", &aside)?;
+        sync_folder(file.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new(".")))
+    };
+    let written = fill();
+    if written.is_err() {
+        // The error to report is that of the write.
+        let _ = fs::remove_file(&aside);
+    }
+    written
+}
+
+/// The name of a file that is not complete.
+fn aside(file: &Path) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".writing-");
+    name.push(file.file_name().unwrap_or_default());
+    file.with_file_name(name)
+}
+
+/// Tensors of the same shapes and dtypes, which take no memory.
+fn stand_ins(outline: &Outline) -> Result<Vec<(String, Tensor)>, CheckpointError> {
+    let mut all = Vec::new();
+    for (key, tensor) in &outline.tensors {
+        let number = Tensor::f_empty(&[0i64; 0][..], (tensor.kind, Device::Cpu));
+        let stand_in = number.and_then(|number| number.f_expand(&tensor.shape[..], false));
+        all.push((key.clone(), stand_in.map_err(TorchError::from)?));
+    }
+    Ok(all)
+}
+
+/// The values that are not tensors, as JSON.
+fn values(outline: &Outline, part: &str) -> Result<Vec<(String, String)>, CheckpointError> {
+    let mut values = Vec::new();
+    for (key, entry) in outline.values.iter() {
+        let text = match entry {
+            Entry::Tensor(_) => continue,
+            Entry::Bool(value) => value.to_string(),
+            Entry::Int(value) => value.to_string(),
+            // JSON has no infinities: these are texts.
+            Entry::Float(value) if !value.is_finite() => format!("\"{value}\""),
+            Entry::Float(value) => format!("{value:?}"),
+            Entry::Text(value) => serde_json::to_string(value)
+                .map_err(|error| CheckpointError::Field { name: format!("{part}: {key}"), error })?,
+        };
+        values.push((key.to_owned(), text));
+    }
+    Ok(values)
+}
