@@ -39,6 +39,13 @@ pub enum CompileError {
          (`compile::loss`), or take AdamW, Adam or SGD of overdrive-optim"
     )]
     OtherOptimizer,
+    /// A whole step of parameters whose gradients a `DistributedDataParallel` averages.
+    #[error(
+        "a `DistributedDataParallel` averages the gradients of the optimizer's parameters, and a whole step would use them \
+         as they are: compile the loss by itself (`compile::loss`), run it within `ddp.forward(|| loss_of.run(&batch))`, \
+         and call `ddp.backward`"
+    )]
+    Averaged,
     /// The reason of an earlier error: a step that was refused once stays so.
     #[error("{why}")]
     RefusedBefore {
@@ -161,6 +168,12 @@ pub enum CompileError {
         /// How many there may be.
         shapes: usize,
     },
+    /// What a step depends on is replaced too often for it to be compiled.
+    #[error(
+        "the optimizer's options, groups or state were replaced again and again before a step could be compiled, which takes \
+         three steps: learning rate and momentum may change at each step, and all else only now and then"
+    )]
+    AlwaysAnew,
     /// The optimizer failed.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),

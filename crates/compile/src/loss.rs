@@ -3,7 +3,7 @@
 use overdrive_core::Module;
 use overdrive_ffi::autograd::{self, Backward, BoxError as PassError, Call, GradOptions, Pass};
 use overdrive_ffi::context::grad_enabled;
-use overdrive_ffi::{Form, TensorId};
+use overdrive_ffi::{Form, TensorId, record};
 use tch::{Device, Tensor};
 
 use crate::error::{BoxError, CompileError};
@@ -174,6 +174,8 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'m, M, F> {
             self.seed = Some(Seed::new(device_of(self.model))?);
         }
         let Some(recorder) = Recorder::start(batch)? else { return self.plain(batch) };
+        let params = self.model.named_parameters();
+        let without_grad: Vec<_> = params.iter().filter(|param| !param.tensor().grad().defined()).collect();
         let loss = match self.plain(recorder.batch()) {
             // While it is recorded, the batch's tensors are leaves, which cannot be changed in place.
             Err(error) if batch.iter().any(|tensor| tensor.requires_grad() && !tensor.is_leaf()) => {
@@ -184,6 +186,11 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledLoss<'m, M, F> {
             }
             loss => loss?,
         };
+        if without_grad.iter().any(|param| param.tensor().grad().defined()) {
+            record::refuse(
+                "a backward pass within the closure leaves gradients in parameters, which compiled code would not",
+            );
+        }
         if loss.numel() != 1 {
             let text = format!("the loss has shape {:?}, but should be one number", loss.size());
             return Err(CompileError::Step(text.into()));

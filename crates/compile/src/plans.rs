@@ -28,8 +28,13 @@ pub(crate) struct Plans<K, C> {
     plans: HashMap<K, Plan<C>>,
     /// What is known of batches that differ in their size.
     families: HashMap<K, Family>,
+    /// How many kinds of steps in a row were over before they were compiled.
+    never_compiled: usize,
     why_eager: Option<String>,
 }
+
+/// So many kinds of steps may be over in a row before that is said.
+const NEVER_COMPILED: usize = 6;
 
 #[derive(Debug)]
 enum Plan<C> {
@@ -86,7 +91,8 @@ pub(crate) enum Next<'p, C> {
 
 impl<K: Key, C> Plans<K, C> {
     pub(crate) fn new() -> Self {
-        Self { options: Options::default(), plans: HashMap::new(), families: HashMap::new(), why_eager: None }
+        let (plans, families) = (HashMap::new(), HashMap::new());
+        Self { options: Options::default(), plans, families, never_compiled: 0, why_eager: None }
     }
 
     pub(crate) fn why_eager(&self) -> Option<&str> {
@@ -100,10 +106,12 @@ impl<K: Key, C> Plans<K, C> {
     pub(crate) fn next(&mut self, key: &K) -> Result<Next<'_, C>, CompileError> {
         self.end_trial(key);
         let has_room = self.plans.contains_key(key) || {
-            self.plans.retain(|known, _| !known.is_over(key));
-            self.families.retain(|known, _| !known.is_over(key));
+            self.drop_what_is_over(key);
             self.has_room(key)
         };
+        if self.never_compiled >= NEVER_COMPILED {
+            self.refuse(CompileError::AlwaysAnew)?;
+        }
         if !has_room {
             self.refuse(self.no_room())?;
         }
@@ -121,6 +129,20 @@ impl<K: Key, C> Plans<K, C> {
             None if has_room => Next::First,
             None => Next::Plain,
         })
+    }
+
+    /// Forgets the steps that cannot come again.
+    fn drop_what_is_over(&mut self, now: &K) {
+        self.families.retain(|known, _| !known.is_over(now));
+        let never_compiled = &mut self.never_compiled;
+        self.plans.retain(|known, plan| {
+            let is_over = known.is_over(now);
+            match plan {
+                Plan::Started | Plan::Recorded(_) if is_over => *never_compiled += 1,
+                _ => {}
+            }
+            !is_over
+        });
     }
 
     /// An error if steps of this kind cannot be compiled.
@@ -254,6 +276,7 @@ impl<K: Key, C> Plans<K, C> {
                 }
             }
         };
+        self.never_compiled = 0;
         let graph = Graph::new(code, &trace, &scalars);
         let trial = self.options.auto.then(|| Trial::new(trace.gpus()));
         trace.forget_callers();

@@ -20,6 +20,7 @@ pub(crate) const TORCH: &str = "2.11.0";
 pub(crate) const PROGRAM: &str = concat!(
     "import sys; sys.path = [path for path in sys.path if path]\n\n",
     include_str!("python/cuda.py"),
+    include_str!("python/draws.py"),
     include_str!("python/formulas.py"),
     include_str!("python/compile.py"),
 );

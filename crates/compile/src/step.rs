@@ -1,6 +1,6 @@
 //! A whole training step in one compiled graph: forward pass, loss, gradients and the optimizer's update in place.
 
-use overdrive_core::{Averages, Module, Optimizer, OptimizerId};
+use overdrive_core::{AVERAGED, Averages, Module, Optimizer, OptimizerId};
 use overdrive_ffi::autograd::{self, GradOptions};
 use overdrive_ffi::{Form, TensorId};
 use tch::Tensor;
@@ -153,6 +153,10 @@ impl<'m, M: Module, F: FnMut(&[Tensor]) -> LossResult> CompiledStep<'m, M, F> {
             // Nothing would tell that its options have changed.
             self.steps.refuse(CompileError::OtherOptimizer)?;
             return self.with_loss(state, batch);
+        }
+        if !AVERAGED.is_empty() && AVERAGED.position(&opt.params()).is_some() {
+            self.steps.refuse(CompileError::Averaged)?;
+            return self.plain(state, batch);
         }
         if state.averages.as_ref().is_some_and(|averages| averages.next_weight() == 1.0) {
             return self.plain(state, batch);

@@ -96,14 +96,14 @@ impl Recorder {
         let outside = |(number, tensor): &(i64, Tensor)| Ok((*number, TensorId::of(tensor), Form::of(tensor)?));
         let outside = record.externals.iter().map(outside).collect::<Result<_, TorchError>>().unwrap_or_else(|error| {
             let reason = format!("the step uses a tensor that compiled code cannot take: {error}");
-            record.refusals.push(Refusal { reason, operator: None });
+            record.refusals.push(Refusal { reason, operator: None, caller: None });
             Vec::new()
         });
         let is_unchecked = |operator: &Value| UNCHECKED.contains(&name(operator).as_str());
         record.refusals.extend(operators.iter().enumerate().filter(|(_, operator)| is_unchecked(operator)).map(
             |(place, operator)| {
                 let reason = format!("{} checks its numbers, and compiled code would not", name(operator));
-                Refusal { reason, operator: Some(place) }
+                Refusal { reason, operator: Some(place), caller: None }
             },
         ));
         Ok(Trace { batch, outside, record, operators, update })
@@ -164,7 +164,8 @@ impl Trace {
     /// An error if the step holds something that cannot be compiled.
     pub(crate) fn check(&self) -> Result<(), CompileError> {
         let Some(refusal) = self.record.refusals.first() else { return Ok(()) };
-        let caller = refusal.operator.and_then(|operator| self.record.caller(operator));
+        let of_operator = || refusal.operator.and_then(|operator| self.record.caller(operator));
+        let caller = refusal.caller.clone().or_else(of_operator);
         Err(CompileError::NotRecordable { reason: refusal.reason.clone(), caller })
     }
 

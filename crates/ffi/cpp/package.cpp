@@ -1,8 +1,12 @@
 // Packages made by AOTInductor, run without Python.
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include <ATen/MemoryOverlap.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include "guarded.h"
@@ -15,6 +19,30 @@ struct od_package {
   torch::inductor::AOTIModelPackageLoader loader;
 };
 
+namespace {
+
+// Gives a result memory of its own where it has that of an input or of another result: the compiler leaves operators out
+// that change nothing, such as a product with 1, and what the caller writes to one would change the other.
+void separate(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& inputs) {
+  std::unordered_map<at::StorageImpl*, std::vector<at::Tensor>> parts;
+  for (const auto& input : inputs)
+    if (overdrive::has_storage(input)) parts[&overdrive::storage_of(input)].push_back(input);
+  for (auto& result : results) {
+    if (!overdrive::has_storage(result)) continue;
+    auto& others = parts[&overdrive::storage_of(result)];
+    auto overlaps = [&](const at::Tensor& other) {
+      return at::get_overlap_status(result, other) != at::MemOverlapStatus::No;
+    };
+    if (std::any_of(others.begin(), others.end(), overlaps)) {
+      result = result.clone();
+    } else {
+      others.push_back(result);
+    }
+  }
+}
+
+}  // namespace
+
 od_status od_package_load(const char* path, int32_t device_index, od_package** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] { *out = new od_package(path, static_cast<c10::DeviceIndex>(device_index)); });
 }
@@ -23,11 +51,11 @@ od_status od_package_run(od_package* package, const od_tensor_list* inputs, od_t
                          od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     at::AutoDispatchBelowADInplaceOrView no_history;
-    std::vector<at::Tensor> given;
-    given.reserve(inputs->list.size());
-    for (const at::Tensor& tensor : inputs->list) given.push_back(tensor);
+    const std::vector<at::Tensor> kept(inputs->list.begin(), inputs->list.end());
+    auto results = package->loader.boxed_run(std::vector<at::Tensor>(kept));
+    separate(results, kept);
     auto list = std::make_unique<od_tensor_list>();
-    for (auto& tensor : package->loader.boxed_run(std::move(given))) list->list.push_back(std::move(tensor));
+    for (auto& tensor : results) list->list.push_back(std::move(tensor));
     *out = list.release();
   });
 }

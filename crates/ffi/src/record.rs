@@ -1,10 +1,11 @@
 //! Records a training step as a list of libtorch operators, for `overdrive_compile`, which compiles the list.
 
 use std::backtrace::Backtrace;
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tch::Tensor;
 
@@ -33,6 +34,8 @@ struct Notes {
     callers: Vec<Backtrace>,
     /// Each reason once, with the first operator.
     refusals: Vec<Refusal>,
+    /// Whether the step's operators are all there.
+    is_ended: bool,
 }
 
 /// Why a step cannot be compiled.
@@ -42,6 +45,25 @@ pub struct Refusal {
     pub reason: String,
     /// The recorded operator that it is about; `None` if it is about the step as a whole.
     pub operator: Option<usize>,
+    /// The line that called what is refused, where it is no operator.
+    pub caller: Option<String>,
+}
+
+thread_local! {
+    /// Of the step that this thread records, or has recorded.
+    static NOTES: RefCell<Weak<Mutex<Notes>>> = const { RefCell::new(Weak::new()) };
+}
+
+/// For what does more than its operators, and so would do nothing in compiled code: if this thread records a step, the
+/// step is not compiled, for this reason.
+pub fn refuse(reason: &str) {
+    let Some(notes) = NOTES.with_borrow(Weak::upgrade) else { return };
+    let mut notes = lock(&notes);
+    if notes.is_ended || notes.refusals.iter().any(|refusal| refusal.reason == reason) {
+        return;
+    }
+    let caller = caller_in(&Backtrace::force_capture().to_string());
+    notes.refusals.push(Refusal { reason: reason.to_owned(), operator: None, caller });
 }
 
 /// A recorded step.
@@ -79,7 +101,9 @@ impl Recording {
         let mut out = ptr::null_mut();
         // SAFETY: `owner` is a counted reference that the C++ side gives to `on_drop` once, on success and on failure.
         check(|err| unsafe { raw::od_record_start(owner, on_operator, on_refusal, on_drop, &mut out, err) })?;
-        Ok(NonNull::new(out).map(|recorder| Self { recorder, notes, _not_send: PhantomData }))
+        let Some(recorder) = NonNull::new(out) else { return Ok(None) };
+        NOTES.set(Arc::downgrade(&notes));
+        Ok(Some(Self { recorder, notes, _not_send: PhantomData }))
     }
 
     /// The number of a tensor. One that no recorded operator has made becomes external.
@@ -131,6 +155,7 @@ impl Recording {
     pub fn finish(self, results: &[Tensor]) -> Result<Record, Error> {
         // SAFETY: the recorder is live, and was started on this thread.
         unsafe { raw::od_record_stop(self.recorder.as_ptr()) };
+        lock(&self.notes).is_ended = true;
         let results = results.iter().map(|result| self.number(result)).collect::<Result<Vec<_>, _>>()?;
         let of_operators = lock(&self.notes).refusals.len();
         let mut text = ptr::null_mut();
@@ -146,7 +171,7 @@ impl Recording {
         let externals =
             externals.into_iter().map(|tensor| Ok((self.number(&tensor)?, tensor))).collect::<Result<_, Error>>()?;
         let notes = std::mem::take(&mut *lock(&self.notes));
-        let Notes { callers, refusals } = notes;
+        let Notes { callers, refusals, .. } = notes;
         Ok(Record { operators, externals, written, noticed, results, refusals, callers })
     }
 }
@@ -197,7 +222,7 @@ extern "C" fn on_refusal(owner: *mut c_void, reason: *const c_char) {
     let mut notes = lock(notes);
     let operator = notes.callers.len().checked_sub(1);
     if !notes.refusals.iter().any(|refusal| refusal.reason == reason) {
-        notes.refusals.push(Refusal { reason, operator });
+        notes.refusals.push(Refusal { reason, operator, caller: None });
     }
 }
 

@@ -306,6 +306,7 @@ def main():
     # draws them in place, and may fuse what reads a mask with what is before the draw.
     config.fallback_random = True
     lowering.make_fallback(torch.ops.aten.bernoulli.p, warn=False, override_decomp=True)
+    keep_draws_in_order()
     # Inductor has this program compute their checksums.
     config.aot_inductor.precompile_headers &= shutil.which("openssl") is not None
     # Elsewhere in the folder for temporary files, which all users share.

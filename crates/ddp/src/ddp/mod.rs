@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use overdrive_core::{Activity, Marked, Module, activity};
 use overdrive_ffi::c10d::{self, Reducer};
 use overdrive_ffi::context::grad_enabled;
-use overdrive_ffi::{TensorId, TensorList};
+use overdrive_ffi::{TensorId, TensorList, record};
 use tch::Tensor;
 
 use crate::error::DdpError;
@@ -93,6 +93,10 @@ pub struct DistributedDataParallel {
 const HELD_BACK_UNUSED: &str = "with skip_all_reduce_unused_params every pass averages its gradients: a parameter that the \
                                 last pass of a window does not use would keep those of an earlier one";
 
+/// Why a compiled step cannot have a forward pass of a `DistributedDataParallel` within: gradients would stay local.
+const RECORDED: &str = "`DistributedDataParallel::forward` within the step would prepare no later backward pass: leave it \
+                        out of the closure, and wrap the compiled loss (`ddp.forward(|| loss_of.run(&batch))`)";
+
 #[derive(Debug, Default)]
 struct State {
     /// Backward passes leave the gradients local.
@@ -152,6 +156,7 @@ impl DistributedDataParallel {
         if let Some((name, _)) = self.frozen.iter().find(|(_, tensor)| tensor.requires_grad()) {
             return Err(DdpError::Unfrozen { name: name.clone() });
         }
+        record::refuse(RECORDED);
         self.before_forward()?;
         let mut outputs = model();
         self.after_forward(outputs.tensors_mut())?;

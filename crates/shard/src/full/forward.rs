@@ -5,6 +5,7 @@ use std::fmt::Display;
 use overdrive_ddp::Outputs;
 use overdrive_ffi::autograd::{Backward, BoxError, Call, Pass};
 use overdrive_ffi::context::grad_enabled;
+use overdrive_ffi::record;
 use tch::Tensor;
 
 use super::Shared;
@@ -66,6 +67,7 @@ impl ShardedUnit {
         mut inputs: I,
         forward: impl FnOnce(I) -> Result<O, E>,
     ) -> Result<O, E> {
+        record::refuse("a unit of a `FullyShardedDataParallel` gathers its parameters, which compiled code would not");
         let within = Within::enter(self)?;
         if let Err(error) = within.watch_inputs(inputs.tensors_mut()) {
             within.fail(&error.to_string());

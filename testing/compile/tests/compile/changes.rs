@@ -5,7 +5,7 @@ use overdrive::core::{Module, Optimizer};
 use overdrive::nn;
 use overdrive::optim::{AdamW, Sgd};
 use overdrive_compile as compile;
-use overdrive_compile::Options;
+use overdrive_compile::{LossResult, Options};
 use tch::{Device, Kind, Tensor};
 
 use crate::beside::{follows, follows_changes, strict};
@@ -78,6 +78,27 @@ fn options_that_change_often_leave_steps_compiled() {
         (0..6).for_each(|number| drop(step.run(&mut opt, &batch(number)).unwrap()));
     }
     assert_eq!((calls.get(), step.why_eager()), (4 * 3, None));
+}
+
+/// As by a schedule of the weight decay: no step comes often enough to be compiled, which is said.
+#[test]
+fn options_that_change_at_each_step_are_named() {
+    let _alone = crate::alone();
+    let model = mlp();
+    let mut opt = AdamW::builder(&model).build().unwrap();
+    let loss = |batch: &[Tensor]| -> LossResult { Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1])) };
+    let mut train = |options: Options| {
+        let mut step = compile::step(&model, loss).options(options);
+        let error = (0..12).find_map(|number| {
+            opt.group_mut(0).unwrap().weight_decay(0.01 * number as f64).apply().unwrap();
+            step.run(&mut opt, &batch(number)).err()
+        });
+        (error.map(|error| error.to_string()), step.why_eager().map(str::to_owned))
+    };
+    let (error, why) = train(Options { verbose: false, ..Options::default() });
+    assert!(error.is_none() && why.is_some_and(|why| why.contains("may change at each step")));
+    let (error, _) = train(Options { verbose: false, ..strict() });
+    assert!(error.is_some_and(|error| error.contains("may change at each step")));
 }
 
 #[test]

@@ -58,6 +58,16 @@ fn a_checkpointed_function_that_draws() {
     assert!(error.to_string().contains("draws after the state of a generator was set"), "{error}");
 }
 
+/// Compiled code would leave no gradients in the parameters, which the recorded steps do.
+#[test]
+fn a_backward_pass_within_the_closure() {
+    let error = why(|model, batch| {
+        (model.forward(&batch[0])?.sum(Kind::Float) * 0.1).backward();
+        Ok(model.forward(&batch[0])?.mean(Kind::Float))
+    });
+    assert!(error.to_string().contains("a backward pass within the closure"), "{error}");
+}
+
 /// libtorch's operators refuse probabilities above 1 and indices out of range; compiled code would not.
 #[test]
 fn operators_whose_checks_compiled_code_lacks() {
