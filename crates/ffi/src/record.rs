@@ -62,7 +62,7 @@ pub fn refuse(reason: &str) {
     if notes.is_ended || notes.refusals.iter().any(|refusal| refusal.reason == reason) {
         return;
     }
-    let caller = caller_in(&Backtrace::force_capture().to_string());
+    let caller = caller_in(&Backtrace::force_capture().to_string()).map(|it| it.to_string());
     notes.refusals.push(Refusal { reason: reason.to_owned(), operator: None, caller });
 }
 
