@@ -1,5 +1,5 @@
-"""Random numbers in the order of the record. Inductor takes draws that do not need one another in any order, and leaves out
-those that nothing uses: both would give later draws other numbers of the generator."""
+"""Random numbers in the order of the record. Inductor takes draws that do not need one another in any order, and leaves
+out those that nothing uses: both would give later draws other numbers of the generator."""
 
 import itertools
 
