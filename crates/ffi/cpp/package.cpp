@@ -5,6 +5,7 @@
 
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
+#include "arrivals.h"
 #include "guarded.h"
 #include "record.h"
 #include "storage.h"
@@ -25,7 +26,11 @@ od_status od_package_run(od_package* package, const od_tensor_list* inputs, od_t
     at::AutoDispatchBelowADInplaceOrView no_history;
     std::vector<at::Tensor> given;
     given.reserve(inputs->list.size());
-    for (const at::Tensor& tensor : inputs->list) given.push_back(tensor);
+    for (const at::Tensor& tensor : inputs->list) {
+      // Compiled code reads memory without an operator.
+      overdrive::arrive(tensor);
+      given.push_back(tensor);
+    }
     auto list = std::make_unique<od_tensor_list>();
     for (auto& tensor : package->loader.boxed_run(std::move(given))) list->list.push_back(std::move(tensor));
     *out = list.release();
