@@ -17,10 +17,11 @@ const SIDE: i64 = 64;
 const BYTES: u64 = (SIDE * SIDE * 4) as u64;
 const LAYERS: usize = 6;
 
-type Offloaded = CpuOffloadOptimizer<AdamW>;
+type Offloaded = CpuOffloadOptimizer<Sgd>;
 
-fn adamw(params: Vec<Parameter>) -> Result<AdamW, OptimizerError> {
-    AdamW::builder(params).lr(0.01).weight_decay(0.1).build()
+/// Its updates differ as little as gradients do: a device rounds otherwise.
+fn sgd(params: Vec<Parameter>) -> Result<Sgd, OptimizerError> {
+    Sgd::builder(params).lr(0.1).momentum(0.9).weight_decay(0.1).build()
 }
 
 /// Layers that are used in another order than that of the parameters: one by a view from before, two in a list, and two
@@ -75,15 +76,15 @@ fn train(layers: &Layers, opt: &mut dyn Optimizer) -> Result<Vec<f32>> {
 fn expected() -> Result<Vec<f32>> {
     let layers = Layers::new(Device::Cpu);
     let params = layers.params.iter().map(|it| Parameter::unnamed(it.shallow_clone())).collect();
-    let seen = train(&layers, &mut adamw(params)?)?;
+    let seen = train(&layers, &mut sgd(params)?)?;
     Ok([seen, layers.values()].concat())
 }
 
 fn overlapped(frees: bool) -> Result<Vec<f32>> {
     let layers = Layers::new(GPU);
     let mut opt = match frees {
-        false => Offloaded::new(&layers.params, adamw)?,
-        true => Offloaded::with_offloaded_gradients(&layers.params, adamw)?,
+        false => Offloaded::new(&layers.params, sgd)?,
+        true => Offloaded::with_offloaded_gradients(&layers.params, sgd)?,
     }
     .overlap_forward();
     let seen = train(&layers, &mut opt)?;
@@ -137,7 +138,7 @@ pub fn a_layer_waits_for_its_own_parameters_alone() -> Result<()> {
     let weights: Vec<_> = (0..LAYERS).map(|_| Tensor::ones([SIDE, SIDE], FLOAT).set_requires_grad(true)).collect();
     // In the order in which they are used, which is learnt.
     let reversed: Vec<_> = weights.iter().rev().map(Tensor::shallow_clone).collect();
-    let mut opt = Offloaded::new(&reversed, adamw)?.overlap_forward();
+    let mut opt = Offloaded::new(&reversed, sgd)?.overlap_forward();
     for _ in 0..2 {
         chain(&weights).sum(Kind::Float).f_backward()?;
         opt.step()?;
@@ -170,7 +171,7 @@ pub fn copies_run_beside_the_layers() -> Result<()> {
     fake.set_launch_cost(1.0);
     let time = |overlaps: bool| -> Result<f64> {
         let weights: Vec<_> = (0..LAYERS).map(|_| Tensor::ones([SIDE, SIDE], FLOAT).set_requires_grad(true)).collect();
-        let opt = Offloaded::new(&weights, adamw)?;
+        let opt = Offloaded::new(&weights, sgd)?;
         let mut opt = if overlaps { opt.overlap_forward() } else { opt };
         for _ in 0..2 {
             chain(&weights).sum(Kind::Float).f_backward()?;
@@ -199,7 +200,7 @@ pub fn copies_run_beside_the_layers() -> Result<()> {
 /// What no operator tells of.
 pub fn an_access_past_the_operators_is_an_error_until_it_waits() -> Result<()> {
     let layers = Layers::new(GPU);
-    let mut opt = Offloaded::new(&layers.params, adamw)?.overlap_forward();
+    let mut opt = Offloaded::new(&layers.params, sgd)?.overlap_forward();
     let told = || {
         let caught = catch_unwind(AssertUnwindSafe(|| layers.params[0].data_ptr()));
         caught.err().map(|panic| panic.downcast_ref::<String>().cloned().unwrap_or_default())
@@ -225,8 +226,8 @@ pub fn an_access_past_the_operators_is_an_error_until_it_waits() -> Result<()> {
 /// The masters were stepped, and are not stepped again with the same gradients.
 pub fn a_step_whose_overlapping_copies_fail_is_completed_by_the_next_call() -> Result<()> {
     let (fake, layers, expected) = (fake()?, Layers::new(GPU), Layers::new(Device::Cpu));
-    let mut opt = Offloaded::new(&layers.params, adamw)?.overlap_forward();
-    let mut plain = adamw(expected.params.iter().map(|it| Parameter::unnamed(it.shallow_clone())).collect())?;
+    let mut opt = Offloaded::new(&layers.params, sgd)?.overlap_forward();
+    let mut plain = sgd(expected.params.iter().map(|it| Parameter::unnamed(it.shallow_clone())).collect())?;
     for _ in 0..2 {
         [&layers, &expected].into_iter().try_for_each(|it| it.forward().f_backward())?;
         // Six gradients are copied to the host, then seven parameters to the device.
