@@ -5,7 +5,7 @@ mod cuda_headers;
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 24] = [
+const SOURCES: [&str; 25] = [
     "error",
     "allocations",
     "dispatch",
@@ -16,6 +16,7 @@ const SOURCES: [&str; 24] = [
     "memory",
     "copy_stream",
     "side_stream",
+    "arrivals",
     "timed_event",
     "context",
     "backward_passes",
@@ -64,7 +65,9 @@ fn main() {
         // libtorch's headers include kineto's without their folder.
         .flag("-isystem")
         .flag(libtorch.join("include/kineto"))
-        .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str());
+        .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
+        // As libtorch was built: its headers' classes have members for debugging that it does not set otherwise.
+        .define("NDEBUG", None);
     let mut sources = SOURCES.to_vec();
 
     let has_cuda = lib.join("libtorch_cuda.so").exists();

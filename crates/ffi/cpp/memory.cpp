@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <ATen/ops/from_blob.h>
 
+#include "arrivals.h"
 #include "guarded.h"
 #include "huge_pages.h"
 
@@ -28,6 +29,7 @@ od_status od_host_buffer(int64_t bytes, int32_t pinned, at::Tensor** out, uint8_
 
 od_status od_storage_state(const at::Tensor* tensor, od_storage* out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
+    overdrive::arrive(*tensor);
     const auto& storage = tensor->storage();
     out->owners = storage.use_count();
     // Makes writes of other owners, which are gone now, visible to the caller, which may be the only owner left.

@@ -9,6 +9,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
+#include "arrivals.h"
 #include "guarded.h"
 #include "record.h"
 #include "storage.h"
@@ -51,7 +52,13 @@ od_status od_package_run(od_package* package, const od_tensor_list* inputs, od_t
                          od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     at::AutoDispatchBelowADInplaceOrView no_history;
-    const std::vector<at::Tensor> kept(inputs->list.begin(), inputs->list.end());
+    std::vector<at::Tensor> kept;
+    kept.reserve(inputs->list.size());
+    for (const at::Tensor& tensor : inputs->list) {
+      // Compiled code reads memory without an operator.
+      overdrive::arrive(tensor);
+      kept.push_back(tensor);
+    }
     auto results = package->loader.boxed_run(std::vector<at::Tensor>(kept));
     separate(results, kept);
     auto list = std::make_unique<od_tensor_list>();

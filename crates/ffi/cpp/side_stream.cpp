@@ -8,53 +8,15 @@
 #include <c10/core/StreamGuard.h>
 
 #include "cuda_device.h"
-#include "event_pool.h"
 #include "guarded.h"
-
-namespace {
-
-struct Side {
-  explicit Side(c10::Stream stream) : stream(stream), events(stream.device()) {}
-  const c10::Stream stream;
-  overdrive::EventPool events;
-};
-
-}  // namespace
-
-struct od_side_stream {
-  std::shared_ptr<Side> side;
-};
-
-struct od_transfer {
-  od_transfer(std::shared_ptr<Side> given, at::Tensor on_device, c10::Stream user)
-      : side(std::move(given)), tensor(std::move(on_device)), user(user), copied(side->events.take()) {}
-
-  // Gives the memory back to `user`'s stream. With `record_stream` instead, it would be free only once the host sees
-  // that the copy has ended.
-  ~od_transfer() {
-    try {
-      overdrive::on_device(user.device(), [&] {
-        if (!user_waits) copied.block(user);
-      });
-      side->events.give(std::move(copied));
-    } catch (...) {
-      // The device is lost.
-    }
-  }
-
-  std::shared_ptr<Side> side;
-  at::Tensor tensor;
-  c10::Stream user;
-  c10::Event copied;
-  bool user_waits = false;
-};
+#include "transfer.h"
 
 od_status od_side_stream_new(int32_t device, od_side_stream** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     auto cuda = overdrive::cuda_device(device);
     overdrive::on_device(cuda, [&] {
       auto stream = c10::impl::VirtualGuardImpl(cuda.type()).getStreamFromGlobalPool(cuda);
-      *out = new od_side_stream{std::make_shared<Side>(stream)};
+      *out = new od_side_stream{std::make_shared<overdrive::Side>(stream)};
     });
   });
 }
@@ -94,13 +56,8 @@ od_status od_side_stream_copy(const od_side_stream* side, const at::Tensor* from
 
 od_status od_transfer_tensor(od_transfer* transfer, at::Tensor** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
-    auto user = overdrive::current_stream(transfer->user.device());
-    overdrive::on_device(user.device(), [&] { transfer->copied.block(user); });
-    if (user == transfer->user) {
-      transfer->user_waits = true;
-    } else {
-      transfer->tensor.record_stream(user);
-    }
+    auto user = transfer->block_current();
+    if (user != transfer->user) transfer->tensor.record_stream(user);
     *out = new at::Tensor(transfer->tensor);
   });
 }

@@ -19,6 +19,7 @@
 
 pub mod adamw8bit;
 pub mod allocations;
+mod arrivals;
 pub mod autocast;
 pub mod autograd;
 mod buffer_pool;
@@ -51,6 +52,7 @@ mod package;
 pub mod profiler;
 mod raw;
 mod raw_allocations;
+mod raw_arrivals;
 #[cfg(feature = "distributed")]
 mod raw_c10d;
 mod raw_keep;
@@ -70,6 +72,7 @@ mod tensor_list;
 mod timed_event;
 mod upload;
 
+pub use arrivals::Arrivals;
 pub use buffer_pool::BufferPool;
 pub use copy_stream::{CopyEvent, CopyStream};
 pub use error::{Error, ErrorKind, Trace};

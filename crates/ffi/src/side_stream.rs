@@ -99,6 +99,11 @@ impl Transfer {
         // SAFETY: the call has made a tensor that is ours.
         Ok(unsafe { Tensor::from_ptr(out) })
     }
+
+    /// The handle, which the caller has to free.
+    pub(crate) fn into_raw(self) -> *mut raw::Transfer {
+        std::mem::ManuallyDrop::new(self).0.as_ptr()
+    }
 }
 
 impl Drop for Transfer {

@@ -2,6 +2,7 @@
 
 mod on_device;
 mod on_disk;
+mod overlap;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -24,8 +25,8 @@ const SMALLEST_FILE: usize = 256 << 10;
 ///
 /// The optimizer is built over copies of the parameters in pinned host memory. A step copies the gradients there, waits for
 /// them, steps, and copies the new parameters back while the host goes on; what the device is given after the step waits
-/// for them. Steps are those of the optimizer on a CPU, to the bit. Parameters of a CPU are given to the optimizer
-/// themselves.
+/// for them all, or with [`overlap_forward`](Self::overlap_forward) what uses one for that one. Steps are those of the
+/// optimizer on a CPU, to the bit. Parameters of a CPU are given to the optimizer themselves.
 ///
 /// Gradients may be added up, clipped or unscaled before the step; they are dense. Parameters that something else has
 /// written in place, such as loaded weights, are copied to the host in the next step. What is written past autograd
@@ -167,6 +168,38 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
         Ok(self)
     }
 
+    /// Copies of new parameters to the device overlap with the next forward pass: each one holds up the first operator that
+    /// uses its parameter, in place of all that the device is given after the step. From the second step on they are copied
+    /// in the order in which the pass before has used them. Steps are the same to the bit. For parameters of a CPU it does
+    /// nothing.
+    ///
+    /// Operators of libtorch wait by themselves, on whichever stream they run, and so do compiled steps of
+    /// overdrive-compile. What accesses a parameter's memory without an operator, while its copy may be under way, gets an
+    /// error that names [`wait_for_copies`](Self::wait_for_copies). A CUDA graph that is replayed is seen by nobody: call
+    /// that before it. Two streams that share parameters have to be ordered by the program from the first use on, not from
+    /// the step on. Until all parameters were used, each operator takes the host a little longer.
+    ///
+    /// The step itself does not overlap with the next forward pass: on the host it is one call over all parameters, because
+    /// optimizers count steps and may compute with the norm of all, and a pass with the weights of the step before would
+    /// not be exact (DeepSpeed's `delayed_param_update`).
+    pub fn overlap_forward(mut self) -> Self {
+        if let Some(device) = &mut self.device {
+            device.overlap();
+        }
+        self
+    }
+
+    /// What the device is given from now on waits for the parameters that [`overlap_forward`](Self::overlap_forward) copies.
+    ///
+    /// # Errors
+    /// When CUDA fails.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn wait_for_copies(&mut self) -> Result<(), OptimizerError> {
+        Ok(self.device.as_mut().map_or(Ok(()), OnDevice::arrive)?)
+    }
+
     /// What is wrong before a step.
     fn check(&self) -> Result<(), OptimizerError> {
         check_averaged(self)?;
@@ -283,6 +316,7 @@ impl<O: Optimizer> Optimizer for CpuOffloadOptimizer<O> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         self.check()?;
         let Some(device) = &mut self.device else { return step(&mut self.inner, self.disk.as_ref()) };
+        device.arrive()?;
         device.catch_up()?;
         device.follow()?;
         device.take_gradients()?;
@@ -324,6 +358,7 @@ impl<O: Optimizer> Optimizer for CpuOffloadOptimizer<O> {
     fn params_changed(&mut self) -> Result<(), OptimizerError> {
         if let Some(device) = &mut self.device {
             // Not all that writes says so.
+            device.arrive()?;
             device.copy_params()?;
             device.synchronize()?;
         }

@@ -10,6 +10,7 @@ use overdrive_core::{
 use overdrive_ffi::{GradHook, SideStream, SyncTensor, TensorList, Transfer, empty_pinned, set_grad};
 use tch::Tensor;
 
+use super::overlap::Overlap;
 use crate::layout::dense_strides;
 
 /// So many gradients that are to be freed may be on their way to the host.
@@ -26,6 +27,8 @@ pub(super) struct OnDevice {
     writes: u64,
     /// Whether the copies were stepped, and the parameters do not have all of their values yet.
     owes: bool,
+    /// If copies to the device are to overlap with the forward pass.
+    overlap: Option<Overlap>,
     hooks: Vec<GradHook>,
     /// Marks the parameters whose gradients are freed, so that clipping refuses them.
     marked: Option<Marked>,
@@ -109,6 +112,7 @@ impl OnDevice {
             params: list,
             masters,
             owes: false,
+            overlap: None,
             hooks: Vec::new(),
             marked: None,
         };
@@ -124,6 +128,15 @@ impl OnDevice {
             on_device.marked = Some(STEPPED_IN_BACKWARD.mark(tensors));
         }
         Ok(on_device)
+    }
+
+    pub(super) fn overlap(&mut self) {
+        self.overlap = Some(Overlap::new(self.masters.len()));
+    }
+
+    /// What the device is given from now on waits for the parameters.
+    pub(super) fn arrive(&mut self) -> Result<(), TorchError> {
+        self.overlap.as_mut().map_or(Ok(()), Overlap::end)
     }
 
     pub(super) fn frees(&self) -> bool {
@@ -214,7 +227,8 @@ impl OnDevice {
         self.copies.is_used.store(is_used, Ordering::Relaxed);
     }
 
-    /// The copies were stepped: gives the parameters their values. What the device is given from now on waits.
+    /// The copies were stepped: gives the parameters their values. What the device is given from now on waits, or what uses
+    /// a parameter does.
     pub(super) fn give(&mut self) -> Result<(), TorchError> {
         self.owes = true;
         let given = self.give_all();
@@ -224,11 +238,15 @@ impl OnDevice {
         given
     }
 
-    fn give_all(&self) -> Result<(), TorchError> {
-        let copy = |(at, master)| self.copies.stream.copy(master, &self.params.get(at)?.f_detach()?);
-        let transfers = self.masters.iter().enumerate().map(copy).collect::<Result<Vec<_>, _>>()?;
-        drop(transfers);
-        Ok(())
+    fn give_all(&mut self) -> Result<(), TorchError> {
+        let copy = |at: usize| self.copies.stream.copy(&self.masters[at], &self.params.get(at)?.f_detach()?);
+        match &mut self.overlap {
+            Some(overlap) => {
+                let transfers = overlap.order().iter().map(|&at| copy(at)).collect::<Result<_, _>>()?;
+                overlap.begin(transfers)
+            }
+            None => (0..self.masters.len()).map(copy).collect::<Result<Vec<_>, _>>().map(drop),
+        }
     }
 }
 

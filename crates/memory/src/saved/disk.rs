@@ -1,14 +1,15 @@
 //! Saved tensors in files.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use overdrive_ffi::HostBuffer;
 use overdrive_ffi::autograd::BoxError;
-use overdrive_ffi::saved_tensors::Packed;
+use overdrive_ffi::saved_tensors::{Packed, without_history};
+use overdrive_ffi::{Error as TorchError, HostBuffer, SideStream, empty_pinned};
 use tch::{Device, Kind, Tensor};
 
 use super::Store;
@@ -16,14 +17,15 @@ use super::folder::OwnFolder;
 use super::order::Order;
 use super::work::Worker;
 use crate::error::MemoryError;
-use crate::layout::dense_strides;
+use crate::layout::{dense_strides, has_gaps};
 
 /// So many bytes wait to be written; then the forward pass waits.
 const MOST_WAITING: u64 = 32 << 20;
 /// So many tensors are read before the backward pass asks for them.
 const READ_AHEAD: usize = 2;
 
-/// Keeps tensors in the files of a folder of its own, written and read by a thread.
+/// Keeps tensors in the files of a folder of its own, written and read by a thread. That thread waits for the copies from
+/// a GPU, and nobody else: the copies back come behind them in the same stream.
 pub(super) struct Disk(Arc<Files>);
 
 /// The folder, which is removed with the last tensor in it.
@@ -31,6 +33,7 @@ struct Files {
     folder: OwnFolder,
     worker: Worker,
     next: AtomicU64,
+    streams: Mutex<HashMap<usize, Arc<SideStream>>>,
     stored: Order<OnDisk>,
     waiting: Mutex<u64>,
     written: Condvar,
@@ -46,6 +49,8 @@ struct OnDisk {
     stride: Vec<i64>,
     kind: Kind,
     device: Device,
+    /// For a GPU's copies, to and from pinned memory.
+    stream: Option<Arc<SideStream>>,
     bytes: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -53,7 +58,7 @@ struct OnDisk {
 
 /// Where its values are.
 enum State {
-    /// In memory, to be written.
+    /// In memory, to be written. A GPU's copy to there may be under way.
     Waiting(Tensor),
     InFile,
     /// Being read.
@@ -75,6 +80,7 @@ impl Disk {
             folder: OwnFolder::within(folder).map_err(failed)?,
             worker: Worker::start("saved tensors").map_err(failed)?,
             next: AtomicU64::new(0),
+            streams: Mutex::default(),
             stored: Order::default(),
             waiting: Mutex::new(0),
             written: Condvar::new(),
@@ -86,10 +92,9 @@ impl Store for Disk {
     fn store(&self, tensor: &Tensor) -> Result<Option<Arc<dyn Packed>>, BoxError> {
         let files = &self.0;
         let number = files.next.fetch_add(1, Ordering::Relaxed);
-        // A copy, because the tensor may be changed in place before it is written.
         let (shape, stride) = (tensor.size(), dense_strides(tensor));
-        let mut values = Tensor::f_empty_strided(&shape, &stride, (tensor.kind(), Device::Cpu))?;
-        values.f_copy_(&tensor.f_detach()?)?;
+        let stream = files.stream(tensor.device())?;
+        let values = copied(tensor, &stride, stream.as_deref())?;
         let bytes = values.numel() * values.kind().elt_size_in_bytes();
         files.wait_for_room(bytes as u64);
         let made = files.stored.push(|place| OnDisk {
@@ -100,6 +105,7 @@ impl Store for Disk {
             stride,
             kind: tensor.kind(),
             device: tensor.device(),
+            stream,
             bytes,
             state: Mutex::new(State::Waiting(values)),
             changed: Condvar::new(),
@@ -114,7 +120,33 @@ impl Store for Disk {
     }
 }
 
+/// A copy on the host, because the tensor may be changed in place before it is written.
+fn copied(tensor: &Tensor, stride: &[i64], stream: Option<&SideStream>) -> Result<Tensor, TorchError> {
+    let (shape, kind) = (tensor.size(), tensor.kind());
+    let Some(stream) = stream else {
+        let mut values = Tensor::f_empty_strided(&shape, stride, (kind, Device::Cpu))?;
+        values.f_copy_(&tensor.f_detach()?)?;
+        return Ok(values);
+    };
+    let values = empty_pinned(&[tensor.numel() as i64], kind)?.f_as_strided(&shape, stride, None)?;
+    let dense = if has_gaps(tensor) { tensor.f_contiguous()? } else { without_history(tensor)? };
+    // What the device is given next waits for the copy: it may change the tensor in place, or reuse its memory.
+    drop(stream.copy(&dense, &values)?);
+    Ok(values)
+}
+
 impl Files {
+    /// The stream of a GPU.
+    fn stream(&self, device: Device) -> Result<Option<Arc<SideStream>>, TorchError> {
+        let Device::Cuda(number) = device else { return Ok(None) };
+        let mut streams = lock(&self.streams);
+        if let Some(stream) = streams.get(&number) {
+            return Ok(Some(Arc::clone(stream)));
+        }
+        let made = Arc::new(SideStream::new(number)?);
+        Ok(Some(Arc::clone(streams.entry(number).or_insert(made))))
+    }
+
     fn wait_for_room(&self, bytes: u64) {
         let mut waiting = lock(&self.waiting);
         while *waiting > 0 && *waiting + bytes > MOST_WAITING {
@@ -154,6 +186,9 @@ impl OnDisk {
             _ => return,
         };
         let write = || -> io::Result<()> {
+            if let Some(stream) = &self.stream {
+                stream.synchronize().map_err(io::Error::other)?;
+            }
             let mut bytes = vec![0; self.bytes];
             let flat = values.f_as_strided([values.numel() as i64], [1], None);
             let flat = flat.and_then(|values| values.f_view_dtype(Kind::Uint8)).map_err(io::Error::other)?;
@@ -169,7 +204,8 @@ impl OnDisk {
     }
 
     fn read(&self) -> io::Result<Tensor> {
-        let mut buffer = HostBuffer::zeroed(self.bytes, false).map_err(io::Error::other)?;
+        let buffer = if self.stream.is_some() { HostBuffer::pinned } else { |bytes| HostBuffer::zeroed(bytes, false) };
+        let mut buffer = buffer(self.bytes).map_err(io::Error::other)?;
         File::open(&self.path)?.read_exact(buffer.as_mut_slice())?;
         let flat = buffer.into_tensor(self.kind, &[self.shape.iter().product()]).map_err(io::Error::other)?;
         flat.f_as_strided(&self.shape, &self.stride, None).map_err(io::Error::other)
@@ -197,6 +233,8 @@ impl OnDisk {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         match &*state {
+            // Copied to the GPU behind the copy from there.
+            State::Waiting(values) if self.stream.is_some() => Ok(values.shallow_clone()),
             // A copy: who gets it may change it in place, and it is still to be written.
             State::Waiting(values) => values.f_detach_copy().map_err(|error| Arc::new(io::Error::other(error))),
             State::Failed(error) => Err(Arc::clone(error)),
@@ -214,7 +252,11 @@ impl Packed for OnDisk {
     fn unpack(&self) -> Result<Tensor, BoxError> {
         self.files.read_ahead(self.place);
         let failed = |source| MemoryError::Disk { path: self.path.clone(), source };
-        Ok(self.values().map_err(failed)?.f_to_device(self.device)?)
+        let values = self.values().map_err(failed)?;
+        let Some(stream) = &self.stream else { return Ok(values) };
+        // Of the current stream's memory. libtorch's allocator keeps the pinned memory until the copy has ended.
+        let tensor = Tensor::f_empty_strided(&self.shape, &self.stride, (self.kind, self.device))?;
+        Ok(stream.copy(&values, &tensor)?.tensor()?)
     }
 }
 

@@ -105,7 +105,9 @@ impl SavedTensors {
     /// When nothing can be written there. A tensor that could not be written or read is an error of the backward pass.
     ///
     /// # Syncs
-    /// The forward pass waits while more than 32 MiB are to be written, and for the device for each tensor of a GPU.
+    /// The forward pass waits while more than 32 MiB are to be written, and the backward pass until what it needs is read. A
+    /// GPU's tensors are copied to pinned memory and back in the order of its work: no thread but the one that writes waits
+    /// for the GPU.
     pub fn on_disk(folder: impl AsRef<Path>) -> Result<Self, MemoryError> {
         Ok(Self::new(Arc::new(Disk::new(folder.as_ref())?)))
     }

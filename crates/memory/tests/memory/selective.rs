@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use overdrive_ffi::autocast::{Region, State};
 use overdrive_ffi::autograd::{GradOptions, grad};
+use overdrive_ffi::host_memory;
 use overdrive_memory::{ActivationCheckpoint, Budget, Policy, checkpoint};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -30,6 +31,31 @@ fn a_product_that_is_kept_is_not_computed_again() {
     let gradient = |product: Tensor| tch::no_grad(|| (product.sin().exp() * product.cos()).mm(&weight.tr()));
     assert_eq!(grads(&keeping.sum(Kind::Float), &[&x])[0], gradient(product.shallow_clone()));
     assert_eq!(grads(&plain.sum(Kind::Float), &[&x])[0], gradient(tch::no_grad(|| x.mm(&weight))));
+}
+
+/// The last one of a function, of which no operator saves the result.
+#[test]
+fn a_product_that_the_backward_pass_does_not_need_is_not_kept() {
+    const SIDE: i64 = 64;
+    let _alone = alone();
+    host_memory::count(usize::MAX).unwrap();
+    let (x, weight) = (leaf(&[SIDE, SIDE]), leaf(&[SIDE, SIDE]));
+    let kept = |is_needed: bool| {
+        let before = host_memory::stats().unwrap().allocated;
+        let own = weight.shallow_clone();
+        let run = move |[x]: &[Tensor; 1]| {
+            let product = x.f_sin()?.f_mm(&own)?;
+            if is_needed { product.f_exp()?.f_sin() } else { Ok(product) }
+        };
+        let result = ActivationCheckpoint::default().keep(Policy::Products).run(run, [&x]).unwrap();
+        let loss = result.sum(Kind::Float);
+        drop(result);
+        let kept = host_memory::stats().unwrap().allocated - before;
+        drop(grads(&loss, &[&x]));
+        kept
+    };
+    kept(true);
+    assert_eq!(kept(true) - kept(false), 4 * (SIDE * SIDE) as u64);
 }
 
 #[test]

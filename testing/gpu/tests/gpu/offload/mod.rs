@@ -1,5 +1,6 @@
 //! What is kept on the host for the device: saved tensors, gradients, the state of optimizers.
 
+pub mod overlap;
 pub mod steps;
 pub mod stored;
 

@@ -175,6 +175,28 @@ pub fn a_step_on_the_host_waits_once_and_allocates_nothing() -> Result<()> {
     Ok(())
 }
 
+/// Four tensors of state, which are in files.
+pub fn a_step_with_state_on_disk_waits_once() -> Result<()> {
+    const STEPS: u64 = 3;
+    let (fake, folder) = (fake()?.lend(), tempfile::tempdir()?);
+    let params: Vec<_> = (0..2).map(|_| Tensor::ones([256, 512], FLOAT).set_requires_grad(true)).collect();
+    let mut opt = Offloaded::new(&params, adamw)?.state_on_disk(folder.path())?;
+    let mut step = || -> Result<()> {
+        params.iter().map(|it| it.square().sum(Kind::Float)).sum::<Tensor>().f_backward()?;
+        opt.step()?;
+        Ok(opt.zero_grad()?)
+    };
+    for pace in [Pace::Eager, Pace::Lazy] {
+        fake.set_pace(pace);
+        step()?;
+        fake.reset();
+        fake.trace_waits(true);
+        (0..STEPS).try_for_each(|_| step())?;
+        ensure!(waits(&fake.counts()) == STEPS, "{pace:?}: {}", fake.waits());
+    }
+    Ok(())
+}
+
 pub fn gradients_that_are_freed_leave_the_device() -> Result<()> {
     const BYTES: i64 = 1 << 20;
     let params: Vec<_> = (0..16).map(|_| Tensor::ones([BYTES / 4], FLOAT).set_requires_grad(true)).collect();

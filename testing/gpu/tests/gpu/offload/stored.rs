@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use overdrive::ffi::cuda;
 use overdrive::memory::{Compression, SavedTensors};
 use overdrive::prelude::*;
-use overdrive_fakecuda::{Fake, Pace, waits};
+use overdrive_fakecuda::{Calls, Fake, Pace, waits};
 
 use super::{are_equal, forward, grads, leaf, loss, peak_of_twenty};
 use crate::loading::{paces, watched};
@@ -31,8 +31,68 @@ pub fn tensors_saved_on_disk_are_never_early() -> Result<()> {
     let once = grads(&forward(&x, &weight), &[&x, &weight], Default::default())?;
     let expected: Vec<_> = once.iter().chain(&once).map(Tensor::shallow_clone).collect();
     let saved = SavedTensors::on_disk(folder.path())?.min_bytes(0);
-    for pace in paces(10) {
+    for pace in paces(50) {
         let (found, notes) = watched(pace, || two_steps(&saved, &x, &weight).map(|it| are_equal(&it, &expected)))?;
+        ensure!(notes.is_empty() && found?, "{pace:?}: {}", notes.join("; "));
+    }
+    Ok(())
+}
+
+/// Each wait of one stream for the other is needed, and so is that of the thread that writes.
+pub fn a_forgotten_wait_for_a_tensor_on_disk_is_found() -> Result<()> {
+    let (fake, x, weight, folder) = (fake()?, leaf(), leaf(), tempfile::tempdir()?);
+    let saved = SavedTensors::on_disk(folder.path())?.min_bytes(0);
+    let forgotten = [
+        ("cudaStreamWaitEvent", Calls::Zero),
+        ("cudaStreamWaitEvent", Calls::Others),
+        ("cudaStreamSynchronize", Calls::All),
+    ];
+    for (call, streams) in forgotten {
+        fake.leave_out(call, streams);
+        let (_, notes) = watched(Pace::Lazy, || two_steps(&saved, &x, &weight).map(drop))?;
+        let is_found = |note: &String| note.contains("not ordered") || note.contains("the host");
+        ensure!(notes.iter().any(is_found), "{call}, {streams:?}: {notes:?}");
+    }
+    Ok(())
+}
+
+pub fn nobody_but_the_writer_waits_for_a_tensor_on_disk() -> Result<()> {
+    let (fake, x, weight, folder) = (fake()?.lend(), leaf(), leaf(), tempfile::tempdir()?);
+    let saved = SavedTensors::on_disk(folder.path())?.min_bytes(0);
+    for pace in [Pace::Eager, Pace::Lazy] {
+        fake.set_pace(pace);
+        drop(two_steps(&saved, &x, &weight)?);
+        fake.reset();
+        fake.trace_waits(true);
+        drop(two_steps(&saved, &x, &weight)?);
+        let (waits, text) = (waits(&fake.counts()), fake.waits());
+        fake.trace_waits(false);
+        // How many tensors the thread comes to write before they are dropped is a matter of time.
+        let of_the_writer = text.matches("disk::OnDisk::write").count();
+        ensure!(waits == 0 || of_the_writer > 0, "{pace:?}: {waits} waits, {text}");
+        for caller in ["Store>::store", "Packed>::unpack", "two_steps"] {
+            ensure!(!text.lines().any(|line| line.ends_with(caller)), "{pace:?}: {caller} in {text}");
+        }
+    }
+    Ok(())
+}
+
+/// What the device is given after it was saved comes behind the copy.
+pub fn a_tensor_that_changes_after_it_was_saved_on_disk_is_the_one_that_was_saved() -> Result<()> {
+    let (x, folder) = (leaf(), tempfile::tempdir()?);
+    let saved = SavedTensors::on_disk(folder.path())?.min_bytes(0);
+    let expected = grads(&(&x * 1.0).square().sum(Kind::Float), &[&x], Default::default())?;
+    for pace in paces(10) {
+        let run = || -> Result<Vec<Tensor>> {
+            let mut y = &x * 1.0;
+            let loss = {
+                let _guard = saved.begin()?;
+                y.square().sum(Kind::Float)
+            };
+            drop(tch::no_grad(|| y.fill_(7.0)));
+            grads(&loss, &[&x], Default::default())
+        };
+        let (found, notes) = watched(pace, || run().map(|it| are_equal(&it, &expected)))?;
         ensure!(notes.is_empty() && found?, "{pace:?}: {}", notes.join("; "));
     }
     Ok(())

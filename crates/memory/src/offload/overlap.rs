@@ -1,0 +1,44 @@
+//! Copies of new parameters beside the forward pass.
+
+use overdrive_core::TorchError;
+use overdrive_ffi::{Arrivals, Transfer};
+
+/// In which order parameters are copied to the device, and which copies may be under way.
+#[derive(Debug)]
+pub(super) struct Overlap {
+    /// That in which the program used them the last time, and then the others.
+    order: Vec<usize>,
+    /// How many it used.
+    used: usize,
+    under_way: Option<Arrivals>,
+}
+
+impl Overlap {
+    /// For so many parameters, in their order at first.
+    pub(super) fn new(len: usize) -> Self {
+        Self { order: (0..len).collect(), used: len, under_way: None }
+    }
+
+    pub(super) fn order(&self) -> &[usize] {
+        &self.order
+    }
+
+    /// These copies, in that order, hold up what uses the parameters.
+    pub(super) fn begin(&mut self, transfers: Vec<Transfer>) -> Result<(), TorchError> {
+        self.under_way = Some(Arrivals::new(transfers, self.used)?);
+        Ok(())
+    }
+
+    /// What the device is given from now on waits for all copies.
+    pub(super) fn end(&mut self) -> Result<(), TorchError> {
+        let Some(arrivals) = self.under_way.take() else { return Ok(()) };
+        let used = arrivals.finish()?;
+        if !used.is_empty() {
+            let is_used = |at: &usize| used.contains(at);
+            let others = (0..self.order.len()).filter(|at| !is_used(at));
+            self.order = used.iter().copied().chain(others).map(|at| self.order[at]).collect();
+            self.used = used.len();
+        }
+        Ok(())
+    }
+}
