@@ -161,7 +161,7 @@ pub(crate) struct Pieces {
 pub(crate) const BLOCK: usize = 1 << 20;
 
 /// A value that is not a tensor.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Plain {
     Bool(bool),
@@ -171,14 +171,14 @@ pub(crate) enum Plain {
 }
 
 /// A float; infinities and NaN, which JSON lacks, are strings.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Real {
     Finite(f64),
     Other(NonFinite),
 }
 
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum NonFinite {
     #[serde(rename = "inf")]
     Infinity,

@@ -12,7 +12,7 @@ use tch::Kind;
 
 use crate::error::{CheckpointError, Context};
 use crate::folder::Folder;
-use crate::manifest::{self, Manifest, Part, Rank, Sharing};
+use crate::manifest::{self, Manifest, Part, Plain, Rank, Sharing};
 use crate::read::{Source, names_of, view};
 
 /// The folder of a rank.
@@ -220,10 +220,13 @@ impl Together {
         let mut outline = Outline { values: StateDict::new(), tensors: BTreeMap::new() };
         // The checksums of tensors that are whole, and so the same where several ranks have them.
         let mut whole: BTreeMap<String, String> = BTreeMap::new();
+        let mut plain: BTreeMap<&String, &Plain> = BTreeMap::new();
+        // Slow weights of a wrapper around rows, say.
+        let differs = || CheckpointError::OtherRanks { part: of.to_owned(), saved: self.ranks() };
         for (rank, part) in self.owners(of)? {
             for (key, value) in &part.values {
-                if outline.values.get(key).is_err() {
-                    outline.values.insert(key.clone(), value.clone().into_entry());
+                if *plain.entry(key).or_insert(value) != value {
+                    return Err(differs());
                 }
             }
             let Some(expected) = &part.file else { continue };
@@ -240,8 +243,7 @@ impl Together {
                     if rows.is_none() {
                         let crc32 = pieces.tensors.get(&key).cloned().unwrap_or_default();
                         if *whole.entry(name.clone()).or_insert_with(|| crc32.clone()) != crc32 {
-                            // Slow weights of a wrapper around rows, say.
-                            return Err(CheckpointError::OtherRanks { part: of.to_owned(), saved: self.ranks() });
+                            return Err(differs());
                         }
                     }
                     let (kind, shape, piece) = piece(&source, rank, &key, info, start, rows)?;
@@ -255,6 +257,9 @@ impl Together {
                     tensor.pieces.push(piece);
                 }
             }
+        }
+        for (key, value) in plain {
+            outline.values.insert(key.clone(), value.clone().into_entry());
         }
         outline.tensors.values_mut().for_each(|tensor| tensor.pieces.sort_by_key(|piece| piece.first));
         Ok(outline)
@@ -349,7 +354,10 @@ fn piece(
     let fits = match rows {
         Some(rows) => {
             let all = rows.whole.first().copied().unwrap_or(-1);
-            own.len() == rows.whole.len() && own[1..] == rows.whole[1..] && first >= 0 && first + count <= all
+            own.len() == rows.whole.len()
+                && own[1..] == rows.whole[1..]
+                && first >= 0
+                && first.checked_add(count).is_some_and(|end| end <= all)
         }
         None => true,
     };

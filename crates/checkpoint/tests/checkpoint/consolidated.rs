@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use tch::{Device, Kind, Tensor};
 
 use crate::group::{Rank, run};
-use crate::resharded::{Sharded, save};
+use crate::shards::{Sharded, save};
 use crate::{Plain, model};
 
 #[test]

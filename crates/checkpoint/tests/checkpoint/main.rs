@@ -10,6 +10,7 @@ mod partial;
 mod ranks;
 mod resharded;
 mod round_trip;
+mod shards;
 
 use std::path::Path;
 

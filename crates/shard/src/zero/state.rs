@@ -14,13 +14,11 @@ use crate::plan::{Group, Own, Plan};
 /// `own` instead, which the same rank of as many ranks loads.
 ///
 /// Loads its part, or a whole state, as `consolidate_state_dict` and the optimizer inside over all parameters make it, of
-/// which it keeps its part; ranks do not communicate. A checkpoint of each rank ([`Writers::Each`]) is also loaded by
-/// another number of ranks, and by another way to shard.
+/// which it keeps its part; ranks do not communicate. A checkpoint of each rank (`Writers::Each`) is also loaded by another
+/// number of ranks, and by another way to shard.
 ///
 /// Of a whole state, [`StateError::Mismatch`] tells of groups and names that are not those of all parameters, and
 /// shapes of this rank's part; [`StateError::Unexpected`] of entries that belong to none of the parameters.
-///
-/// [`Writers::Each`]: https://docs.rs/overdrive-checkpoint
 impl<O: Optimizer> Stateful for ZeroRedundancyOptimizer<O> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let Some(entries) = own_entries(&self.plan, self.own.as_ref())? else { return self.own_state() };
