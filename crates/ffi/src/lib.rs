@@ -29,6 +29,7 @@ mod callers;
 #[cfg(feature = "distributed")]
 pub mod compress;
 pub mod context;
+mod copy_ranges;
 mod copy_stream;
 pub mod cuda;
 mod cuda_missing;
@@ -71,6 +72,7 @@ mod timed_event;
 mod upload;
 
 pub use buffer_pool::BufferPool;
+pub use copy_ranges::copy_ranges;
 pub use copy_stream::{CopyEvent, CopyStream};
 pub use error::{Error, ErrorKind, Trace};
 pub use grad_hook::GradHook;
