@@ -38,6 +38,8 @@ pub struct HostBuffer {
 
 // SAFETY: nothing else reads or writes its memory, and any thread may.
 unsafe impl Send for HostBuffer {}
+// SAFETY: a shared reference only reads its bytes.
+unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
     /// Cleared memory of this many bytes, page-locked when `pinned`.

@@ -30,6 +30,7 @@ mod callers;
 #[cfg(feature = "distributed")]
 pub mod compress;
 pub mod context;
+mod copy_ranges;
 mod copy_stream;
 pub mod cuda;
 mod cuda_missing;
@@ -74,6 +75,7 @@ mod upload;
 
 pub use arrivals::Arrivals;
 pub use buffer_pool::BufferPool;
+pub use copy_ranges::copy_ranges;
 pub use copy_stream::{CopyEvent, CopyStream};
 pub use error::{Error, ErrorKind, Trace};
 pub use grad_hook::GradHook;

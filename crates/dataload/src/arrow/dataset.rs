@@ -247,7 +247,7 @@ impl ArrowDataset {
         }
         let columns = join(read, self.columns.empty()?)?;
         let (names, arrays): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
-        Ok(Table::new(names.into_iter(), arrays, rows)?.with_masks(self.columns.masks()))
+        Ok(Table::new(names.into_iter(), arrays, rows, false)?.with_masks(self.columns.masks()))
     }
 
     /// Rows of the selected columns of a record batch.
@@ -292,9 +292,9 @@ fn join(read: Vec<Vec<(Arc<str>, Array)>>, empty: Vec<(Arc<str>, Array)>) -> Res
     for batch in read {
         columns.iter_mut().zip(batch).for_each(|((_, pieces), (_, array))| pieces.push(array));
     }
-    let joined = columns.into_iter().zip(empty).map(|((name, mut pieces), (_, empty))| match pieces.len() {
-        0 | 1 => Ok((name, pieces.pop().unwrap_or(empty))),
-        _ => Ok((name, Array::concat(&pieces)?)),
+    let joined = columns.into_iter().zip(empty).map(|((name, pieces), (_, empty))| match pieces.len() {
+        0 => Ok((name, empty)),
+        _ => Ok((name, Array::concat(pieces)?)),
     });
     joined.collect()
 }

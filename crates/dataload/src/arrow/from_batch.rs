@@ -62,12 +62,12 @@ impl ArrowColumns {
                 Taken::InPlace { buffer, kind, shape } => {
                     columns.push((selected.name.clone(), Column::Tensor(tensor(buffer, kind, &shape)?)));
                     if let Some((name, mask)) = selected.empty_mask(rows)? {
-                        columns.push((name, mask.into_values()?));
+                        columns.push((name, mask.into_values(false)?));
                     }
                 }
                 Taken::Copied(arrays) => {
                     for (name, array) in arrays {
-                        columns.push((name, array.into_values()?));
+                        columns.push((name, array.into_values(false)?));
                     }
                 }
             }

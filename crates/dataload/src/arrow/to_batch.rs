@@ -56,8 +56,21 @@ impl Table {
             let refused = |error: ArrowError| DataError::option("column", format!("{name:?} as an array"), error);
             let data = match column {
                 Column::Tensor(tensor) => of_tensor(tensor, name)?,
-                Column::Ragged(ragged) => of_array(&ragged.0, texts.contains(&name)).map_err(refused)?,
-                Column::Bytes(bytes) => of_array(&bytes.0, texts.contains(&name)).map_err(refused)?,
+                Column::Ragged(ragged) => {
+                    let (element, offsets, values) = ragged.parts();
+                    of_lists(
+                        element,
+                        offsets,
+                        bytes_of(&values.f_to_kind(element.kind())?)?.into(),
+                        texts.contains(&name),
+                    )
+                    .map_err(refused)?
+                }
+                Column::Bytes(bytes) => {
+                    let Array { element, offsets, values, .. } = &*bytes.0;
+                    let bytes = Buffer::from(values.bytes());
+                    of_lists(*element, offsets, bytes, texts.contains(&name)).map_err(refused)?
+                }
             };
             let nulls = match mask_of(name) {
                 Some(Column::Tensor(mask)) => {
@@ -113,11 +126,10 @@ fn of_numbers(data_type: DataType, bytes: Buffer, count: usize) -> Result<ArrayD
 }
 
 /// Lists, or strings and binary values.
-fn of_array(array: &Array, is_text: bool) -> Result<ArrayData, ArrowError> {
-    let mut levels: Vec<&Vec<i64>> = array.offsets.iter().collect();
-    let bytes = Buffer::from(array.values.bytes());
-    let count = array.values.bytes().len() / array.element.bytes();
-    let mut data = match array.element {
+fn of_lists(element: Element, offsets: &[Vec<i64>], bytes: Buffer, is_text: bool) -> Result<ArrayData, ArrowError> {
+    let mut levels: Vec<&Vec<i64>> = offsets.iter().collect();
+    let count = bytes.len() / element.bytes();
+    let mut data = match element {
         Element::Bytes => {
             let ends = levels.pop().cloned().unwrap_or_else(|| vec![0]);
             let data_type = if is_text { DataType::LargeUtf8 } else { DataType::LargeBinary };

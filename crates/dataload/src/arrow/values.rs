@@ -1,6 +1,5 @@
 //! Reads the values at the end of a column's arrays: numbers, strings and indices of a dictionary.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use super::columns::OnNull;
@@ -201,14 +200,16 @@ impl Walk<'_> {
         if u32::try_from(known.rows).is_err() {
             return Err(self.malformed(0, "a dictionary of less than 2^32 values"));
         }
-        let mut values = Cow::Borrowed(known);
+        let with_null;
+        let mut values = known;
         if self.missing.contains(&true) {
             let fill = self.fill(if is_text { 0 } else { element.bytes() });
             let mut words = Words::new(fill.len())?;
             words.bytes_mut().copy_from_slice(&fill);
             let offsets = if is_text { vec![vec![0, fill.len() as i64]] } else { Vec::new() };
             let null = Array { element, rows: 1, per_row: None, offsets, values: words };
-            values = Cow::Owned(known.clone().join(null)?);
+            with_null = Array::joined(&[known, &null])?;
+            values = &with_null;
         }
         let length = |code: &u32| match values.offsets.first() {
             Some(offsets) => (offsets[*code as usize + 1] - offsets[*code as usize]) as u64,

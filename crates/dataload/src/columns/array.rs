@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use super::element::Element;
-use super::words::{Spare, Words};
+use super::ragged::uniform;
+use super::words::Words;
 use crate::DataError;
 
 /// The values of a column, and the offsets of its lists and strings.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Array {
     pub(crate) element: Element,
     pub(crate) rows: usize,
@@ -19,37 +20,14 @@ pub(crate) struct Array {
     pub(crate) values: Words,
 }
 
-/// Values whose number is only known after reading, and the offsets of the lists and strings that they form.
-#[derive(Default)]
-pub(crate) struct Grown {
-    pub(crate) offsets: Vec<Vec<i64>>,
-    pub(crate) values: Vec<u8>,
-}
+/// Rows of a column to be gathered: arrays one behind the other, and the numbers of their rows.
+pub(crate) type Chosen<'a> = (&'a [Array], &'a [u32]);
 
 impl Array {
-    /// Joins the pieces decoded from each row group, in order.
-    pub(crate) fn from_pieces(element: Element, pieces: Vec<Grown>, spare: &Spare) -> Result<Self, DataError> {
-        let parts: Vec<_> = pieces.iter().map(|piece| (piece.offsets.as_slice(), piece.values.as_slice())).collect();
-        Self::from_parts(element, &parts, spare)
-    }
-
-    /// The same for pieces of offsets and values.
-    fn from_parts(element: Element, parts: &[(&[Vec<i64>], &[u8])], spare: &Spare) -> Result<Self, DataError> {
-        let mut values = spare.take(parts.iter().map(|(_, values)| values.len()).sum())?;
-        let mut rest = values.bytes_mut();
-        let levels = parts.first().map_or(0, |(offsets, _)| offsets.len());
-        let mut offsets = vec![vec![0]; levels];
-        for (piece, values) in parts {
-            let (here, tail) = rest.split_at_mut(values.len());
-            here.copy_from_slice(values);
-            rest = tail;
-            for (offsets, piece) in offsets.iter_mut().zip(*piece) {
-                let before = offsets[offsets.len() - 1];
-                offsets.extend(piece.iter().skip(1).map(|offset| before + offset));
-            }
-        }
-        let rows = offsets.first().map_or(0, |offsets| offsets.len() - 1);
-        Ok(Self { element, rows, per_row: None, offsets, values })
+    /// Lists or strings with these offsets and values.
+    pub(crate) fn of_lists(element: Element, offsets: Vec<Vec<i64>>, values: Words) -> Self {
+        let rows = offsets.first().map_or(0, |offsets| offsets.len().saturating_sub(1));
+        Self { element, rows, per_row: None, offsets, values }
     }
 
     /// An array without rows.
@@ -60,27 +38,51 @@ impl Array {
     /// The common length of all lists, for a column of one level of lists; otherwise the first list of another length,
     /// as (row, length).
     pub(crate) fn uniform(&self) -> Result<i64, (usize, i64)> {
-        let [offsets] = self.offsets.as_slice() else { return Err((0, 0)) };
-        let mut lengths = offsets.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
-        let Some((_, first)) = lengths.next() else { return Ok(0) };
-        lengths.find(|(_, length)| *length != first).map_or(Ok(first), Err)
+        match self.offsets.as_slice() {
+            [offsets] => uniform(offsets),
+            _ => Err((0, 0)),
+        }
     }
 
     /// The rows at `rows`, which are below [`rows`](Self::rows).
+    #[cfg(feature = "arrow")]
     pub(crate) fn gather(&self, rows: &[u32]) -> Result<Self, DataError> {
-        let (element, per_row) = (self.element, self.per_row);
-        let stride = per_row.unwrap_or(1) * element.bytes();
-        if self.offsets.is_empty() {
-            let mut values = Words::new(rows.len() * stride)?;
-            gather_fixed(self.values.bytes(), stride, rows, values.bytes_mut());
-            return Ok(Self { element, rows: rows.len(), per_row, offsets: Vec::new(), values });
+        Self::gather_from(&[(std::slice::from_ref(self), rows)], false)
+    }
+
+    /// Some rows of one column, copied once: to pinned memory when `pinned`. There is at least one array, and no row number
+    /// is beyond them.
+    pub(crate) fn gather_from(chosen: &[Chosen<'_>], pinned: bool) -> Result<Self, DataError> {
+        let first = chosen.iter().find_map(|(arrays, _)| arrays.first()).ok_or(DataError::EmptyBatch)?;
+        let (element, per_row) = (first.element, first.per_row);
+        let count = chosen.iter().map(|(_, rows)| rows.len()).sum();
+        if first.offsets.is_empty() {
+            let stride = per_row.unwrap_or(1) * element.bytes();
+            let mut values = Words::with(count * stride, pinned)?;
+            let mut rest = values.bytes_mut();
+            for (arrays, rows) in chosen {
+                let (here, tail) = rest.split_at_mut(rows.len() * stride);
+                match arrays {
+                    [array] => gather_fixed(array.values.bytes(), stride, rows, here),
+                    _ => here.chunks_exact_mut(stride.max(1)).zip(places(arrays, rows)).for_each(
+                        |(out, (array, row))| {
+                            out.copy_from_slice(&array.values.bytes()[row * stride..][..stride]);
+                        },
+                    ),
+                }
+                rest = tail;
+            }
+            return Ok(Self { element, rows: count, per_row, offsets: Vec::new(), values });
         }
         // Level by level, ranges of lists become ranges of their elements.
-        let mut ranges: Vec<Range<usize>> = rows.iter().map(|&row| row as usize..row as usize + 1).collect();
-        let mut offsets = Vec::with_capacity(self.offsets.len());
-        for level in &self.offsets {
-            let mut gathered = vec![0];
-            for range in &mut ranges {
+        let rows = chosen.iter().flat_map(|(arrays, rows)| places(arrays, rows));
+        let mut ranges: Vec<(&Self, Range<usize>)> = rows.map(|(array, row)| (array, row..row + 1)).collect();
+        let mut offsets = Vec::with_capacity(first.offsets.len());
+        for level in 0..first.offsets.len() {
+            let mut gathered = Vec::with_capacity(1 + ranges.iter().map(|(_, range)| range.len()).sum::<usize>());
+            gathered.push(0);
+            for (array, range) in &mut ranges {
+                let level = &array.offsets[level];
                 let (start, end) = (level[range.start], level[range.end]);
                 let before = gathered[gathered.len() - 1] - start;
                 gathered.extend(level[range.start + 1..=range.end].iter().map(|offset| before + offset));
@@ -89,28 +91,53 @@ impl Array {
             offsets.push(gathered);
         }
         let bytes = element.bytes();
-        let mut values = Words::new(ranges.iter().map(|range| range.len() * bytes).sum())?;
-        let (all, mut rest) = (self.values.bytes(), values.bytes_mut());
-        for range in ranges {
+        let mut values = Words::with(ranges.iter().map(|(_, range)| range.len() * bytes).sum(), pinned)?;
+        let mut rest = values.bytes_mut();
+        for (array, range) in ranges {
             let (here, tail) = rest.split_at_mut(range.len() * bytes);
-            here.copy_from_slice(&all[range.start * bytes..range.end * bytes]);
+            here.copy_from_slice(&array.values.bytes()[range.start * bytes..range.end * bytes]);
             rest = tail;
         }
-        Ok(Self { element, rows: rows.len(), per_row, offsets, values })
+        Ok(Self { element, rows: count, per_row, offsets, values })
     }
 
-    /// Appends another array of the same column.
-    pub(crate) fn join(self, next: Self) -> Result<Self, DataError> {
-        Self::concat(&[self, next])
+    /// Joins arrays of the same column, of which there is at least one; a single one is not copied.
+    pub(crate) fn concat(mut arrays: Vec<Self>) -> Result<Self, DataError> {
+        match arrays.len() {
+            1 => arrays.pop().ok_or(DataError::EmptyBatch),
+            _ => Self::joined(&arrays.iter().collect::<Vec<_>>()),
+        }
     }
 
-    /// Joins arrays of the same column, of which there is at least one.
-    pub(crate) fn concat(arrays: &[Self]) -> Result<Self, DataError> {
+    /// A copy of arrays of the same column, of which there is at least one.
+    pub(crate) fn joined(arrays: &[&Self]) -> Result<Self, DataError> {
         let first = arrays.first().ok_or(DataError::EmptyBatch)?;
-        let parts: Vec<_> = arrays.iter().map(|array| (array.offsets.as_slice(), array.values.bytes())).collect();
-        let joined = Self::from_parts(first.element, &parts, &Spare::default())?;
-        Ok(Self { rows: arrays.iter().map(|array| array.rows).sum(), per_row: first.per_row, ..joined })
+        let (element, per_row) = (first.element, first.per_row);
+        let mut values = Words::new(arrays.iter().map(|array| array.values.bytes().len()).sum())?;
+        let mut rest = values.bytes_mut();
+        let mut offsets = vec![vec![0]; first.offsets.len()];
+        for array in arrays {
+            let (here, tail) = rest.split_at_mut(array.values.bytes().len());
+            here.copy_from_slice(array.values.bytes());
+            rest = tail;
+            for (offsets, piece) in offsets.iter_mut().zip(&array.offsets) {
+                let before = offsets[offsets.len() - 1];
+                offsets.extend(piece.iter().skip(1).map(|offset| before + offset));
+            }
+        }
+        Ok(Self { element, rows: arrays.iter().map(|array| array.rows).sum(), per_row, offsets, values })
     }
+}
+
+/// Where these rows of several arrays, one behind the other, are: the array, and the row's number in it.
+fn places<'a>(arrays: &'a [Array], rows: &'a [u32]) -> impl Iterator<Item = (&'a Array, usize)> {
+    let starts: Vec<usize> =
+        arrays.iter().scan(0, |end, array| Some(std::mem::replace(end, *end + array.rows))).collect();
+    rows.iter().map(move |&row| {
+        // The last array that begins at or before the row, which passes over empty ones.
+        let number = starts.partition_point(|&start| start <= row as usize) - 1;
+        (&arrays[number], row as usize - starts[number])
+    })
 }
 
 fn gather_fixed(values: &[u8], stride: usize, rows: &[u32], out: &mut [u8]) {
@@ -135,29 +162,65 @@ fn gather_chunks<const N: usize>(values: &[u8], rows: &[u32], out: &mut [u8]) {
 mod tests {
     use super::*;
 
-    fn bytes(texts: &[&[&str]]) -> Grown {
-        let (mut lists, mut ends, mut values) = (vec![0], vec![0], Vec::new());
-        for list in texts {
+    fn texts(lists: &[&[&str]]) -> Array {
+        let (mut starts, mut ends, mut values) = (vec![0], vec![0], Words::default());
+        for list in lists {
             for text in *list {
-                values.extend_from_slice(text.as_bytes());
-                ends.push(values.len() as i64);
+                values.extend(text.len()).unwrap().copy_from_slice(text.as_bytes());
+                ends.push(values.bytes().len() as i64);
             }
-            lists.push(ends.len() as i64 - 1);
+            starts.push(ends.len() as i64 - 1);
         }
-        Grown { offsets: vec![lists, ends], values }
+        Array::of_lists(Element::Bytes, vec![starts, ends], values)
     }
 
     #[test]
     fn lists_of_texts_are_joined_and_gathered() {
-        let pieces = vec![bytes(&[&["ab", ""], &[]]), bytes(&[]), bytes(&[&["c"], &["d", "ef", "g"]])];
-        let array = Array::from_pieces(Element::Bytes, pieces, &Spare::default()).unwrap();
+        let arrays = || vec![texts(&[&["ab", ""], &[]]), texts(&[]), texts(&[&["c"], &["d", "ef", "g"]])];
+        let array = Array::concat(arrays()).unwrap();
         assert_eq!((array.rows, &array.offsets[0]), (4, &vec![0, 2, 2, 3, 6]));
         assert_eq!((&array.offsets[1], array.values.bytes()), (&vec![0, 2, 2, 3, 4, 6, 7], &b"abcdefg"[..]));
-        let some = array.gather(&[3, 1, 0, 3]).unwrap();
-        assert_eq!((&some.offsets[0], &some.offsets[1]), (&vec![0, 3, 3, 5, 8], &vec![0, 1, 3, 4, 6, 6, 7, 9, 10]));
-        assert_eq!(some.values.bytes(), b"defgabdefg");
-        let joined = array.gather(&[0]).unwrap().join(array.gather(&[1, 2, 3]).unwrap()).unwrap();
-        assert_eq!((joined.rows, joined.offsets, joined.values.bytes()), (4, array.offsets, array.values.bytes()));
+        // From the joined array, from those that were joined, and from both in one batch.
+        let (joined, apart) = ([array], arrays());
+        let sources: [&[Chosen<'_>]; 3] = [
+            &[(&joined, &[3, 1, 0, 3])],
+            &[(&apart, &[3, 1, 0, 3])],
+            &[(&apart, &[3]), (&joined, &[1, 0]), (&apart, &[3])],
+        ];
+        for source in sources {
+            let some = Array::gather_from(source, false).unwrap();
+            assert_eq!((some.rows, &some.offsets[0]), (4, &vec![0, 3, 3, 5, 8]));
+            assert_eq!(
+                (&some.offsets[1], some.values.bytes()),
+                (&vec![0, 1, 3, 4, 6, 6, 7, 9, 10], &b"defgabdefg"[..])
+            );
+        }
+    }
+
+    #[test]
+    fn a_single_array_is_joined_where_it_is() {
+        let array = texts(&[&["abc"]]);
+        let memory = array.values.bytes().as_ptr();
+        assert_eq!(Array::concat(vec![array]).unwrap().values.bytes().as_ptr(), memory);
+        assert!(matches!(Array::concat(Vec::new()), Err(DataError::EmptyBatch)));
+    }
+
+    #[test]
+    fn rows_of_one_length_are_gathered_from_several_arrays() {
+        let array = |values: &[u8]| Array {
+            element: Element::Uint8,
+            rows: values.len() / 2,
+            per_row: Some(2),
+            offsets: Vec::new(),
+            values: {
+                let mut words = Words::new(values.len()).unwrap();
+                words.bytes_mut().copy_from_slice(values);
+                words
+            },
+        };
+        let arrays = [array(&[0, 1, 2, 3]), array(&[]), array(&[4, 5])];
+        let rows = Array::gather_from(&[(&arrays, &[2, 0]), (&arrays[..1], &[1])], false).unwrap();
+        assert_eq!((rows.rows, rows.per_row, rows.values.bytes()), (3, Some(2), &[4, 5, 0, 1, 2, 3][..]));
     }
 
     #[test]

@@ -9,15 +9,17 @@
 mod array;
 mod element;
 mod field;
+mod ragged;
 mod recent;
 mod row;
 mod table;
 mod words;
 
-pub(crate) use array::{Array, Grown};
+pub(crate) use array::{Array, Chosen};
 pub(crate) use element::{Element, encode};
 pub use field::{Field, FieldKind};
+pub use ragged::Ragged;
 pub(crate) use recent::Recent;
 pub use row::{Row, Value};
-pub use table::{BytesColumn, Column, Ragged, Table};
+pub use table::{BytesColumn, Column, Table};
 pub(crate) use words::{Spare, Words};

@@ -115,11 +115,11 @@ fn value(array: Array) -> Result<Value, DataError> {
         Element::Double if plain => Value::Float(number!(f64)),
         Element::Fixed(_) if plain => Value::Bytes(array.values.bytes().to_vec()),
         Element::Bytes if array.offsets.len() == 1 => Value::Bytes(array.values.bytes().to_vec()),
-        Element::Bytes | Element::Fixed(_) => Value::Values(array.into_values()?),
+        Element::Bytes | Element::Fixed(_) => Value::Values(array.into_values(false)?),
         element if array.offsets.len() <= 1 => {
             let length = (array.values.bytes().len() / element.bytes()) as i64;
             Value::Tensor(array.values.into_tensor(element.kind(), &[length])?)
         }
-        _ => Value::Values(array.into_values()?),
+        _ => Value::Values(array.into_values(false)?),
     })
 }

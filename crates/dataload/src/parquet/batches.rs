@@ -6,7 +6,7 @@ use std::thread;
 
 use super::dataset::ParquetDataset;
 use super::epoch::ParquetEpoch;
-use crate::columns::{Array, Recent, Spare, Table};
+use crate::columns::{Array, Chosen, Recent, Spare, Table};
 use crate::permutation::shuffle;
 use crate::rank::Rank;
 use crate::{Cancellation, DataError, Philox, RandomSampler, Sampler};
@@ -55,9 +55,10 @@ pub(super) struct Plan {
 
 /// Decoded row groups, and the order of their rows.
 pub(super) struct Window {
-    pub(super) arrays: Vec<Array>,
-    /// `None` where rows keep their order.
-    order: Option<Vec<u32>>,
+    /// The arrays of each column, as [`ParquetDataset::decode`] gives them.
+    pub(super) columns: Vec<Vec<Array>>,
+    /// The rows in the epoch's order.
+    order: Vec<u32>,
     /// The range of its rows in the epoch.
     pub(super) places: Range<usize>,
 }
@@ -185,13 +186,19 @@ impl ParquetBatches {
     /// # Errors
     /// [`DataError::IndexOutOfRange`] for a number that is not below [`len`](Self::len); as [`ParquetDataset::read`].
     pub fn batch(&self, epoch: u64, number: usize) -> Result<Table, DataError> {
-        self.make(epoch, number, &Cancellation::default()).map(|(batch, _)| batch)
+        self.make(epoch, number, false, &Cancellation::default()).map(|(batch, _)| batch)
     }
 
-    /// The same, which gives up when `cancelled`, and then reads ahead: it decodes the window after the batch's in the
-    /// background.
-    pub(super) fn batch_ahead(&self, epoch: u64, number: usize, cancelled: &Cancellation) -> Result<Table, DataError> {
-        let (batch, plan) = self.make(epoch, number, cancelled)?;
+    /// The same, in pinned memory when `pinned`, which gives up when `cancelled`, and then reads ahead: it decodes the window
+    /// after the batch's in the background.
+    pub(super) fn batch_ahead(
+        &self,
+        epoch: u64,
+        number: usize,
+        pinned: bool,
+        cancelled: &Cancellation,
+    ) -> Result<Table, DataError> {
+        let (batch, plan) = self.make(epoch, number, pinned, cancelled)?;
         let end = self.places(number).end;
         let next = plan.windows.partition_point(|(_, rows)| rows.start < end);
         if next < plan.windows.len()
@@ -211,23 +218,26 @@ impl ParquetBatches {
         Ok(batch)
     }
 
-    fn make(&self, epoch: u64, number: usize, cancelled: &Cancellation) -> Result<(Table, Plan), DataError> {
+    fn make(
+        &self,
+        epoch: u64,
+        number: usize,
+        pinned: bool,
+        cancelled: &Cancellation,
+    ) -> Result<(Table, Plan), DataError> {
         let len = self.len();
         if number >= len {
             return Err(DataError::IndexOutOfRange { index: number, len });
         }
         let (plan, places) = (self.plan(epoch)?, self.places(number));
-        let mut batch: Option<Vec<Array>> = None;
-        for (number, (_, rows)) in plan.windows.iter().enumerate() {
-            if rows.end <= places.start || places.end <= rows.start {
-                continue;
-            }
-            let threads = self.dataset.options.threads;
-            let window = self.recent.get((epoch, number), || self.window_of(&plan, number, threads, cancelled))?;
-            let piece = window.gather(&places)?;
-            batch = Some(join(batch, piece)?);
-        }
-        Ok((self.dataset.table(batch.unwrap_or_default(), places.len())?, plan))
+        let spanned = plan.windows.iter().enumerate();
+        let spanned = spanned.filter(|(_, (_, rows))| places.start < rows.end && rows.start < places.end);
+        let threads = self.dataset.options.threads;
+        let windows = spanned
+            .map(|(number, _)| self.recent.get((epoch, number), || self.window_of(&plan, number, threads, cancelled)));
+        let windows = windows.collect::<Result<Vec<_>, _>>()?;
+        let batch = gather(windows.iter().map(|window| &**window), &places, pinned)?;
+        Ok((self.dataset.table(batch, places.len(), pinned)?, plan))
     }
 
     /// The range of a batch's rows in its epoch.
@@ -306,52 +316,41 @@ impl ParquetBatches {
         let (parts, places) = &plan.windows[number];
         let parts = &plan.parts[parts.clone()];
         let groups: Vec<usize> = parts.iter().map(|(group, _)| *group).collect();
-        let arrays = self.dataset.decode(&groups, threads, &self.spare, cancelled)?;
-        let rows_of = |group: usize| self.dataset.groups[group].rows;
-        let whole = parts.iter().all(|(group, rows)| rows.len() == rows_of(*group));
-        let mut order = None;
-        if self.shuffle || !whole {
-            let (mut first, mut rows) = (0, Vec::with_capacity(places.len()));
-            for (group, part) in parts {
-                // `plan` has checked that there are fewer than 2^32.
-                rows.extend(part.clone().map(|row| (first + row) as u32));
-                first += rows_of(*group);
-            }
-            if self.shuffle {
-                // Each rank has its own range of streams. It has at most `groups + 1` windows, because its piece may
-                // begin and end in one row group.
-                let number = self.rank.number() * (self.dataset.groups.len() as u64 + 2) + number as u64;
-                shuffled(&mut rows, Philox::new(self.seed, ROWS | plan.epoch << 32 | number));
-            }
-            order = Some(rows);
+        let columns = self.dataset.decode(&groups, threads, &self.spare, cancelled)?;
+        let (mut first, mut order) = (0, Vec::with_capacity(places.len()));
+        for (group, part) in parts {
+            // `plan` has checked that there are fewer than 2^32.
+            order.extend(part.clone().map(|row| (first + row) as u32));
+            first += self.dataset.groups[*group].rows;
         }
-        Ok(Window { arrays, order, places: places.clone() })
+        if self.shuffle {
+            // Each rank has its own range of streams. It has at most `groups + 1` windows, because its piece may begin and
+            // end in one row group.
+            let number = self.rank.number() * (self.dataset.groups.len() as u64 + 2) + number as u64;
+            shuffled(&mut order, Philox::new(self.seed, ROWS | plan.epoch << 32 | number));
+        }
+        Ok(Window { columns, order, places: places.clone() })
     }
 }
 
-impl Window {
-    /// The window's rows in this range of the epoch.
-    pub(super) fn gather(&self, places: &Range<usize>) -> Result<Vec<Array>, DataError> {
-        let start = places.start.max(self.places.start) - self.places.start;
-        let end = places.end.min(self.places.end).saturating_sub(self.places.start).max(start);
-        let whole;
-        let rows = match &self.order {
-            Some(order) => &order[start..end],
-            None => {
-                whole = (start as u32..end as u32).collect::<Vec<_>>();
-                whole.as_slice()
-            }
-        };
-        self.arrays.iter().map(|array| array.gather(rows)).collect()
-    }
-}
-
-/// Appends a piece of a batch to the part already there.
-pub(super) fn join(before: Option<Vec<Array>>, piece: Vec<Array>) -> Result<Vec<Array>, DataError> {
-    match before {
-        None => Ok(piece),
-        Some(before) => before.into_iter().zip(piece).map(|(before, piece)| before.join(piece)).collect(),
-    }
+/// The rows in this range of the epoch, of windows one behind the other, in pinned memory when `pinned`.
+pub(super) fn gather<'a>(
+    windows: impl Iterator<Item = &'a Window>,
+    places: &Range<usize>,
+    pinned: bool,
+) -> Result<Vec<Array>, DataError> {
+    let rows = windows.map(|window| {
+        let start = places.start.max(window.places.start) - window.places.start;
+        let end = places.end.min(window.places.end).saturating_sub(window.places.start).max(start);
+        (window, &window.order[start..end])
+    });
+    let rows: Vec<(&Window, &[u32])> = rows.collect();
+    let columns = rows.first().map_or(0, |(window, _)| window.columns.len());
+    let column = |column: usize| {
+        let chosen: Vec<Chosen<'_>> = rows.iter().map(|(window, rows)| (&*window.columns[column], *rows)).collect();
+        Array::gather_from(&chosen, pinned)
+    };
+    (0..columns).map(column).collect()
 }
 
 /// Puts rows into a random order.

@@ -9,7 +9,7 @@ use super::field::Leaf;
 use super::guard::guarded;
 use super::lists::{BadLevels, Lists};
 use super::pages::{ChunkPlace, Pages};
-use crate::columns::{Element, Grown};
+use crate::columns::{Array, Element, Words};
 use crate::{Cancellation, DataError};
 
 /// Rows decoded at a time: few enough for their values to stay in the L1 cache.
@@ -46,11 +46,14 @@ impl Chunk<'_> {
         dispatch(self.element, reader, Flat { chunk: self, out }).unwrap_or_else(|| Err(self.other_type()))
     }
 
-    /// Reads a column of lists, strings, or lists of strings.
-    pub(super) fn read(&self, pages: Pages) -> Result<Grown, DataError> {
+    /// Reads a column of lists, strings, or lists of strings into `memory`, which is empty and grows.
+    pub(super) fn read(&self, pages: Pages, memory: Words) -> Result<Array, DataError> {
         match get_column_reader(self.leaf.descriptor.clone(), Box::new(pages)) {
-            ColumnReader::ByteArrayColumnReader(reader) => self.read_texts(reader),
-            reader => dispatch(self.element, reader, InLists(self)).unwrap_or_else(|| Err(self.other_type())),
+            ColumnReader::ByteArrayColumnReader(reader) => self.read_texts(reader, memory),
+            reader => {
+                let lists = InLists { chunk: self, values: memory };
+                dispatch(self.element, reader, lists).unwrap_or_else(|| Err(self.other_type()))
+            }
         }
     }
 
@@ -132,11 +135,12 @@ impl Chunk<'_> {
     fn read_texts(
         &self,
         mut reader: ColumnReaderImpl<::parquet::data_type::ByteArrayType>,
-    ) -> Result<Grown, DataError> {
+        mut values: Words,
+    ) -> Result<Array, DataError> {
         let mut step = Step::new();
         let mut lists = self.lists();
         let mut present = Vec::new();
-        let (mut values, mut ends) = (Vec::new(), vec![0]);
+        let mut ends = vec![0];
         let (mut row, mut levels) = (0, 0);
         while row < self.rows {
             let rows = self.step(&mut reader, TEXT_STEP.min(self.rows - row), &mut step)?;
@@ -148,19 +152,26 @@ impl Chunk<'_> {
                 pushed.map_err(|bad| self.bad_levels(row, &step, bad))?;
             }
             let mut texts = step.values.iter().map(ByteArray::data);
-            for &present in &present {
+            let texts = present.iter().map(|&present| {
                 let text = if present { texts.next() } else { self.fill };
-                let text = text.ok_or_else(|| self.place.corrupt("as many strings as levels", "fewer"))?;
-                self.check_bytes(values.len() + text.len())?;
-                values.extend_from_slice(text);
-                ends.push(values.len() as i64);
+                text.ok_or_else(|| self.place.corrupt("as many strings as levels", "fewer"))
+            });
+            let texts = texts.collect::<Result<Vec<&[u8]>, _>>()?;
+            let (mut end, bytes) = (values.bytes().len(), texts.iter().map(|text| text.len()).sum());
+            self.check_bytes(end.saturating_add(bytes))?;
+            let mut rest = values.extend(bytes)?;
+            for text in texts {
+                let (here, tail) = rest.split_at_mut(text.len());
+                here.copy_from_slice(text);
+                (rest, end) = (tail, end + text.len());
+                ends.push(end as i64);
             }
             row += rows;
             levels += step.defs.len();
         }
         let mut offsets = self.finish(lists, levels)?;
         offsets.push(ends);
-        Ok(Grown { offsets, values })
+        Ok(Array::of_lists(self.element, offsets, values))
     }
 }
 
@@ -254,10 +265,13 @@ fn filled<E: Pod>(bytes: &[u8], per: usize) -> Option<Vec<E>> {
 }
 
 /// Reads lists of values.
-struct InLists<'a>(&'a Chunk<'a>);
+struct InLists<'a> {
+    chunk: &'a Chunk<'a>,
+    values: Words,
+}
 
 impl Consumer for InLists<'_> {
-    type Output = Result<Grown, DataError>;
+    type Output = Result<Array, DataError>;
 
     fn consume<T: DataType, E: Pod>(
         self,
@@ -265,37 +279,36 @@ impl Consumer for InLists<'_> {
         per: usize,
         convert: fn(&[T::T], &mut [E]) -> Option<usize>,
     ) -> Self::Output {
-        let Self(chunk) = self;
+        let Self { chunk, mut values } = self;
         let mut step = Step::new();
         let mut lists = chunk.lists();
-        let mut present = Vec::new();
-        let (mut values, mut converted) = (Vec::new(), Vec::new());
+        let (mut present, mut converted) = (Vec::new(), Vec::new());
         let (mut row, mut levels) = (0, 0);
         while row < chunk.rows {
             let rows = chunk.step(&mut reader, STEP.min(chunk.rows - row), &mut step)?;
             present.clear();
             let pushed = lists.push(&step.reps, &step.defs, &mut present);
             pushed.map_err(|bad| chunk.bad_levels(row, &step, bad))?;
-            let found = step.values.len();
-            converted.resize(found * per, E::zeroed());
-            if let Some(position) = convert(&step.values, &mut converted) {
-                return Err(chunk.out_of_range(row, &step, position));
-            }
-            chunk.check_bytes(values.len() + present.len() * per * size_of::<E>())?;
-            match found == present.len() {
-                true => values.extend_from_slice(bytemuck::cast_slice(&converted)),
-                false => {
-                    let fewer = || chunk.place.corrupt("as many values as levels", "fewer");
-                    let mut found = converted.chunks_exact(per).map(bytemuck::cast_slice::<E, u8>);
-                    for &present in &present {
-                        values.extend_from_slice(if present { found.next() } else { chunk.fill }.ok_or_else(fewer)?);
-                    }
+            let bytes = present.len() * per * size_of::<E>();
+            chunk.check_bytes(values.bytes().len() + bytes)?;
+            let out: &mut [E] = bytemuck::cast_slice_mut(values.extend(bytes)?);
+            let out_of_range = |position| chunk.out_of_range(row, &step, position);
+            if step.values.len() == present.len() {
+                convert(&step.values, out).map_or(Ok(()), |position| Err(out_of_range(position)))?;
+            } else {
+                converted.resize(step.values.len() * per, E::zeroed());
+                convert(&step.values, &mut converted).map_or(Ok(()), |position| Err(out_of_range(position)))?;
+                let mut found = converted.chunks_exact(per.max(1)).map(bytemuck::cast_slice::<E, u8>);
+                for (out, &present) in out.chunks_exact_mut(per.max(1)).zip(&present) {
+                    let value = if present { found.next() } else { chunk.fill };
+                    let value = value.ok_or_else(|| chunk.place.corrupt("as many values as levels", "fewer"))?;
+                    bytemuck::cast_slice_mut(out).copy_from_slice(value);
                 }
             }
             row += rows;
             levels += step.defs.len();
         }
-        Ok(Grown { offsets: chunk.finish(lists, levels)?, values })
+        Ok(Array::of_lists(chunk.element, chunk.finish(lists, levels)?, values))
     }
 }
 

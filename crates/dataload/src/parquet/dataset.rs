@@ -57,7 +57,7 @@ pub struct ParquetDataset {
     pub(super) columns: Arc<[Selected]>,
     pub(super) options: Options,
     pub(super) buffers: Buffers,
-    pub(super) recent: Arc<Recent<usize, Vec<Array>>>,
+    pub(super) recent: Arc<Recent<usize, Vec<Vec<Array>>>>,
     /// How many row groups all clones together have decoded.
     pub(super) decoded: Arc<AtomicU64>,
 }
@@ -325,9 +325,10 @@ impl ParquetDataset {
     /// # Source
     /// `pyarrow.parquet.ParquetFile.read_row_groups`.
     pub fn read_row_groups(&self, groups: &[usize]) -> Result<Table, DataError> {
-        let arrays = self.decode(groups, self.options.threads, &Spare::default(), &Cancellation::default())?;
+        let columns = self.decode(groups, self.options.threads, &Spare::default(), &Cancellation::default())?;
+        let arrays = columns.into_iter().map(Array::concat).collect::<Result<_, _>>()?;
         let rows = groups.iter().map(|&group| self.groups[group].rows).sum();
-        self.table(arrays, rows)
+        self.table(arrays, rows, false)
     }
 
     /// Batches of `batch_size` rows, in the files' order unless they are shuffled.
@@ -338,8 +339,8 @@ impl ParquetDataset {
         ParquetBatches::new(self.clone(), batch_size)
     }
 
-    pub(super) fn table(&self, arrays: Vec<Array>, rows: usize) -> Result<Table, DataError> {
-        Table::new(self.columns.iter().map(|selected| selected.name.clone()), arrays, rows)
+    pub(super) fn table(&self, arrays: Vec<Array>, rows: usize, pinned: bool) -> Result<Table, DataError> {
+        Table::new(self.columns.iter().map(|selected| selected.name.clone()), arrays, rows, pinned)
     }
 
     /// The leaf of a column in the first file; those of the other files are equal.
@@ -371,7 +372,7 @@ impl Selected {
     }
 }
 
-fn empty_cache() -> Arc<Recent<usize, Vec<Array>>> {
+fn empty_cache() -> Arc<Recent<usize, Vec<Vec<Array>>>> {
     Arc::new(Recent::new(KEPT_GROUPS))
 }
 

@@ -10,7 +10,7 @@ use super::codec::Codec;
 use super::dataset::{Group, ParquetDataset, Selected};
 use super::footer::chunk_range;
 use super::pages::{ChunkPlace, Pages};
-use crate::columns::{Array, Element, FieldKind, Grown, Spare, Words};
+use crate::columns::{Array, Element, FieldKind, Spare, Words};
 use crate::{Cancellation, DataError};
 
 /// A column chunk to decode, and where its values go.
@@ -25,25 +25,26 @@ struct Task<'a> {
 enum Target<'a> {
     /// A slice of the column's final memory.
     Flat(&'a mut [u8]),
-    /// A piece that is joined with the others when all are done.
-    Grown(&'a mut Grown),
+    /// An array of the row group's own, whose memory is there before it is read.
+    Lists(&'a mut Array),
 }
 
 /// A column that is being decoded.
 enum Begun {
     Flat(Words),
-    Grown(Vec<Grown>),
+    Lists(Vec<Array>),
 }
 
 impl ParquetDataset {
-    /// Decodes the selected columns of some row groups, in order, reusing memory of `spare` where it is large enough.
+    /// Decodes the selected columns of some row groups, in order, reusing memory of `spare` where it is large enough: each
+    /// column as arrays one behind the other, one of numbers, or one for each row group of lists and strings.
     pub(super) fn decode(
         &self,
         groups: &[usize],
         threads: usize,
         spare: &Spare,
         cancelled: &Cancellation,
-    ) -> Result<Vec<Array>, DataError> {
+    ) -> Result<Vec<Vec<Array>>, DataError> {
         let len = self.groups.len();
         if let Some(&index) = groups.iter().find(|&&group| group >= len) {
             return Err(DataError::IndexOutOfRange { index, len });
@@ -63,20 +64,33 @@ impl ParquetDataset {
                 }
                 Begun::Flat(spare.take(rows.saturating_mul(element.bytes()))?)
             } else {
-                Begun::Grown(groups.iter().map(|_| Grown::default()).collect())
+                let (levels, leaf) = (self.levels(selected, element), selected.leaf);
+                let begin = |&group| {
+                    let memory = spare.take_empty(self.uncompressed_bytes(group, leaf));
+                    Array::of_lists(element, vec![vec![0]; levels], memory)
+                };
+                Begun::Lists(groups.iter().map(begin).collect())
             });
         }
         self.run(self.tasks(groups, &elements, &mut columns), threads, cancelled)?;
 
         let finish = |((column, selected), &element): ((Begun, &Selected), &Element)| match column {
-            Begun::Flat(values) => Ok(Array { element, rows, per_row: None, offsets: Vec::new(), values }),
-            Begun::Grown(pieces) if pieces.is_empty() => {
-                let levels = self.leaf(selected).field.lists() + usize::from(element == Element::Bytes);
-                self.with_list_size(selected, groups, Array::empty(element, levels))
+            Begun::Flat(values) => Ok(vec![Array { element, rows, per_row: None, offsets: Vec::new(), values }]),
+            Begun::Lists(arrays) if arrays.is_empty() => {
+                let empty = Array::empty(element, self.levels(selected, element));
+                Ok(vec![self.with_list_size(selected, None, empty)?])
             }
-            Begun::Grown(pieces) => self.with_list_size(selected, groups, Array::from_pieces(element, pieces, spare)?),
+            Begun::Lists(arrays) => {
+                let sized = |(array, &group)| self.with_list_size(selected, Some(group), array);
+                arrays.into_iter().zip(groups).map(sized).collect()
+            }
         };
         columns.into_iter().zip(&*self.columns).zip(&elements).map(finish).collect()
+    }
+
+    /// The levels of lists of a column that is not flat; strings are lists of bytes.
+    fn levels(&self, selected: &Selected, element: Element) -> usize {
+        self.leaf(selected).field.lists() + usize::from(element == Element::Bytes)
     }
 
     fn element(&self, selected: &Selected) -> Result<Element, DataError> {
@@ -98,15 +112,17 @@ impl ParquetDataset {
 
     /// About how many bytes a row group's selected columns take when they are decoded.
     pub(super) fn decoded_bytes(&self, group: usize) -> usize {
-        let Group { file, index, rows, .. } = self.groups[group];
         let bytes = |selected: &Selected| match self.leaf(selected).element {
-            Some(element) if self.is_flat(selected, element) => rows.saturating_mul(element.bytes()),
-            _ => {
-                let chunk = self.files[file].metadata.row_group(index).column(selected.leaf);
-                usize::try_from(chunk.uncompressed_size()).unwrap_or(0)
-            }
+            Some(element) if self.is_flat(selected, element) => self.groups[group].rows.saturating_mul(element.bytes()),
+            _ => self.uncompressed_bytes(group, selected.leaf),
         };
         self.columns.iter().map(bytes).fold(0, usize::saturating_add)
+    }
+
+    fn uncompressed_bytes(&self, group: usize, leaf: usize) -> usize {
+        let Group { file, index, .. } = self.groups[group];
+        let chunk = self.files[file].metadata.row_group(index).column(leaf);
+        usize::try_from(chunk.uncompressed_size()).unwrap_or(0)
     }
 
     fn check_bytes(&self, group: usize, element: Element) -> Result<(), DataError> {
@@ -124,13 +140,13 @@ impl ParquetDataset {
     fn tasks<'a>(&'a self, groups: &[usize], elements: &[Element], columns: &'a mut [Begun]) -> Vec<Task<'a>> {
         let mut tasks = Vec::with_capacity(groups.len() * columns.len());
         for ((selected, &element), column) in self.columns.iter().zip(elements).zip(columns) {
-            let (mut flat, mut grown) = match column {
+            let (mut flat, mut lists) = match column {
                 Begun::Flat(values) => (values.bytes_mut(), [].iter_mut()),
-                Begun::Grown(pieces) => (&mut [][..], pieces.iter_mut()),
+                Begun::Lists(arrays) => (&mut [][..], arrays.iter_mut()),
             };
             for &group in groups {
-                let target = match grown.next() {
-                    Some(piece) => Target::Grown(piece),
+                let target = match lists.next() {
+                    Some(array) => Target::Lists(array),
                     None => {
                         let (here, tail) = flat.split_at_mut(self.groups[group].rows * element.bytes());
                         flat = tail;
@@ -181,10 +197,6 @@ impl ParquetDataset {
     fn run_task(&self, task: Task<'_>, cancelled: &Cancellation) -> Result<(), DataError> {
         let group = self.groups[task.group];
         if group.rows == 0 {
-            if let Target::Grown(grown) = task.target {
-                let levels = self.leaf(task.selected).field.lists() + usize::from(task.element == Element::Bytes);
-                grown.offsets = vec![vec![0]; levels];
-            }
             return Ok(());
         }
         let file = &self.files[group.file];
@@ -220,29 +232,25 @@ impl ParquetDataset {
         };
         match task.target {
             Target::Flat(out) => chunk.read_into(pages, out),
-            Target::Grown(grown) => chunk.read(pages).map(|read| *grown = read),
+            Target::Lists(array) => {
+                *array = chunk.read(pages, std::mem::take(&mut array.values))?;
+                Ok(())
+            }
         }
     }
 
     /// Drops the offsets of lists that all must have the length set by `list_size`.
-    fn with_list_size(&self, selected: &Selected, groups: &[usize], array: Array) -> Result<Array, DataError> {
+    fn with_list_size(&self, selected: &Selected, group: Option<usize>, array: Array) -> Result<Array, DataError> {
         let Some(size) = selected.list_size else { return Ok(array) };
-        let uniform = match array.rows {
-            0 => Ok(()),
-            _ => array.uniform().and_then(|length| if length == size as i64 { Ok(()) } else { Err((0, length)) }),
-        };
-        uniform.map_err(|(mut row, length)| {
-            let (mut path, mut index) = (self.files[0].source.path(), 0);
-            for group in groups.iter().map(|&group| self.groups[group]) {
-                (path, index) = (self.files[group.file].source.path(), group.index);
-                if row < group.rows {
-                    break;
-                }
-                row -= group.rows;
-            }
-            let expected = format!("lists of {size} values in column {:?}", selected.name);
-            DataError::layout(path, expected, format!("one of {length} in row {row} of row group {index}"))
-        })?;
+        if let Some(group) = group.filter(|_| array.rows > 0) {
+            let right = |length| if length == size as i64 { Ok(()) } else { Err((0, length)) };
+            array.uniform().and_then(right).map_err(|(row, length)| {
+                let Group { file, index, .. } = self.groups[group];
+                let expected = format!("lists of {size} values in column {:?}", selected.name);
+                let found = format!("one of {length} in row {row} of row group {index}");
+                DataError::layout(self.files[file].source.path(), expected, found)
+            })?;
+        }
         Ok(Array { per_row: Some(size), offsets: Vec::new(), ..array })
     }
 }
@@ -268,7 +276,7 @@ mod tests {
             .zip(&elements)
             .map(|(column, &element)| match dataset.is_flat(column, element) {
                 true => Begun::Flat(Words::new(25 * element.bytes()).unwrap()),
-                false => Begun::Grown(vec![Grown::default()]),
+                false => Begun::Lists(vec![Array::empty(element, dataset.levels(column, element))]),
             })
             .collect();
         let tasks = dataset.tasks(&[0], &elements, &mut columns);
@@ -276,5 +284,24 @@ mod tests {
         for task in tasks {
             assert!(matches!(dataset.run_task(task, &cancelled), Err(DataError::Cancelled)));
         }
+    }
+
+    /// Nothing is joined before rows are gathered for a batch.
+    #[test]
+    fn lists_and_strings_are_decoded_where_they_stay() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet");
+        let dataset = ParquetDataset::from_files([folder.join("nested.parquet")]).unwrap();
+        let dataset = dataset.select(["ints", "deep", "words"]).unwrap();
+        let spare = Spare::default();
+        let memory = (0..6).map(|_| {
+            let words = Words::new(1 << 16).unwrap();
+            let address = words.bytes().as_ptr();
+            spare.give(words, 6);
+            address
+        });
+        let memory: Vec<*const u8> = memory.collect();
+        let columns = dataset.decode(&[0, 1], 1, &spare, &Cancellation::default()).unwrap();
+        assert!(columns.iter().all(|arrays| arrays.len() == 2));
+        assert!(columns.iter().flatten().all(|array| memory.contains(&array.values.bytes().as_ptr())));
     }
 }

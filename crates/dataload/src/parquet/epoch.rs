@@ -6,7 +6,7 @@ use std::vec;
 
 use overdrive_core::{Activity, activity};
 
-use super::batches::{ParquetBatches, Plan, join};
+use super::batches::{ParquetBatches, Plan, gather};
 use super::in_order::InOrder;
 use crate::columns::{Array, Table};
 use crate::{Cancellation, DataError};
@@ -73,11 +73,17 @@ impl ParquetEpoch {
             match self.ready.next() {
                 Some(Piece::Whole(table)) => return Ok(Some(table)),
                 Some(Piece::Part(part)) => {
-                    let batch = join(self.begun.take(), part)?;
+                    let batch = match self.begun.take() {
+                        None => part,
+                        Some(begun) => {
+                            let columns = begun.iter().zip(&part);
+                            columns.map(|(begun, part)| Array::joined(&[begun, part])).collect::<Result<_, _>>()?
+                        }
+                    };
                     let rows = batch.first().map_or(0, |array| array.rows);
                     let expected_rows = self.batches.places(self.number).len();
                     if rows == expected_rows {
-                        return self.batches.dataset.table(batch, rows).map(Some);
+                        return self.batches.dataset.table(batch, rows, false).map(Some);
                     }
                     self.begun = Some(batch);
                 }
@@ -115,16 +121,16 @@ impl ParquetBatches {
                 continue;
             }
             let places = self.places(number);
-            let arrays = window.gather(&places)?;
+            let arrays = gather(std::iter::once(&window), &places, false)?;
             let is_whole = window.places.start <= places.start && places.end <= window.places.end;
             pieces.push(match is_whole {
-                true => Piece::Whole(self.dataset.table(arrays, places.len())?),
+                true => Piece::Whole(self.dataset.table(arrays, places.len(), false)?),
                 false => Piece::Part(arrays),
             });
         }
         // Keep the buffers for reuse, at most those of two windows per thread. Each thread has one window in progress.
-        let most = 2 * self.dataset.options.threads * window.arrays.len();
-        window.arrays.into_iter().for_each(|array| self.spare.give(array.values, most));
+        let most = 2 * self.dataset.options.threads * window.columns.iter().map(Vec::len).sum::<usize>();
+        window.columns.into_iter().flatten().for_each(|array| self.spare.give(array.values, most));
         Ok(pieces)
     }
 }

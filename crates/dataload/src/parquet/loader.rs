@@ -57,8 +57,8 @@ impl MakeBatch {
         }
     }
 
-    fn make(&self, epoch: u64, number: i64, cancelled: &Cancellation) -> Result<Table, DataError> {
-        self.batches().batch_ahead(epoch, number as usize, cancelled)
+    fn make(&self, epoch: u64, number: i64, pinned: bool, cancelled: &Cancellation) -> Result<Table, DataError> {
+        self.batches().batch_ahead(epoch, number as usize, pinned, cancelled)
     }
 }
 
@@ -72,7 +72,7 @@ impl Collate<i64> for MakeBatch {
     /// The batch of epoch 0.
     fn collate(&self, numbers: Vec<i64>) -> Result<Table, DataError> {
         match numbers[..] {
-            [number] => self.make(0, number, &Cancellation::default()),
+            [number] => self.make(0, number, false, &Cancellation::default()),
             _ => Err(more_than_one(numbers.len())),
         }
     }
@@ -82,7 +82,8 @@ impl Collate<i64> for MakeBatch {
             return Err(more_than_one(samples.len()));
         }
         while let Some(number) = samples.next()? {
-            match self.make(samples.epoch(), number.sample, &samples.cancelled()) {
+            let (epoch, pinned, cancelled) = (samples.epoch(), samples.pinned(), samples.cancelled());
+            match self.make(epoch, number.sample, pinned, &cancelled) {
                 Ok(table) => {
                     samples.counts(table.rows());
                     return Ok(table);

@@ -25,10 +25,10 @@ impl ParquetDataset {
         Map::new(self, transform)
     }
 
-    fn row(&self, arrays: &[Array], row: usize) -> Result<Row, DataError> {
+    fn row(&self, columns: &[Vec<Array>], row: usize) -> Result<Row, DataError> {
         // Rows of one row group are indexed with 32 bits.
         let row = u32::try_from(row).map_err(|_| DataError::IndexOutOfRange { index: row, len: u32::MAX as usize })?;
-        let arrays = arrays.iter().map(|array| array.gather(&[row]));
+        let arrays = columns.iter().map(|arrays| Array::gather_from(&[(arrays, &[row])], false));
         Row::new(self.columns.iter().map(|column| column.name.clone()).zip(arrays))
     }
 }

@@ -1,6 +1,6 @@
 //! Shuffled batches: every row once, in the same order on any number of threads and from any first batch.
 
-use overdrive_dataload::{DataError, OnError, ParquetBatches, ParquetDataset, Table, TensorBatch};
+use overdrive_dataload::{DataError, OnError, ParquetBatches, ParquetDataset, Ragged, Table, TensorBatch};
 
 use crate::fixture;
 use crate::parquet::open;
@@ -108,10 +108,14 @@ fn the_tensors_of_a_batch_can_be_moved() {
     assert_eq!(moved.bytes("text").unwrap().get(5), Some(&*text(5)));
     let mut tensors = 0;
     moved.visit_tensors(&mut |_| tensors += 1);
-    assert_eq!((tensors, moved.ragged("ints").unwrap().rows()), (1, 7));
-    // What stays on the host is not copied.
-    let address = |table: &Table| table.ragged("ints").unwrap().offsets(0).unwrap().as_ptr();
-    assert_eq!(address(&moved), address(&batch));
+    // The numbers, and the values and offsets of the lists.
+    let (before, after) = (batch.ragged("ints").unwrap(), moved.ragged("ints").unwrap());
+    assert_eq!((tensors, after.rows()), (3, 7));
+    let values = |lists: &Ragged| floats(&lists.clone().into_tensors().unwrap().0);
+    assert_eq!(values(after), values(before).iter().map(|value| 2.0 * value).collect::<Vec<_>>());
+    // What the host knows is not copied.
+    let address = |lists: &Ragged| lists.offsets(0).unwrap().as_ptr();
+    assert_eq!(address(after), address(before));
     let text = |table: &Table| table.bytes("text").unwrap().get(5).unwrap().as_ptr();
     assert_eq!(text(&moved), text(&batch));
 }

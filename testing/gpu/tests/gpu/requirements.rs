@@ -58,6 +58,7 @@ const FAKE_ONLY: &[&str] = &[
     "loading::later_epochs_ask_the_driver_for_one_epoch_at_most",
     "loading::a_long_epoch_asks_the_driver_for_what_is_under_way_alone",
     "loading::nothing_is_early_or_on_another_device",
+    "loading::tables_with_lists_go_to_the_device_without_waiting",
     "loading::a_missing_wait_is_found",
     "loading::a_missing_record_stream_is_found",
     "loading::a_pinned_buffer_used_again_is_found",

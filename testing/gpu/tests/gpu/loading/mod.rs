@@ -3,6 +3,7 @@
 mod gates;
 mod memory;
 mod planted;
+mod tables;
 
 use anyhow::{Context, Result, ensure};
 use overdrive::dataload::TensorDataset;
@@ -21,6 +22,7 @@ pub use planted::{
     a_batch_dropped_early_is_found, a_loader_that_forgets_a_wait_is_found, a_missing_record_stream_is_found,
     a_missing_wait_is_found, a_pinned_buffer_used_again_is_found,
 };
+pub use tables::{lists_of_tables_arrive_whole, tables_with_lists_go_to_the_device_without_waiting};
 
 const SAMPLES: i64 = 48;
 const BATCH: usize = 8;
