@@ -60,6 +60,17 @@ def ddp_training_of_more(t):
 
 
 @case
+def ddp_mixed_precision(t):
+    """Parameters in float32 during fifty steps whose passes are in bfloat16 or float16, and their sums in either."""
+    from ddp_rank import MIXED
+
+    give_training(t, 2)
+    t.tell("ways", list(MIXED))
+    for name, tensor in ranks_of(2, "train_mixed")[0].items():
+        t.expect(name, tensor)
+
+
+@case
 def ddp_beside_python(t):
     """The same gradients in a group of one Rust rank and one Python rank."""
     give_training(t, 2)

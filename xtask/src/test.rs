@@ -15,12 +15,12 @@ use crate::side_by_side;
 use crate::totals::Totals;
 use crate::workspace::{self, Workspace};
 
-/// Packages whose tests run apart, because they take minutes: Python compiles the steps of one, the other trains on the
+/// Packages whose tests run apart, because they take minutes: Python compiles the steps of one, the others train on the
 /// stand-in for a GPU.
-const APART: [&str; 2] = ["overdrive-compile-tests", "overdrive-gpu-tests"];
+const APART: [&str; 3] = ["overdrive-compile-tests", "overdrive-fault-tests", "overdrive-gpu-tests"];
 
-/// The tests on the stand-in for a GPU: those of its package, and the counts beside PyTorch's.
-const ON_THE_STAND_IN: [&str; 2] = ["gpu", "gates"];
+/// The tests on the stand-in for a GPU: those of its package, the counts beside PyTorch's, and runs with faults.
+const ON_THE_STAND_IN: [&str; 3] = ["gpu", "gates", "faults"];
 
 /// What runs for longest starts first, so that no core is idle at the end.
 const LONGEST: [&str; 6] = ["ranks", "bench", "planted", "convert", "cli", "compose"];
@@ -29,7 +29,7 @@ const LONGEST: [&str; 6] = ["ranks", "bench", "planted", "convert", "cli", "comp
 ///
 /// A test that needs a GPU counts as skipped where there is none. Tests of compiled steps run apart, by
 /// `cargo xtask test -- --test compile`, and so do those on the stand-in for a GPU, by `cargo xtask test -- --test gpu
-/// --test gates`.
+/// --test gates --test faults`.
 #[derive(Args, Default)]
 pub struct Options {
     /// Arguments for `cargo test`: a name to filter by, `-p PACKAGE`, ..; the examples are not run then

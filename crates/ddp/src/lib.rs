@@ -42,7 +42,9 @@ mod sync_batch_norm;
 mod work;
 
 pub use collectives::P2pOp;
-pub use ddp::{BufferHookLocation, DdpBuilder, DistributedDataParallel, JoinOptions, Joinable, NoSync, Outputs};
+pub use ddp::{
+    BufferHookLocation, DdpBuilder, DistributedDataParallel, JoinOptions, Joinable, MixedPrecision, NoSync, Outputs,
+};
 pub use error::{Context, DdpError};
 pub use group::{
     Backend, DEFAULT_NCCL_TIMEOUT, DEFAULT_TIMEOUT, ProcessGroup, ProcessGroupBuilder, init_process_group,

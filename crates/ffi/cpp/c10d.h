@@ -32,6 +32,9 @@ typedef struct {
   int32_t cuda_device;           // NCCL's device; -1: the first that is used
   int32_t one_host;              // all members are on this host: Gloo listens at the loopback
   int64_t timeout_ms;
+  int32_t high_priority;         // NCCL's streams are of high priority
+  const od_group* split_from;    // null, or the group over NCCL whose communicator is split
+  int32_t color;                 // of a split: the same for the members
 } od_group_options;
 
 enum { OD_ALL_REDUCE = 0, OD_ALL_REDUCE_COALESCED = 1, OD_REDUCE = 2, OD_BROADCAST = 3, OD_ALL_GATHER = 4,
@@ -68,7 +71,9 @@ typedef struct {
   int32_t find_unused_parameters;
   int32_t gradient_as_bucket_view;
   int32_t static_graph;
-  int32_t broadcast_buffers;  // only for the log
+  int32_t broadcast_buffers;     // only for the log
+  int32_t low_dtype;             // of passes; -1: the parameters'
+  const od_tensor_list* frozen;  // parameters without gradients, which passes use in that dtype too, or null
 } od_reducer_options;
 
 // c10d_store.cpp
@@ -100,6 +105,8 @@ od_status od_group_new(const od_store* store, const od_group_options* options, o
 // Does not wait for Gloo: a group with work under way is destroyed when that has failed or is done.
 void od_group_free(od_group* group, int64_t timeout_ms) noexcept;
 // Waits for work under way, then frees the communicators. Aborts what is not done by then.
+// Takes part in a split of the group's communicator as a rank that is a member of no part.
+od_status od_group_split_none(const od_group* group, int32_t device, od_error* err) noexcept;
 od_status od_group_close(const od_group* group, int64_t timeout_ms, od_error* err) noexcept;
 od_status od_group_monitored_barrier(const od_group* group, int64_t timeout_ms, int32_t wait_all_ranks,
                                      od_error* err) noexcept;
@@ -141,6 +148,10 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
 void od_reducer_free(od_reducer* reducer) noexcept;
 od_status od_reducer_before_forward(const od_reducer* reducer, int32_t synchronised, int32_t* rebuilt,
                                     od_error* err) noexcept;
+// Begins a pass in the dtype of `low_dtype`, which ends when backward does, or by `od_reducer_raise`. `out`: 0 where one
+// has begun already, or there is no such dtype.
+od_status od_reducer_lower(const od_reducer* reducer, int32_t* out, od_error* err) noexcept;
+od_status od_reducer_raise(const od_reducer* reducer, od_error* err) noexcept;
 // The next backward passes reduce the gradients (arm), or leave them local (disarm).
 od_status od_reducer_arm(const od_reducer* reducer, const od_tensor_list* outputs, od_error* err) noexcept;
 od_status od_reducer_disarm(const od_reducer* reducer, od_error* err) noexcept;

@@ -11,6 +11,8 @@ c10::intrusive_ptr<c10d::Backend> new_gloo(const c10::intrusive_ptr<c10d::Store>
                                            const od_group_options& options);
 c10::intrusive_ptr<c10d::Backend> new_nccl(const c10::intrusive_ptr<c10d::Store>& store,
                                            const od_group_options& options);
+// Takes part in a split of the communicator as a rank that is a member of no part.
+void split_none(const od_group& group, int32_t device);
 // A wrapper of `backend` that compares each collective over ranks, using `helper`, before it runs.
 c10::intrusive_ptr<c10d::Backend> verified(const c10::intrusive_ptr<c10d::Backend>& backend,
                                            const c10::intrusive_ptr<c10d::Backend>& helper);

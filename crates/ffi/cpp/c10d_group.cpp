@@ -162,6 +162,10 @@ void od_group_free(od_group* group, int64_t timeout_ms) noexcept {
   }
 }
 
+od_status od_group_split_none(const od_group* group, int32_t device, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { group->group->locked([&] { overdrive::split_none(*group, device); }); });
+}
+
 od_status od_group_close(const od_group* group, int64_t timeout_ms, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] { close(*group, timeout_ms); });
 }

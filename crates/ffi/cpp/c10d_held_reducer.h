@@ -12,6 +12,7 @@
 
 #include "backward_passes.h"
 #include "c10d_lent_hook.h"
+#include "c10d_low_precision.h"
 #include "grad_hook.h"
 
 namespace overdrive {
@@ -47,6 +48,10 @@ class HeldReducer final : public c10d::Reducer,
   // destructor would do it too, but throws if a hook has been removed by other code.
   void detach() noexcept {
     no_longer_average(params_, this);
+    try {
+      raise(false);
+    } catch (...) {
+    }
     for (const auto& [key, accumulator] : hooks_) accumulator->del_post_hook(key);
     hooks_.clear();
   }
@@ -59,6 +64,39 @@ class HeldReducer final : public c10d::Reducer,
   void compress_to_half() {
     std::lock_guard<std::mutex> lock(mutex_);
     register_builtin_comm_hook(c10d::BuiltinCommHookType::FP16_COMPRESS);
+  }
+
+  // The parameters are of a lower precision now, and become so again in each pass.
+  void set_low(std::unique_ptr<LowPrecision> low) { low_ = std::move(low); }
+
+  // Begins a pass; false if one has begun already. The parameters' accumulators, which call this reducer, are those of
+  // the lower precision; libtorch forgets them when data of another type is set.
+  bool lower() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!low_ || low_->is_low()) return false;
+    low_->lower();
+    for (size_t i = 0; i < params_.size(); ++i)
+      torch::autograd::impl::set_grad_accumulator(params_[i], grad_accumulators_[i]);
+    return true;
+  }
+
+  void raise(bool averaged) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    raises_ = false;
+    if (low_) low_->raise(averaged);
+  }
+
+  // Called when a backward pass begins. Its end comes before the reducer copies the averages to the gradients, so that
+  // they are not rounded.
+  void raise_at_end() {
+    bool averaged;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!low_ || !low_->is_low() || std::exchange(raises_, true)) return;
+      averaged = expect_autograd_hooks_;
+    }
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [self = shared_from_this(), averaged] { self->raise(averaged); });
   }
 
   // The numbers of each bucket's parameters.
@@ -173,7 +211,7 @@ class HeldReducer final : public c10d::Reducer,
 
   bool needs_sink() {
     std::lock_guard<std::mutex> lock(mutex_);
-    return static_graph_ ? !delayed_ : find_unused_parameters_;
+    return low_ || (static_graph_ ? !delayed_ : find_unused_parameters_);
   }
   bool finds_unused() const { return find_unused_parameters_ && !static_graph_; }
 
@@ -188,6 +226,8 @@ class HeldReducer final : public c10d::Reducer,
     for (const auto& param : params_) call_grad_hook(param);
   }
 
+  std::unique_ptr<LowPrecision> low_;
+  bool raises_ = false;  // at the end of the pass under way
   bool delayed_ = false;
   bool defers_ = false;  // the hooks of the pass under way are queued
 };

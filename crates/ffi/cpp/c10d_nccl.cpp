@@ -20,8 +20,21 @@ struct Nccl final : c10d::ProcessGroupNCCL {
     return lock.owns_lock() && workMetaList_.empty();
   }
 
+  // Connects its ranks, as a split needs.
+  void connect(at::Device device) {
+    if (!isInitialized()) eagerConnectSingleDevice(device);
+  }
+
   void outlive_failures() { asyncErrorHandling_ = c10d::NoHandling; }
 };
+
+c10::intrusive_ptr<Nccl> nccl_of(const od_group& group) {
+  for (const auto& backend : group.backends)
+    if (auto nccl = c10::dynamic_intrusive_pointer_cast<Nccl>(backend)) return nccl;
+  TORCH_CHECK(false, "only a communicator of NCCL can be split");
+}
+
+at::Device cuda(int32_t number) { return {at::kCUDA, static_cast<c10::DeviceIndex>(number)}; }
 
 }  // namespace
 
@@ -29,13 +42,27 @@ namespace overdrive {
 
 c10::intrusive_ptr<c10d::Backend> new_nccl(const c10::intrusive_ptr<c10d::Store>& store,
                                            const od_group_options& options) {
-  auto nccl = c10d::ProcessGroupNCCL::Options::create();
+  auto nccl = c10d::ProcessGroupNCCL::Options::create(options.high_priority != 0);
   nccl->timeout = std::chrono::milliseconds(options.timeout_ms);
   nccl->group_name = options.name;
   nccl->global_ranks_in_group.assign(options.global_ranks, options.global_ranks + options.size);
+  if (options.split_from != nullptr) {
+    auto parent = nccl_of(*options.split_from);
+    parent->connect(cuda(options.cuda_device));
+    nccl->split_from = parent;
+    nccl->split_color = options.color;
+  }
   auto backend = c10::make_intrusive<Nccl>(store, options.rank, options.size, nccl);
+  // The other ranks of the parent take part now.
+  if (options.split_from != nullptr) backend->connect(cuda(options.cuda_device));
   backend->setSequenceNumberForGroup();
   return backend;
+}
+
+void split_none(const od_group& group, int32_t device) {
+  auto parent = nccl_of(group);
+  parent->connect(cuda(device));
+  parent->performNocolorSplit(cuda(device));
 }
 
 bool nccl_is_idle(c10d::Backend& backend) {

@@ -10,6 +10,8 @@ c10::intrusive_ptr<c10d::Backend> new_nccl(const c10::intrusive_ptr<c10d::Store>
                      "time (run `cargo xtask setup` and build again, or use Gloo)");
 }
 
+void split_none(const od_group&, int32_t) { TORCH_CHECK(false, "built without NCCL: there is nothing to split"); }
+
 bool nccl_is_idle(c10d::Backend&) { return true; }
 
 void nccl_outlives_failures(c10d::Backend&) {}

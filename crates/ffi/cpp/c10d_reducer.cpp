@@ -38,6 +38,7 @@ struct Sink : torch::autograd::Function<Sink> {
                                                  torch::autograd::variable_list grads) {
     auto weak = c10::static_intrusive_pointer_cast<WeakReducer>(context->saved_data["reducer"].toCapsule());
     auto reducer = weak->reducer.lock();
+    if (reducer) reducer->raise_at_end();
     if (reducer && reducer->takes_delay())
       torch::autograd::Engine::get_default_engine().queue_callback([reducer] { reducer->delay_all_reduce(); });
     grads.emplace_back();
@@ -56,7 +57,10 @@ struct HandOver : torch::autograd::Function<HandOver> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list&) {
     auto weak = c10::static_intrusive_pointer_cast<WeakReducer>(context->saved_data["reducer"].toCapsule());
-    if (auto reducer = weak->reducer.lock()) reducer->hand_over();
+    if (auto reducer = weak->reducer.lock()) {
+      reducer->raise_at_end();
+      reducer->hand_over();
+    }
     return {at::Tensor(), at::Tensor()};
   }
 };
@@ -98,6 +102,30 @@ od_status between_ranks(const od_reducer& reducer, od_error* err, Body&& body) n
   });
 }
 
+// All that a pass uses.
+std::vector<at::Tensor> with_frozen(std::vector<at::Tensor> params, const od_tensor_list* frozen) {
+  if (frozen == nullptr) return params;
+  for (const auto& more : overdrive::to_vector(frozen)) params.push_back(more);
+  return params;
+}
+
+// Ends what `LowPrecision::lower` has begun, also where a constructor fails.
+struct Raised {
+  explicit Raised(overdrive::LowPrecision* low) : low(low) {}
+  Raised(const Raised&) = delete;
+  Raised& operator=(const Raised&) = delete;
+  void now() {
+    if (auto* lowered = std::exchange(low, nullptr)) lowered->raise(false);
+  }
+  ~Raised() {
+    try {
+      now();
+    } catch (...) {
+    }
+  }
+  overdrive::LowPrecision* low;
+};
+
 // Checks before construction: a reducer whose constructor fails halfway leaves hooks behind that call freed memory.
 void check_parameters(const std::vector<at::Tensor>& params) {
   TORCH_CHECK(!params.empty(), "a reducer needs at least one parameter");
@@ -118,6 +146,13 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
     auto tensors = overdrive::to_vector(params);
     check_parameters(tensors);
     std::vector<bool> sparse(are_sparse, are_sparse + tensors.size());
+    std::unique_ptr<overdrive::LowPrecision> low;
+    if (options->low_dtype >= 0) {
+      auto dtype = static_cast<at::ScalarType>(options->low_dtype);
+      low = std::make_unique<overdrive::LowPrecision>(with_frozen(tensors, options->frozen), dtype);
+      low->lower();
+    }
+    Raised raised(low.get());
     auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, bucket_limits(*options), sparse));
     // Gradients become ready in the reverse order of use.
     std::reverse(buckets.begin(), buckets.end());
@@ -135,6 +170,8 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
           std::vector<int64_t>(options->bucket_list, options->bucket_list + options->bucket_list_length));
       overdrive::average(tensors, made->reducer);
     });
+    raised.now();
+    made->reducer->set_low(std::move(low));
     made->logger = std::make_shared<c10d::Logger>(made->reducer);
     made->reducer->set_logger(made->logger);
     // The logger casts every backend named Gloo to Gloo, and would read past the end of the wrapper of a group that
@@ -171,6 +208,14 @@ od_status od_reducer_before_forward(const od_reducer* reducer, int32_t synchroni
     }
     *rebuilt = reducer->reducer->rebuild_buckets();
   });
+}
+
+od_status od_reducer_lower(const od_reducer* reducer, int32_t* out, od_error* err) noexcept {
+  return between_ranks(*reducer, err, [&] { *out = reducer->reducer->lower() ? 1 : 0; });
+}
+
+od_status od_reducer_raise(const od_reducer* reducer, od_error* err) noexcept {
+  return between_ranks(*reducer, err, [&] { reducer->reducer->raise(false); });
 }
 
 od_status od_reducer_arm(const od_reducer* reducer, const od_tensor_list* outputs, od_error* err) noexcept {

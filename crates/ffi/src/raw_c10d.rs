@@ -41,6 +41,9 @@ pub struct GroupOptions {
     pub cuda_device: i32,
     pub one_host: i32,
     pub timeout_ms: i64,
+    pub high_priority: i32,
+    pub split_from: *const Group,
+    pub color: i32,
 }
 
 pub const ALL_REDUCE: i32 = 0;
@@ -95,6 +98,8 @@ pub struct ReducerOptions {
     pub gradient_as_bucket_view: i32,
     pub static_graph: i32,
     pub broadcast_buffers: i32,
+    pub low_dtype: i32,
+    pub frozen: *const TensorList,
 }
 
 pub type Visit = extern "C" fn(*mut c_void, *const u8, usize);
@@ -168,6 +173,7 @@ unsafe extern "C" {
         err: *mut Error,
     ) -> Status;
     pub fn od_group_free(group: *mut Group, timeout_ms: i64);
+    pub fn od_group_split_none(group: *const Group, device: i32, err: *mut Error) -> Status;
     pub fn od_group_close(group: *const Group, timeout_ms: i64, err: *mut Error) -> Status;
     pub fn od_group_monitored_barrier(
         group: *const Group,
@@ -230,6 +236,8 @@ unsafe extern "C" {
         rebuilt: *mut i32,
         err: *mut Error,
     ) -> Status;
+    pub fn od_reducer_lower(reducer: *const Reducer, out: *mut i32, err: *mut Error) -> Status;
+    pub fn od_reducer_raise(reducer: *const Reducer, err: *mut Error) -> Status;
     pub fn od_reducer_arm(reducer: *const Reducer, outputs: *const TensorList, err: *mut Error) -> Status;
     pub fn od_reducer_disarm(reducer: *const Reducer, err: *mut Error) -> Status;
     pub fn od_reducer_close_with_nothing(reducer: *const Reducer, err: *mut Error) -> Status;

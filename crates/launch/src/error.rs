@@ -165,6 +165,9 @@ pub struct FailureReport {
     /// Ranks that failed by themselves within the [failure window](crate::Launch::failure_window) of the first, by
     /// time; at most 8 with the same exit code or signal, and always the one whose error was recorded first.
     pub also: Vec<RankFailure>,
+    /// Nodes that were lost after the first failure, and how, in words. One of them may be its cause: ranks fail when they
+    /// lose those of another node, and often before that node's loss is noticed.
+    pub lost_nodes: Vec<String>,
     /// How the other ranks ended, by rank, including those in `also`. Most were ended by the launcher.
     pub others: Vec<(usize, RankEnd)>,
     /// How often the run was restarted after a failure.
@@ -245,6 +248,9 @@ impl fmt::Display for FailureReport {
                 None => write!(f, "\n  the first error that was recorded was that of rank {rank}: {message}")?,
             }
         }
+        for node in &self.lost_nodes {
+            write!(f, "\n  {node}; that may be the cause")?;
+        }
         self.first.show_error(f, "  ", true)?;
         self.first.show_output(f, "  ")?;
         if !self.also.is_empty() {
@@ -315,8 +321,13 @@ mod tests {
         };
         let code = RankEnd::Code(1);
         let also = vec![failure(1, code, None), failure(2, code, Some(9)), failure(3, code, Some(7))];
-        let report =
-            |end| FailureReport { first: failure(0, end, None), also: also.clone(), others: vec![], restarts: 0 };
+        let report = |end| FailureReport {
+            first: failure(0, end, None),
+            also: also.clone(),
+            lost_nodes: vec![],
+            others: vec![],
+            restarts: 0,
+        };
         assert_eq!(report(code).cause().rank, 3);
         let line = "\n  the first error that was recorded was that of rank 3: error of rank 3\n";
         assert!(report(code).to_string().contains(line), "{}", report(code));

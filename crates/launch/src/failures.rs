@@ -21,13 +21,27 @@ const MOST_LINES: usize = 8;
 pub struct Failures {
     pub first_at: Instant,
     pub first: RankFailure,
-    /// By time.
+    later: Box<Later>,
+}
+
+/// What follows the first failure.
+#[derive(Debug)]
+struct Later {
+    /// Further failures, by time.
     also: Vec<RankFailure>,
+    /// Nodes that were lost, and how.
+    lost: Vec<String>,
 }
 
 impl Failures {
     pub fn new(first_at: Instant, first: RankFailure, also: Vec<RankFailure>) -> Self {
-        Self { first_at, first, also: limited(also) }
+        Self { first_at, first, later: Box::new(Later { also: limited(also), lost: Vec::new() }) }
+    }
+
+    /// Ranks fail when they lose those of another node, and often before that node's loss is noticed.
+    pub fn with_lost(mut self, node: String) -> Self {
+        self.later.lost.push(node);
+        self
     }
 
     /// As another host reports them, with the age of the first failure, because the hosts' clocks differ.
@@ -38,7 +52,7 @@ impl Failures {
 
     /// The age of the first failure, the first failure, and the others by time.
     pub fn into_parts(self) -> (Duration, RankFailure, Vec<RankFailure>) {
-        (self.first_at.elapsed(), self.first, self.also)
+        (self.first_at.elapsed(), self.first, self.later.also)
     }
 
     /// The failures of both. Ranks that failed later than `window` after the first are dropped: they may have failed
@@ -46,27 +60,34 @@ impl Failures {
     pub fn merge(self, other: Self, window: Duration) -> Self {
         let (earlier, later) = if other.first_at < self.first_at { (other, self) } else { (self, other) };
         let between = later.first_at.duration_since(earlier.first_at);
-        let later = iter::once(later.first).chain(later.also).map(|mut rank| {
+        let mut lost = earlier.later.lost;
+        lost.extend(later.later.lost);
+        let later = iter::once(later.first).chain(later.later.also).map(|mut rank| {
             rank.after = rank.after.saturating_add(between);
             rank
         });
-        let mut also: Vec<RankFailure> = earlier.also.into_iter().chain(later).collect();
+        let mut also: Vec<RankFailure> = earlier.later.also.into_iter().chain(later).collect();
         also.retain(|rank| rank.after <= window);
         also.sort_by_key(|rank| rank.after);
-        Self::new(earlier.first_at, earlier.first, also)
+        let mut both = Self::new(earlier.first_at, earlier.first, also);
+        both.later.lost = lost;
+        both
     }
 
     /// The failures on one line.
     pub fn summary(&self) -> String {
-        let ends: Vec<(usize, RankEnd)> = self.also.iter().map(|rank| (rank.rank, rank.end)).collect();
-        if ends.is_empty() { self.first.to_string() } else { format!("{}, then {}", self.first, by_end(&ends)) }
+        let ends: Vec<(usize, RankEnd)> = self.later.also.iter().map(|rank| (rank.rank, rank.end)).collect();
+        let then = if ends.is_empty() { String::new() } else { format!(", then {}", by_end(&ends)) };
+        let lost: String = self.later.lost.iter().map(|node| format!("; {node}")).collect();
+        format!("{}{then}{lost}", self.first)
     }
 
     /// The full report; `ends` has all ranks.
     pub fn report(self, mut ends: Vec<(usize, RankEnd)>, restarts: u32) -> FailureReport {
         ends.retain(|(rank, _)| *rank != self.first.rank);
         ends.sort_by_key(|(rank, _)| *rank);
-        FailureReport { first: self.first, also: self.also, others: ends, restarts }
+        let Later { also, lost } = *self.later;
+        FailureReport { first: self.first, also, lost_nodes: lost, others: ends, restarts }
     }
 }
 
@@ -119,7 +140,7 @@ mod tests {
     }
 
     fn order(failures: &Failures) -> Vec<(usize, u128)> {
-        iter::once(&failures.first).chain(&failures.also).map(|it| (it.rank, it.after.as_millis())).collect()
+        iter::once(&failures.first).chain(&failures.later.also).map(|it| (it.rank, it.after.as_millis())).collect()
     }
 
     #[test]
@@ -136,7 +157,7 @@ mod tests {
         assert_eq!(order(&there().merge(here(), FAILURE_WINDOW)), expected);
         // Only the first failure keeps all of its lines.
         let both = there().merge(here(), FAILURE_WINDOW);
-        let lines: Vec<usize> = both.also.iter().map(|it| it.output.len()).collect();
+        let lines: Vec<usize> = both.later.also.iter().map(|it| it.output.len()).collect();
         assert_eq!((both.first.output.len(), lines), (20, vec![MOST_LINES; 3]));
         // In a longer window the last one counts as well.
         let longer = here().merge(there(), Duration::from_secs(2));
@@ -148,9 +169,9 @@ mod tests {
         let mut also: Vec<RankFailure> = (1..1000).map(|rank| failure(rank, 1, 10)).collect();
         also.push(failure(1000, 101, 500));
         let all = Failures::new(Instant::now(), failure(0, 1, 0), also);
-        assert_eq!(all.also.len(), MOST_ALIKE + 1);
+        assert_eq!(all.later.also.len(), MOST_ALIKE + 1);
         assert_eq!(order(&all).last(), Some(&(1000, 500)));
-        let tail = all.also.last().map(|it| it.output[0].as_str());
+        let tail = all.later.also.last().map(|it| it.output[0].as_str());
         assert_eq!(tail, Some("line 12"));
     }
 
@@ -168,7 +189,7 @@ mod tests {
             let here = Failures::new(Instant::now(), of_first.clone(), also);
             let there = Failures::new(here.first_at, recorded(1001, 1, 300), Vec::new());
             let all = here.merge(there, FAILURE_WINDOW);
-            assert!(all.also.len() <= MOST + 1);
+            assert!(all.later.also.len() <= MOST + 1);
             assert_eq!(all.report(Vec::new(), 0).cause().rank, 1000);
         }
     }
@@ -180,6 +201,6 @@ mod tests {
         let odd = Failures::with_age(Duration::MAX, failure(0, 1, 0), vec![odd]);
         let both = odd.merge(Failures::with_age(Duration::ZERO, failure(2, 1, 0), Vec::new()), FAILURE_WINDOW);
         assert_eq!(both.first.rank, 0);
-        assert!(both.also.iter().all(|it| it.after <= FAILURE_WINDOW));
+        assert!(both.later.also.iter().all(|it| it.after <= FAILURE_WINDOW));
     }
 }

@@ -9,7 +9,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use overdrive_ddp::{Backend, DdpBuilder, DistributedDataParallel, InitMethod, ProcessGroup};
+use overdrive_ddp::{Backend, DdpBuilder, DistributedDataParallel, InitMethod, MixedPrecision, ProcessGroup};
 use tch::{Kind, Tensor};
 
 use self::port::free_port;
@@ -31,8 +31,12 @@ pub(super) type Results = BTreeMap<String, Tensor>;
 type Job = fn(&Given<'_>, &ProcessGroup) -> Result<Results>;
 
 /// The jobs of ranks: the case's name, the number of ranks, and the function.
-const JOBS: [(&str, usize, Job); 3] =
-    [("ddp_training", 2, train), ("ddp_training_of_more", 4, train_more), ("ddp_collectives", 2, collectives)];
+const JOBS: [(&str, usize, Job); 4] = [
+    ("ddp_training", 2, train),
+    ("ddp_training_of_more", 4, train_more),
+    ("ddp_mixed_precision", 2, train_mixed),
+    ("ddp_collectives", 2, collectives),
+];
 
 pub fn ddp_training(given: &Given<'_>) -> Result<Found> {
     Ok(found(ranks(given, "ddp_training")?.swap_remove(0)))
@@ -40,6 +44,10 @@ pub fn ddp_training(given: &Given<'_>) -> Result<Found> {
 
 pub fn ddp_training_of_more(given: &Given<'_>) -> Result<Found> {
     Ok(found(ranks(given, "ddp_training_of_more")?.swap_remove(0)))
+}
+
+pub fn ddp_mixed_precision(given: &Given<'_>) -> Result<Found> {
+    Ok(found(ranks(given, "ddp_mixed_precision")?.swap_remove(0)))
 }
 
 pub fn ddp_collectives(given: &Given<'_>) -> Result<Found> {
@@ -216,6 +224,34 @@ fn train(given: &Given<'_>, group: &ProcessGroup) -> Result<Results> {
                     let mut grad = param.grad();
                     let _ = param.shallow_clone().g_sub_(&(&grad * 0.25));
                     let _ = grad.zero_();
+                    if kept.contains(&step) {
+                        results.insert(format!("{way}.{step}.{name}"), param.detach().copy());
+                    }
+                }
+            });
+        }
+    }
+    Ok(results)
+}
+
+fn train_mixed(given: &Given<'_>, group: &ProcessGroup) -> Result<Results> {
+    let kept: Vec<usize> = given.value("kept")?;
+    let mut results = Results::new();
+    for way in given.value::<Vec<String>>("ways")? {
+        let param = if way.starts_with("bfloat16") { Kind::BFloat16 } else { Kind::Half };
+        let reduce_dtype = way.ends_with("_float32").then_some(Kind::Float);
+        let precision = MixedPrecision { param_dtype: Some(param), reduce_dtype, buffer_dtype: None };
+        let small = 1.0 / 2048.0;
+        let model = Model::new(given, group, |ddp| ddp.mixed_precision(precision).bucket_cap_mb(small))?;
+        for step in 0..STEPS {
+            let x = given.tensor(&format!("x.{}.{step}", group.rank()))?.to_kind(param);
+            let y = given.tensor(&format!("y.{}.{step}", group.rank()))?;
+            let loss = (model.ddp.forward(|| model.forward(&x))?.to_kind(Kind::Float) - y).square().mean(Kind::Float);
+            model.ddp.backward(&loss)?;
+            tch::no_grad(|| {
+                for (name, param) in &model.params {
+                    let _ = param.shallow_clone().g_sub_(&(param.grad() * 0.25));
+                    let _ = param.grad().zero_();
                     if kept.contains(&step) {
                         results.insert(format!("{way}.{step}.{name}"), param.detach().copy());
                     }

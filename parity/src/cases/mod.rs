@@ -78,6 +78,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("export_pt", checkpoint::export_pt),
     ("ddp_training", ddp::ddp_training),
     ("ddp_training_of_more", ddp::ddp_training_of_more),
+    ("ddp_mixed_precision", ddp::ddp_mixed_precision),
     ("ddp_beside_python", ddp::ddp_beside_python),
     ("ddp_collectives", ddp::ddp_collectives),
     ("compiled_steps", compile::compiled_steps),

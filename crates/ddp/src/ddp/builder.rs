@@ -9,10 +9,12 @@ use overdrive_ffi::{TensorId, TensorList};
 use tch::Tensor;
 
 use super::buffers::Buffers;
+use super::precision::{IN_BACKWARD, MixedPrecision, is_floating};
 use super::{DistributedDataParallel, State, agree};
 use crate::check;
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
+use crate::hooks::{self, Held};
 
 /// How many bytes of parameters and buffers are packed together when they are broadcast.
 pub(super) const BROADCAST_BYTES: usize = 250 << 20;
@@ -32,6 +34,7 @@ pub struct DdpBuilder {
     check_model: bool,
     ignored: Vec<String>,
     sparse: Vec<String>,
+    precision: Option<MixedPrecision>,
 }
 
 impl DdpBuilder {
@@ -48,6 +51,7 @@ impl DdpBuilder {
             check_model: true,
             ignored: Vec::new(),
             sparse: Vec::new(),
+            precision: None,
         }
     }
 
@@ -130,6 +134,22 @@ impl DdpBuilder {
         self
     }
 
+    /// Runs passes in a lower precision, and steps in full precision. From [`forward`](DistributedDataParallel::forward)
+    /// to the end of its backward the parameters are copies of `param_dtype`; the program gives inputs of that dtype.
+    /// Before and after that, where the optimizer steps and checkpoints are made, they are the parameters that were
+    /// wrapped, and so are their gradients, averaged in `reduce_dtype`: call neither between forward and backward. Passes
+    /// whose gradients stay local add up in full precision, where PyTorch rounds them.
+    ///
+    /// Not with [`gradient_as_bucket_view`](Self::gradient_as_bucket_view), [`static_graph`](Self::static_graph),
+    /// [`sparse_gradients`](Self::sparse_gradients), a communication hook, or an optimizer that steps in backward.
+    ///
+    /// # Source
+    /// `DistributedDataParallel(mixed_precision=_MixedPrecision(..))`
+    pub fn mixed_precision(mut self, precision: MixedPrecision) -> Self {
+        self.precision = Some(precision);
+        self
+    }
+
     /// Wraps a module, or a `VarStore`: its parameters in their order, and its buffers.
     ///
     /// # Errors
@@ -186,6 +206,9 @@ impl DdpBuilder {
         for (name, tensor) in &buffers {
             check::in_model(tensor).map_err(|reason| DdpError::InvalidBuffer { name: name.clone(), reason })?;
         }
+        let precision = self.precision.unwrap_or_default();
+        self.check_precision(&params)?;
+        precision.convert(&buffers)?;
         if self.check_model {
             agree::on_model(&self.group, &params, &buffers)?;
         }
@@ -210,6 +233,7 @@ impl DdpBuilder {
         let list = TensorList::new(&trained.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
         self.group.engine().verify_params(&list).map_err(failed)?;
         self.group.engine().broadcast_coalesced(&states, BROADCAST_BYTES, 0).map_err(failed)?;
+        let low_frozen = precision.frozen(&frozen)?;
         let options = ReducerOptions {
             bucket_bytes,
             bucket_list: &bucket_list,
@@ -218,12 +242,22 @@ impl DdpBuilder {
             gradient_as_bucket_view: self.gradient_as_bucket_view,
             static_graph: self.static_graph,
             broadcast_buffers: self.broadcast_buffers,
+            low: precision.param_dtype,
+            frozen: low_frozen.as_ref(),
         };
         let is_sparse = |name: &str| self.sparse.iter().any(|sparse| sparse == name);
-        let reducer = Reducer::new(self.group.engine(), &trained, is_sparse, &options).map_err(failed)?;
+        let mut reducer = Reducer::new(self.group.engine(), &trained, is_sparse, &options).map_err(failed)?;
+        let held = self.precision.map(|_| Held::default());
+        let mut hook = None;
+        if let Some(held) = &held {
+            let (driven, carried) = hooks::driven(precision.hook(&self.group, held.clone()));
+            reducer.set_hook(driven)?;
+            hook = Some(carried);
+        }
         Ok(DistributedDataParallel {
             reducer: RefCell::new(reducer),
-            hook: RefCell::new(None),
+            hook: RefCell::new(hook),
+            held,
             _marked: [
                 AVERAGED.mark(trained.iter().map(|(_, tensor)| tensor.shallow_clone()).collect()),
                 IGNORED.mark(ignored.into_iter().map(|(_, tensor)| tensor).collect()),
@@ -240,6 +274,31 @@ impl DdpBuilder {
             state: RefCell::new(State { needs_buffers: true, ..State::default() }),
             group: self.group,
         })
+    }
+}
+
+impl DdpBuilder {
+    /// Refuses what mixed precision cannot do.
+    fn check_precision(&self, params: &[(String, Tensor)]) -> Result<(), DdpError> {
+        let Some(precision) = self.precision else { return Ok(()) };
+        precision.check()?;
+        let with = [
+            (self.gradient_as_bucket_view, "gradient_as_bucket_view"),
+            (self.static_graph, "static_graph"),
+            (!self.sparse.is_empty(), "sparse_gradients"),
+        ];
+        let unsupported = |reason: String| Err(DdpError::Unsupported { op: "mixed_precision", reason });
+        if let Some((_, option)) = with.into_iter().find(|(is_set, _)| *is_set) {
+            return unsupported(format!("it cannot be used together with {option}"));
+        }
+        if params.iter().any(|(_, param)| STEPPED_IN_BACKWARD.contains(param)) {
+            return unsupported(IN_BACKWARD.to_owned());
+        }
+        let is_other = |tensor: &Tensor| tensor.requires_grad() && !is_floating(tensor.kind());
+        match params.iter().find(|(_, tensor)| is_other(tensor)) {
+            Some((name, tensor)) => unsupported(format!("the parameter {name:?} is {:?}", tensor.kind())),
+            None => Ok(()),
+        }
     }
 }
 

@@ -193,7 +193,10 @@ impl DistributedDataParallel {
 
     /// Takes part in the collectives of the other ranks' next forward and backward pass.
     fn shadow(&self) -> Result<(), DdpError> {
+        // Buckets are of the passes' dtype.
+        let lowered = self.lower()?;
         self.begin_forward(false, "join")?;
+        drop(lowered);
         self.sync_buffers_at(BufferHookLocation::PreForward, false)?;
         let mut flag = self.number(0.0)?;
         self.group.on_host(self.group.all_reduce_async(&mut flag, ReduceOp::Sum)?)?;

@@ -5,6 +5,7 @@ mod buffers;
 mod builder;
 mod join;
 mod outputs;
+mod precision;
 mod state;
 mod sync;
 
@@ -19,13 +20,14 @@ use tch::Tensor;
 
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
-use crate::hooks::{self, Carried, CommHook};
+use crate::hooks::{self, Carried, CommHook, Held};
 
 pub use buffers::BufferHookLocation;
 use buffers::Buffers;
 pub use builder::DdpBuilder;
 pub use join::{JoinOptions, Joinable};
 pub use outputs::Outputs;
+pub use precision::MixedPrecision;
 pub use sync::NoSync;
 
 /// Trains one model on all ranks of a group: each rank computes gradients of its own part of a batch, and the mean over
@@ -68,6 +70,8 @@ pub struct DistributedDataParallel {
     reducer: RefCell<Reducer>,
     /// The communication hook, which the reducer runs.
     hook: RefCell<Option<Carried>>,
+    /// With mixed precision: gradients of earlier passes while a pass is under way.
+    held: Option<Held>,
     params: Vec<(String, Tensor)>,
     averaged: HashSet<TensorId>,
     /// Other parts look these marks up: an accumulator made without this `DistributedDataParallel` refuses the
@@ -150,6 +154,7 @@ impl DistributedDataParallel {
     pub fn forward<O: Outputs>(&self, model: impl FnOnce() -> O) -> Result<O, DdpError> {
         self.check_hook()?;
         self.outside_backward("forward")?;
+        let lowered = self.lower()?;
         if !grad_enabled() {
             return Ok(model());
         }
@@ -160,6 +165,7 @@ impl DistributedDataParallel {
         self.before_forward()?;
         let mut outputs = model();
         self.after_forward(outputs.tensors_mut())?;
+        lowered.keep();
         Ok(outputs)
     }
 
@@ -186,7 +192,10 @@ impl DistributedDataParallel {
     fn run_backward(&self, loss: &Tensor) -> Result<(), DdpError> {
         self.check_hook()?;
         let ran = c10d::backward(loss);
+        // Where it has failed, nothing has ended the pass.
+        let raised = self.raise();
         self.check_hook()?;
+        raised?;
         ran.map_err(|source| self.failed("backward", source))
     }
 

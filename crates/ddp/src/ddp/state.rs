@@ -5,6 +5,8 @@ use overdrive_ffi::c10d::BucketLayout;
 use tch::{Kind, Tensor};
 
 use super::DistributedDataParallel;
+use super::precision::IN_BACKWARD;
+use crate::error::DdpError;
 
 /// The numbers of the parameters, bucket after bucket.
 const PARAMETERS: &str = "bucket_parameters";
@@ -59,6 +61,11 @@ impl Stateful for &DistributedDataParallel {
             return Err(StateError::Unexpected { key: key.to_owned() });
         }
         let of_hook = state.nested(HOOK);
+        // Buckets are of the passes' dtype.
+        let _lowered = self.lower().map_err(|error| match error {
+            DdpError::Torch(error) => StateError::Torch(error),
+            _ => StateError::NotSaved { reason: IN_BACKWARD },
+        })?;
         match &*hook {
             Some(hook) => {
                 let mut hook = hook.lock();

@@ -97,7 +97,9 @@ impl GradientSync for DistributedDataParallel {
         }
         self.outside_backward("close_with_nothing")?;
         self.hook_works()?;
+        let lowered = self.lower()?;
         let closed = self.reducer.borrow().close_with_nothing();
+        drop(lowered);
         self.check_hook()?;
         self.state.borrow_mut().needs_buffers = true;
         Ok(closed.map_err(|source| self.failed("close_with_nothing", source))?)

@@ -37,12 +37,13 @@ impl<H: CommHook> BucketHook for Driver<H> {
             .remove(&index)
             .ok_or_else(|| format!("bucket {index} was finished before it was started"))?;
         let _no_grad = tch::no_grad_guard();
-        let mean = lock(&self.hook).finish(&bucket, in_flight)?;
+        let mut hook = lock(&self.hook);
+        let mean = hook.finish(&bucket, in_flight)?;
         let like = &bucket.buffer;
         let fits = mean.defined()
             && check::other_layout(&mean).is_none()
             && mean.numel() == like.numel()
-            && mean.kind() == like.kind()
+            && mean.kind() == hook.kind_of_mean().unwrap_or(like.kind())
             && mean.device() == like.device()
             && mean.is_contiguous();
         if fits {

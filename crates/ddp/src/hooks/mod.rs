@@ -3,6 +3,7 @@
 mod compress;
 mod driver;
 mod hierarchical;
+mod low_precision;
 mod one_bit;
 mod post_local_sgd;
 mod power_sgd;
@@ -15,13 +16,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use overdrive_core::{StateDict, StateError};
 use overdrive_ffi::c10d::BucketHook;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::error::DdpError;
 use crate::work::Work;
 
 pub use compress::CastCompress;
 pub use hierarchical::HierarchicalAllReduce;
+pub(crate) use low_precision::{Held, InLowPrecision};
 pub use one_bit::{OneBit, OneBitInFlight};
 pub use overdrive_ffi::c10d::GradBucket;
 pub use post_local_sgd::PostLocalSgd;
@@ -77,6 +79,12 @@ pub trait CommHook: Send {
     /// Whether what it carries is specific to its rank.
     fn differs_by_rank(&self) -> bool {
         false
+    }
+
+    /// The dtype of what [`finish`](Self::finish) returns, where it is not that of the bucket's buffer.
+    #[doc(hidden)] // For mixed precision alone: otherwise gradients are of the buffer's dtype.
+    fn kind_of_mean(&self) -> Option<Kind> {
+        None
     }
 
     /// Is called when libtorch has divided the parameters into other buckets: what a hook carries for the old ones belongs

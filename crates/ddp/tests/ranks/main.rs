@@ -12,6 +12,8 @@ mod harness;
 mod hierarchy;
 mod hook_failures;
 mod hooks;
+#[allow(dead_code)] // Shared with the tests of faults, which use more of it.
+mod hosts;
 mod infinities;
 mod joins;
 mod kills;
@@ -22,6 +24,7 @@ mod nccl;
 mod network;
 mod options;
 mod power_sgd;
+mod precision;
 mod resumes;
 mod sparse;
 mod spawned;
@@ -61,6 +64,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("buffers", buffers::scenario),
     ("hooks", hooks::scenario),
     ("power_sgd", power_sgd::scenario),
+    ("precision", precision::scenario),
     ("infinities", infinities::scenario),
     ("hierarchy", hierarchy::scenario),
     ("hierarchy_on_the_wire", network::hierarchy),
@@ -142,6 +146,8 @@ fn main() -> Result<ExitCode> {
         plain("hooks_of_3", "hooks", 3),
         plain("power_sgd_of_2_is_its_algorithm", "power_sgd", 2),
         plain("power_sgd_of_3_is_its_algorithm", "power_sgd", 3),
+        plain("passes_of_2_in_low_precision_train_in_full_precision", "precision", 2),
+        plain("passes_of_3_in_low_precision_train_in_full_precision", "precision", 3),
         plain("infinities_pass_and_invalid_parameters_are_refused", "infinities", 2),
         plain("gradients_are_averaged_inside_of_hosts_first", "hierarchy", 4),
         plain("buffers_are_what_their_hook_makes_of_them", "buffers", 2),
@@ -192,7 +198,7 @@ fn main() -> Result<ExitCode> {
     };
     let mut trials: Vec<Trial> = tests.into_iter().map(|(name, test)| trial(name, test)).collect();
     // Tests that need something not every machine has are ignored where it is missing.
-    let no_network = network::missing();
+    let no_network = hosts::missing();
     let no_python = torchrun::python().is_none().then(|| "no Python with torch 2.11".to_owned());
     let no_gpu = nccl::missing();
     let needy: [(&'static str, Test, &Option<String>); 8] = [

@@ -1,8 +1,7 @@
-//! Two hosts, simulated by network namespaces that are joined by a cable of 200 Mbit/s each way.
+//! Ranks on two hosts, which are simulated.
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,91 +12,27 @@ use tch::{Device, Kind, Tensor};
 
 use crate::faults;
 use crate::harness::{Meeting, PATIENCE, Rank, all_through, free_port, start_by};
+use crate::hosts::{CABLE, Hosts};
 use crate::{hooks, listeners};
 
-/// The name of the cable's end on each host.
-const CABLE: &str = "od0";
-const RATE: &str = "200mbit";
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
-/// The names of the two hosts, which are removed when this is dropped.
-struct Hosts([String; 2]);
-
-impl Hosts {
-    fn new() -> Result<Self> {
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = |end: &str| format!("overdrive-{}-{number}{end}", std::process::id());
-        let mut hosts = Self([String::new(), String::new()]);
-        for (host, end) in hosts.0.iter_mut().zip(["a", "b"]) {
-            run("ip", &["netns", "add", &name(end)])?;
-            // From here on there is a namespace to remove.
-            *host = name(end);
-        }
-        let [a, b] = &hosts.0;
-        run("ip", &["link", "add", CABLE, "netns", a, "type", "veth", "peer", "name", CABLE, "netns", b])?;
-        for (host, address) in [(a, hosts.address(0)), (b, hosts.address(1))] {
-            run("ip", &["-n", host, "address", "add", &format!("{address}/30"), "dev", CABLE])?;
-            run("ip", &["-n", host, "link", "set", "lo", "up"])?;
-            run("ip", &["-n", host, "link", "set", CABLE, "up"])?;
-            let limit = ["-n", host, "qdisc", "add", "dev", CABLE, "root", "tbf", "rate", RATE];
-            run("tc", &[&limit[..], &["burst", "128kb", "latency", "100ms"]].concat())?;
-        }
-        Ok(hosts)
-    }
-
-    /// A host's address, which exists only in these two namespaces.
-    fn address(&self, host: usize) -> &'static str {
-        ["10.77.0.1", "10.77.0.2"][host]
-    }
-
-    /// One rank on each host.
-    fn start(&self, scenario: &str, vars: &[(&str, &str)]) -> Result<Vec<Rank>> {
-        self.start_several(scenario, 1, vars)
-    }
-
-    /// So many ranks on each host.
-    fn start_several(&self, scenario: &str, each: usize, vars: &[(&str, &str)]) -> Result<Vec<Rank>> {
-        let port = free_port();
-        let vars = [&[("MASTER_ADDR", self.address(0)), ("GLOO_SOCKET_IFNAME", CABLE)], vars].concat();
-        let on = |rank: usize| {
-            let mut command = Command::new("ip");
-            command.args(["netns", "exec", &self.0[rank / each]]).arg(std::env::current_exe()?);
-            start_by(command, scenario, rank, 2 * each, port, &vars)
-        };
-        (0..2 * each).map(on).collect()
-    }
-
-    fn cut(&self, host: usize) -> Result<()> {
-        run("ip", &["-n", &self.0[host], "link", "set", CABLE, "down"])
-    }
+/// One rank on each host.
+fn start(hosts: &Hosts, scenario: &str, vars: &[(&str, &str)]) -> Result<Vec<Rank>> {
+    start_several(hosts, scenario, 1, vars)
 }
 
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for host in self.0.iter().filter(|host| !host.is_empty()) {
-            if let Err(error) = run("ip", &["netns", "delete", host]) {
-                println!("{host} is left over: {error:#}");
-            }
-        }
-    }
-}
-
-fn run(program: &str, arguments: &[&str]) -> Result<()> {
-    let output = Command::new(program).args(arguments).output().with_context(|| program.to_owned())?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{program} {}: {}", arguments.join(" "), said.trim());
-    Ok(())
-}
-
-/// Why simulated hosts are not possible here.
-pub fn missing() -> Option<String> {
-    Hosts::new().err().map(|error| format!("no network namespaces: {error:#}"))
+/// So many ranks on each host.
+fn start_several(hosts: &Hosts, scenario: &str, each: usize, vars: &[(&str, &str)]) -> Result<Vec<Rank>> {
+    let (port, program) = (free_port(), std::env::current_exe()?);
+    let vars = [&[("MASTER_ADDR", hosts.address(0)), ("GLOO_SOCKET_IFNAME", CABLE)], vars].concat();
+    let on = |rank: usize| start_by(hosts.command(rank / each, &program), scenario, rank, 2 * each, port, &vars);
+    (0..2 * each).map(on).collect()
 }
 
 pub fn bytes_on_the_wire() -> Result<()> {
     let (hosts, started) = (Hosts::new()?, Instant::now());
-    for rank in all_through(hosts.start("wire", &[])?, started)? {
+    for rank in all_through(start(&hosts, "wire", &[])?, started)? {
         rank.output.lines().filter(|line| line.contains("bytes")).for_each(|line| println!("{line}"));
     }
     Ok(())
@@ -106,7 +41,7 @@ pub fn bytes_on_the_wire() -> Result<()> {
 /// Two ranks on each host: what crosses the cable.
 pub fn a_host_sends_once() -> Result<()> {
     let (hosts, started) = (Hosts::new()?, Instant::now());
-    for rank in all_through(hosts.start_several("hierarchy_on_the_wire", 2, &[])?, started)? {
+    for rank in all_through(start_several(&hosts, "hierarchy_on_the_wire", 2, &[])?, started)? {
         rank.output.lines().filter(|line| line.contains("bytes")).for_each(|line| println!("{line}"));
     }
     Ok(())
@@ -119,7 +54,7 @@ pub fn cut_link() -> Result<()> {
         let folder = tempfile::tempdir()?;
         let ready = folder.path().join("ready");
         let started = Instant::now();
-        let mut ranks = hosts.start(scenario, &[(faults::READY, &ready.display().to_string())])?;
+        let mut ranks = start(&hosts, scenario, &[(faults::READY, &ready.display().to_string())])?;
         while !faults::are_ready(&ready, 2) {
             let ended = ranks.iter_mut().any(|rank| !matches!(rank.try_wait(), Ok(None)));
             if ended || started.elapsed() > PATIENCE {
@@ -139,7 +74,7 @@ pub fn cut_link() -> Result<()> {
 /// Each rank listens where the other host can reach it, and nowhere else.
 pub fn listeners() -> Result<()> {
     let (hosts, started) = (Hosts::new()?, Instant::now());
-    let ended = all_through(hosts.start("listeners", &[])?, started)?;
+    let ended = all_through(start(&hosts, "listeners", &[])?, started)?;
     listeners::only_at(&ended, |rank, ip| ip.to_string() == hosts.address(rank))
 }
 

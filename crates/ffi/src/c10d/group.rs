@@ -83,6 +83,12 @@ pub struct GroupOptions<'a> {
     pub one_host: bool,
     /// How long connecting, and then each collective, may take.
     pub timeout: Duration,
+    /// Whether NCCL's streams are of high priority.
+    pub high_priority: bool,
+    /// Split the communicator of this group over NCCL, in place of making one anew; and a number that is the same for all
+    /// members, and another one for each part. All ranks of that group take part at the same time, those that are members
+    /// of none by [`ProcessGroup::split_none`].
+    pub split: Option<(&'a ProcessGroup, u32)>,
 }
 
 /// Processes that take part in collectives.
@@ -143,12 +149,35 @@ impl ProcessGroup {
             cuda_device: options.cuda_device.map_or(Ok(-1), int)?,
             one_host: i32::from(options.one_host),
             timeout_ms: millis(options.timeout),
+            high_priority: i32::from(options.high_priority),
+            split_from: options.split.map_or(ptr::null(), |(parent, _)| parent.as_ptr()),
+            color: options.split.map_or(Ok(0), |(_, color)| int(color as usize))?,
         };
+        if options.split.is_some() && options.cuda_device.is_none() {
+            return Err(Error::refused("a split needs the CUDA device"));
+        }
         let mut out = ptr::null_mut();
         // SAFETY: what the options point to outlives the call.
         check(|err| unsafe { raw::od_group_new(store.as_ptr(), &wanted, &mut out, err) })?;
         let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no group"))?;
         Ok(Self { handle, rank: options.rank, size, timeout: AtomicI64::new(millis(options.timeout)) })
+    }
+
+    /// Takes part in a [split](GroupOptions::split) of this group's communicator on `device`, as a rank that is a member of
+    /// no part.
+    ///
+    /// # Errors
+    /// When the group is not over NCCL, or NCCL fails.
+    ///
+    /// # Syncs
+    /// Waits for the other ranks of this group.
+    ///
+    /// # Source
+    /// `ProcessGroupNCCL::performNocolorSplit`
+    pub fn split_none(&self, device: usize) -> Result<(), Error> {
+        let device = int(device)?;
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_group_split_none(self.as_ptr(), device, err) })
     }
 
     /// Waits for all members; the error on rank 0 names the missing ones.

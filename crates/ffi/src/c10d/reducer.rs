@@ -5,13 +5,14 @@ use std::panic::resume_unwind;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::bucket_hook::{BucketHook, Failure, Shared, on_drop, on_finish, on_start};
 use super::c_string;
 use super::collective::Work;
 use super::group::ProcessGroup;
 use crate::error::{Error, check};
+use crate::kind::to_scalar_type;
 use crate::raw_c10d as raw;
 use crate::tensor_list::TensorList;
 
@@ -33,6 +34,11 @@ pub struct ReducerOptions<'a> {
     pub static_graph: bool,
     /// Whether the owner broadcasts buffers; only for the log.
     pub broadcast_buffers: bool,
+    /// The dtype in which passes compute, and their gradients and buckets are; `None`: the parameters'. The parameters
+    /// have it from [`Reducer::lower`] to the end of backward.
+    pub low: Option<Kind>,
+    /// Parameters without gradients, which passes use in that dtype too.
+    pub frozen: Option<&'a TensorList>,
 }
 
 /// How the parameters are divided into buckets.
@@ -110,6 +116,8 @@ impl Reducer {
             gradient_as_bucket_view: i32::from(options.gradient_as_bucket_view),
             static_graph: i32::from(options.static_graph),
             broadcast_buffers: i32::from(options.broadcast_buffers),
+            low_dtype: options.low.map_or(-1, to_scalar_type),
+            frozen: options.frozen.map_or(ptr::null(), TensorList::as_ptr),
         };
         let mut out = ptr::null_mut();
         // SAFETY: the list, its names and what is sparse, as many, and the options' list outlive the call.
@@ -137,6 +145,28 @@ impl Reducer {
             raw::od_reducer_before_forward(self.as_ptr(), i32::from(synchronised), &mut rebuilt, err)
         })?;
         Ok(rebuilt != 0)
+    }
+
+    /// Begins a pass in the lower precision of [`low`](ReducerOptions::low): the parameters' data are copies in it, and
+    /// their gradients are set aside, until backward ends or [`raise`](Self::raise) is called. Then the parameters have
+    /// their own data again, which is as it was. Returns whether it has begun one: not where one has begun before.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn lower(&self) -> Result<bool, Error> {
+        let mut lowered = 0;
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_reducer_lower(self.as_ptr(), &mut lowered, err) })?;
+        Ok(lowered != 0)
+    }
+
+    /// Ends a pass that [`lower`](Self::lower) has begun, if one has not ended.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn raise(&self) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_reducer_raise(self.as_ptr(), err) })
     }
 
     /// Makes the next backward average the gradients. `outputs` are the tensors that it starts from; they are used only

@@ -20,6 +20,8 @@ fn member(store: &Store, name: &str, rank: usize, size: usize, verify: bool) -> 
         cuda_device: None,
         one_host: true,
         timeout: Duration::from_secs(600),
+        high_priority: false,
+        split: None,
     };
     ProcessGroup::new(store, &options).unwrap()
 }

@@ -18,6 +18,8 @@ const OPTIONS: ReducerOptions<'static> = ReducerOptions {
     gradient_as_bucket_view: false,
     static_graph: false,
     broadcast_buffers: false,
+    low: None,
+    frozen: None,
 };
 
 fn params(n: usize) -> Vec<(String, Tensor)> {

@@ -2,7 +2,7 @@
 
 use std::backtrace::Backtrace;
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -40,6 +40,8 @@ pub struct World {
     pub costs: Costs,
     /// Whether pinned memory is guarded while a copy of it is queued.
     pub guards: bool,
+    /// Streams of a higher priority than the usual one.
+    pub high_priority: BTreeSet<u64>,
     pub waits: Waits,
     pub issued: Issued,
     /// Blocks that `cudaFreeAsync` freed, and the event after which nothing uses them.
@@ -119,6 +121,7 @@ impl World {
             graphs: Graphs::default(),
             costs: Costs::default(),
             guards: false,
+            high_priority: BTreeSet::new(),
             waits: Waits::default(),
             issued: Issued::default(),
             freed: Vec::new(),

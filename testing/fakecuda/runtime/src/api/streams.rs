@@ -13,7 +13,7 @@ const NON_BLOCKING: u32 = 1;
 /// # Safety
 /// `stream` has to be valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamCreateWithPriority(stream: *mut usize, flags: u32, _priority: i32) -> i32 {
+pub unsafe extern "C" fn cudaStreamCreateWithPriority(stream: *mut usize, flags: u32, priority: i32) -> i32 {
     let mut world = world();
     if let Err(error) = world.use_device(CURRENT.get()) {
         return code(Err(error));
@@ -21,6 +21,9 @@ pub unsafe extern "C" fn cudaStreamCreateWithPriority(stream: *mut usize, flags:
     world.count("streams created", 1);
     let order = if flags & NON_BLOCKING == 0 { Order::Blocking } else { Order::NonBlocking };
     let new = world.progress.add_stream(CURRENT.get(), order);
+    if priority < 0 {
+        world.high_priority.insert(new);
+    }
     // SAFETY: as the caller says.
     unsafe { *stream = new as usize };
     0
@@ -57,9 +60,10 @@ pub extern "C" fn cudaStreamDestroy(stream: usize) -> i32 {
 /// # Safety
 /// `priority` has to be valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamGetPriority(_stream: usize, priority: *mut i32) -> i32 {
+pub unsafe extern "C" fn cudaStreamGetPriority(stream: usize, priority: *mut i32) -> i32 {
+    let is_high = world().high_priority.contains(&(stream as u64));
     // SAFETY: as the caller says.
-    unsafe { *priority = 0 };
+    unsafe { *priority = if is_high { -1 } else { 0 } };
     0
 }
 

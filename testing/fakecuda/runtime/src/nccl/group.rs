@@ -178,8 +178,11 @@ fn launch_of(communicator: &Arc<Communicator>, planned: Vec<Planned>) -> Result<
         world.use_stream(&name, *stream).map_err(cuda)?;
     }
     let fault = world.fault_of(operation::Kind::Kernel, &name).map_err(cuda)?;
-    for Planned { call, .. } in &planned {
+    for Planned { call, stream, .. } in &planned {
         world.count(&format!("nccl {}", call.kind.name()), 1);
+        if world.high_priority.contains(stream) {
+            world.count("nccl calls on streams of high priority", 1);
+        }
         world.count(&format!("bytes nccl {}", call.kind.name()), call.bytes().unwrap_or(0) as u64);
         world.issued.add(|| format!("nccl {} of {} {:?}", call.kind.name(), call.count, call.data));
     }

@@ -10,6 +10,7 @@ pub mod parts;
 mod port;
 mod processes;
 mod ring;
+mod splits;
 mod steps;
 mod training;
 
@@ -24,6 +25,7 @@ pub use buckets::{exchanges_are_pytorchs, exchanges_begin_before_backward_ends, 
 pub use devices::{each_rank_has_a_device_of_its_own_or_is_told, without_a_launcher_each_rank_uses_its_own_device};
 pub use processes::{Meeting, main_if_told, run_alone};
 pub use ring::a_ring_sends_and_receives_in_one_batch;
+pub use splits::{a_split_asks_nccl_for_one_and_streams_are_of_the_priority_asked_for, groups_are_split_into_parts};
 pub use steps::{no_step_waits_to_read_a_timer, times_are_measured_where_they_are_asked_for};
 pub use training::{ddp_of_1_over_nccl_equals_gloos, ddp_of_2_over_nccl_equals_gloos, ddp_of_4_over_nccl_equals_gloos};
 
@@ -35,6 +37,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("devices", devices::scenario),
     ("shared device", devices::shared),
     ("ring", ring::scenario),
+    ("splits", splits::scenario),
+    ("asked", splits::asked),
     ("failures", failures::scenario),
     ("parts", parts::scenario),
     ("full", full::scenario),

@@ -1,5 +1,7 @@
 //! Process groups.
 
+mod sub_groups;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -77,6 +79,7 @@ struct Settings {
     cuda_device: Option<usize>,
     /// All ranks are on this host.
     one_host: bool,
+    high_priority: bool,
 }
 
 /// Options of a [`ProcessGroup`].
@@ -131,6 +134,15 @@ impl ProcessGroupBuilder {
         self
     }
 
+    /// Makes NCCL's streams of high priority: a device that is computing begins collectives earlier. False by default.
+    ///
+    /// # Source
+    /// `ProcessGroupNCCL.Options(is_high_priority_stream=True)`
+    pub fn high_priority_stream(mut self, high: bool) -> Self {
+        self.settings.high_priority = high;
+        self
+    }
+
     /// Meets the other ranks and makes the group of all of them.
     ///
     /// # Errors
@@ -156,7 +168,7 @@ impl ProcessGroupBuilder {
             device::claim(&store, device, meeting.rank)?;
         }
         let ranks: Vec<usize> = (0..meeting.world_size).collect();
-        ProcessGroup::join(&store, self.backend, "0", meeting.rank, ranks, meeting.local_rank, self.settings)
+        ProcessGroup::join(&store, self.backend, "0", meeting.rank, ranks, meeting.local_rank, self.settings, None)
             .map_err(failed)
     }
 }
@@ -164,10 +176,12 @@ impl ProcessGroupBuilder {
 impl ProcessGroup {
     /// A builder of a group over `backend`.
     pub fn builder(backend: Backend) -> ProcessGroupBuilder {
-        let settings = Settings { timeout: DEFAULT_TIMEOUT, verify: false, cuda_device: None, one_host: false };
+        let (timeout, verify, cuda_device) = (DEFAULT_TIMEOUT, false, None);
+        let settings = Settings { timeout, verify, cuda_device, one_host: false, high_priority: false };
         ProcessGroupBuilder { backend, timeout: None, settings }
     }
 
+    #[allow(clippy::too_many_arguments)] // One for each part of a group.
     fn join(
         store: &Store,
         backend: Backend,
@@ -176,6 +190,7 @@ impl ProcessGroup {
         global_ranks: Vec<usize>,
         local_rank: Option<usize>,
         settings: Settings,
+        split: Option<(&c10d::ProcessGroup, u32)>,
     ) -> Result<Self, overdrive_core::TorchError> {
         let engine = c10d::ProcessGroup::new(
             store,
@@ -188,6 +203,8 @@ impl ProcessGroup {
                 cuda_device: settings.cuda_device,
                 one_host: settings.one_host,
                 timeout: settings.timeout,
+                high_priority: settings.high_priority,
+                split,
             },
         )?;
         let store = store.prefixed(&format!("{name}/"))?;
@@ -206,56 +223,6 @@ impl ProcessGroup {
             host: Mutex::new(None),
             agreements: AtomicU64::new(0),
         })))
-    }
-
-    /// A group of some of this group's ranks, in rising order; `None` on ranks that are not members. Every rank of this
-    /// group calls it.
-    ///
-    /// # Errors
-    /// When a rank does not exist or is given twice, `ranks` is empty, or a member does not call it within the timeout.
-    ///
-    /// # Syncs
-    /// Waits for the members.
-    ///
-    /// # Source
-    /// `torch.distributed.new_group`
-    pub fn new_group(&self, ranks: &[usize]) -> Result<Option<Self>, DdpError> {
-        let wrong = |reason: String| DdpError::InvalidMembers { ranks: ranks.to_vec(), reason };
-        let mut members = ranks.to_vec();
-        members.sort_unstable();
-        members.dedup();
-        if members.len() != ranks.len() {
-            return Err(wrong("a rank is given twice".to_owned()));
-        }
-        match members.last() {
-            None => return Err(wrong("there are none".to_owned())),
-            Some(&last) if last >= self.size() => {
-                return Err(wrong(format!("rank {last} is outside the group of {}", self.size())));
-            }
-            Some(_) => {}
-        }
-        // PyTorch names the first group "0" and counts upwards.
-        let name = (self.0.sub_groups.fetch_add(1, Ordering::Relaxed) + 1).to_string();
-        let Ok(rank) = members.binary_search(&self.rank()) else { return Ok(None) };
-        let global_ranks = members.iter().map(|&member| self.0.global_ranks[member]).collect();
-        let inner = &*self.0;
-        let group =
-            Self::join(&inner.store, inner.backend, &name, rank, global_ranks, inner.local_rank, inner.settings)
-                .map_err(|source| DdpError::between(self.context("new_group"), source))?;
-        let mut members_of = inner.members_of.lock().unwrap_or_else(PoisonError::into_inner);
-        members_of.retain(|sub_group| sub_group.strong_count() > 0);
-        members_of.push(Arc::downgrade(&group.0));
-        Ok(Some(group))
-    }
-
-    /// The sub-groups, the newest first, each behind its own ones, and then this group.
-    pub(crate) fn with_sub_groups(&self) -> Vec<Self> {
-        let members_of = self.0.members_of.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut groups: Vec<Self> =
-            members_of.iter().rev().filter_map(Weak::upgrade).flat_map(|inner| Self(inner).with_sub_groups()).collect();
-        groups.extend(self.0.host.lock().unwrap_or_else(PoisonError::into_inner).clone());
-        groups.push(self.clone());
-        groups
     }
 
     /// This process's rank in the group.
@@ -330,7 +297,7 @@ impl ProcessGroup {
         }
         let settings = Settings { timeout: self.timeout(), cuda_device: None, ..inner.settings };
         let ranks = inner.global_ranks.clone();
-        let made = Self::join(&inner.store, Backend::Gloo, "host", inner.rank, ranks, inner.local_rank, settings)
+        let made = Self::join(&inner.store, Backend::Gloo, "host", inner.rank, ranks, inner.local_rank, settings, None)
             .map_err(|source| DdpError::between(self.context("a group of the host"), source))?;
         Ok(host.insert(made).clone())
     }

@@ -1,0 +1,2 @@
+//! Tests alone; `tests/faults` has them.
+#![forbid(unsafe_code)]
