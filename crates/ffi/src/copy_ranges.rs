@@ -22,8 +22,8 @@ use crate::memory::storage_of;
 /// ```
 ///
 /// # Errors
-/// `Other` for a tensor that is not on the host or not contiguous, and for a range that is outside of it or does not fit
-/// into `into`; earlier ranges are copied then.
+/// `Other` for a tensor that is not on the host or not contiguous, and for a range that is outside of it or does not
+/// fit into `into`; earlier ranges are copied then.
 ///
 /// # Syncs
 /// No.

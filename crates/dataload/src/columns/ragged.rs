@@ -67,7 +67,8 @@ impl Ragged {
         self.offsets.get(level).map(Vec::as_slice)
     }
 
-    /// The values of all rows, and the offsets of each level of lists, on the device of the column. They share its memory.
+    /// The values of all rows, and the offsets of each level of lists, on the device of the column. They share its
+    /// memory.
     ///
     /// # Shapes
     /// Values `[V]`, or `[V, B]` for binary values of `B` bytes; offsets int64 `[L + 1]` for a level of `L` lists.
@@ -78,7 +79,7 @@ impl Ragged {
         Ok((self.values, self.starts))
     }
 
-    /// A tensor with a row for each list, padded with `value`, and the lengths of the lists, on the device of the column.
+    /// A tensor with a row for each list, padded with `value`, and the lengths of the lists, on the column's device.
     ///
     /// The rows are as long as the longest list, or `max_len` if given: longer lists are truncated, and their length is
     /// `max_len`.

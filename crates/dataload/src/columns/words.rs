@@ -53,8 +53,8 @@ impl Words {
         }
     }
 
-    /// Appends `bytes` bytes of unspecified content, and returns them to be written. Not for pinned memory, which cannot
-    /// grow.
+    /// Appends `bytes` bytes of unspecified content, and returns them to be written. Not for pinned memory, which
+    /// cannot grow.
     pub(crate) fn extend(&mut self, bytes: usize) -> Result<&mut [u8], DataError> {
         let (start, end) = (self.bytes, self.bytes.saturating_add(bytes));
         let Memory::Plain(words) = &mut self.memory else { return Err(too_many(end, "pinned memory does not grow")) };

@@ -189,8 +189,8 @@ impl ParquetBatches {
         self.make(epoch, number, false, &Cancellation::default()).map(|(batch, _)| batch)
     }
 
-    /// The same, in pinned memory when `pinned`, which gives up when `cancelled`, and then reads ahead: it decodes the window
-    /// after the batch's in the background.
+    /// The same, in pinned memory when `pinned`, which gives up when `cancelled`, and then reads ahead: it decodes the
+    /// window after the batch's in the background.
     pub(super) fn batch_ahead(
         &self,
         epoch: u64,

@@ -36,8 +36,8 @@ enum Begun {
 }
 
 impl ParquetDataset {
-    /// Decodes the selected columns of some row groups, in order, reusing memory of `spare` where it is large enough: each
-    /// column as arrays one behind the other, one of numbers, or one for each row group of lists and strings.
+    /// Decodes the selected columns of some row groups, in order, reusing memory of `spare` where it is large enough:
+    /// each column as arrays one behind the other, one of numbers, or one for each row group of lists and strings.
     pub(super) fn decode(
         &self,
         groups: &[usize],
