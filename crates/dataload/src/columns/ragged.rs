@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use overdrive_ffi::copy_ranges;
-use tch::{Device, Kind, Scalar, Tensor};
+use overdrive_ffi::{Arg, LazyOp, copy_ranges};
+use tch::{Device, Kind, Tensor};
 
 use super::array::Array;
 use super::element::{Element, encode};
 use super::words::Words;
 use crate::{DataError, TensorBatch};
+
+static CLAMP_MAX: LazyOp = LazyOp::new("aten::clamp_max", "");
+static MASKED_FILL: LazyOp = LazyOp::new("aten::masked_fill_", "Scalar");
 
 /// Lists of different lengths, stored together: all their values, and the offsets of each level of lists. Both are
 /// tensors, which a loader copies to its device; the host knows the offsets as well, so that nothing waits for lengths.
@@ -144,18 +147,23 @@ impl Ragged {
         if starts.f_kind()? != Kind::Int64 {
             return Err(DataError::option("to_padded", "offsets of kind Int64", format!("{:?}", starts.kind())));
         }
+        let clamp_max = |tensor: &Tensor, most| CLAMP_MAX.tensor(&[Arg::Tensor(tensor), Arg::Int(most)]);
         let first = starts.f_narrow(0, 0, rows)?;
-        let lengths = starts.f_narrow(0, 1, rows)?.f_sub(&first)?.f_clamp_max(Scalar::int(width))?;
-        let pad = if self.values.f_is_floating_point()? { Scalar::float(value) } else { Scalar::int(value as i64) };
-        let count = self.values.size()[0];
-        if count == 0 {
-            return Ok((Tensor::f_full([rows, width], pad, (kind, self.device()))?, lengths));
-        }
-        let column = Tensor::f_arange(width, (Kind::Int64, self.device()))?;
-        let outside = column.f_ge_tensor(&lengths.f_unsqueeze(1)?)?;
-        let places = first.f_unsqueeze(1)?.f_add(&column)?.f_clamp_max(Scalar::int(count - 1))?;
-        let padded = self.values.f_index_select(0, &places.f_reshape([-1])?)?.f_view([rows, width])?;
-        Ok((padded.f_masked_fill(&outside, pad)?, lengths))
+        let lengths = clamp_max(&starts.f_narrow(0, 1, rows)?.f_sub(&first)?, width)?;
+        // Counted from 1.
+        let ones = Tensor::f_ones([width], (Kind::Int64, self.device()))?;
+        let column = ones.f_cumsum(0, Kind::Int64)?;
+        let outside = column.f_gt_tensor(&lengths.f_unsqueeze(1)?)?;
+        let padded = match self.values.size()[0] {
+            0 => Tensor::f_zeros([rows, width], (kind, self.device()))?,
+            count => {
+                let places = clamp_max(&first.f_unsqueeze(1)?.f_add(&column)?.f_sub(&ones)?, count - 1)?;
+                self.values.f_index_select(0, &places.f_reshape([-1])?)?.f_view([rows, width])?
+            }
+        };
+        let pad = if self.values.f_is_floating_point()? { Arg::Double(value) } else { Arg::Int(value as i64) };
+        MASKED_FILL.call(&[Arg::Tensor(&padded), Arg::Tensor(&outside), pad])?;
+        Ok((padded, lengths))
     }
 
     /// A tensor with a row for each list; all must have the same length. It shares the column's memory.
