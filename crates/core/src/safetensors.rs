@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use ::safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use overdrive_ffi::data_address;
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use tch::{Kind, Tensor};
@@ -145,7 +146,7 @@ pub fn take_tied<'a>(tensors: &mut Vec<(&'a str, &'a Tensor)>) -> BTreeMap<&'a s
         if key == FORMAT_KEY || is_alone {
             return true;
         }
-        let there = seen.entry(tensor.data_ptr() as usize).or_default();
+        let there = seen.entry(data_address(tensor)).or_default();
         // A view of the same bytes with another shape or dtype is not a tied tensor.
         let same = |other: &Tensor| tensor.kind() == other.kind() && tensor.f_is_set_to(other).unwrap_or(false);
         if let Some((kept, _)) = there.iter().find(|(_, other)| same(other)) {

@@ -21,7 +21,6 @@ struct od_arrivals {
   // Null where the copy was waited for.
   std::vector<std::unique_ptr<od_transfer>> transfers;
   std::vector<size_t> used;
-  size_t expected = 0;
 };
 
 namespace {
@@ -56,7 +55,7 @@ void look_no_more(Arriving& all) {
   all.looks = false;
 }
 
-// All copies of one owner. What fails is thrown at the end.
+// All copies of one owner. What fails is thrown at the end; the device is lost then.
 void finish(Arriving& all, od_arrivals& owner) {
   std::exception_ptr failed;
   for (auto& transfer : owner.transfers) {
@@ -69,7 +68,8 @@ void finish(Arriving& all, od_arrivals& owner) {
     auto& storage = overdrive::storage_of(transfer->tensor);
     auto [begin, end] = all.expected.equal_range(&storage);
     while (begin != end) begin = begin->second.owner == &owner ? all.expected.erase(begin) : std::next(begin);
-    overdrive::throws_on_access(storage) = false;
+    // Another owner may expect a part of the same memory.
+    if (all.expected.count(&storage) == 0) overdrive::throws_on_access(storage) = false;
     transfer.reset();
   }
   look_no_more(all);
@@ -81,32 +81,28 @@ void arrive_locked(Arriving& all, c10::StorageImpl& storage) {
   if (begin == end) return;
   // After an error all is as before.
   for (auto it = begin; it != end; ++it) it->second.owner->transfers[it->second.at]->block_current();
-  std::vector<od_arrivals*> owners;
   for (auto it = begin; it != end; ++it) {
     auto& [owner, at] = it->second;
     owner->used.push_back(at);
     owner->transfers[at].reset();
-    owners.push_back(owner);
   }
   all.expected.erase(begin, end);
   overdrive::throws_on_access(storage) = false;
-  for (auto* owner : owners) {
-    if (owner->used.size() >= owner->expected) finish(all, *owner);
-  }
   look_no_more(all);
+}
+
+// A tensor, or tensors in a list, or in lists in a list as those of collectives.
+void arrive_value(const c10::IValue& value) {
+  if (value.isTensor()) {
+    overdrive::arrive(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) arrive_value(element);
+  }
 }
 
 std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& function) {
   try {
-    for (const c10::IValue& input : function.inputs()) {
-      if (input.isTensor()) {
-        overdrive::arrive(input.toTensor());
-      } else if (input.isList()) {
-        for (const c10::IValue& element : input.toListRef()) {
-          if (element.isTensor()) overdrive::arrive(element.toTensor());
-        }
-      }
-    }
+    for (const c10::IValue& input : function.inputs()) arrive_value(input);
   } catch (...) {
     // The memory still throws, and with it the operator.
   }
@@ -122,14 +118,20 @@ void overdrive::arrive(const at::Tensor& tensor) {
   arrive_locked(all, overdrive::storage_of(tensor));
 }
 
-od_status od_arrivals_new(od_transfer* const* transfers, size_t n, size_t expected, od_arrivals** out,
-                          od_error* err) noexcept {
-  return overdrive::guarded(err, [&] {
-    auto made = std::make_unique<od_arrivals>();
-    made->transfers.reserve(n);
-    for (size_t at = 0; at < n; ++at) made->transfers.emplace_back(transfers[at]);
+od_status od_arrivals_new(od_transfer* const* transfers, size_t n, od_arrivals** out, od_error* err) noexcept {
+  std::unique_ptr<od_arrivals> made;
+  auto taken = overdrive::guarded(err, [&] {
+    made = std::make_unique<od_arrivals>();
+    made->transfers.resize(n);
     made->used.reserve(n);
-    made->expected = expected;
+  });
+  if (taken != OD_OK) {
+    // The stream from which each was started waits for it.
+    for (size_t at = 0; at < n; ++at) od_transfer_free(transfers[at]);
+    return taken;
+  }
+  for (size_t at = 0; at < n; ++at) made->transfers[at].reset(transfers[at]);
+  return overdrive::guarded(err, [&] {
     auto& all = arriving();
     std::lock_guard<std::mutex> lock(all.mutex);
     try {

@@ -10,9 +10,8 @@ typedef struct od_arrivals od_arrivals;
 
 // arrivals.cpp. Takes transfers to tensors of a device, also when it fails. The first operator, on any thread, that
 // uses one of the tensors or what shares its memory makes the stream that it is for wait for the copy; any other access
-// throws. After the use of `expected` tensors the stream waits for all others, too.
-od_status od_arrivals_new(od_transfer* const* transfers, size_t n, size_t expected, od_arrivals** out,
-                          od_error* err) noexcept;
+// throws.
+od_status od_arrivals_new(od_transfer* const* transfers, size_t n, od_arrivals** out, od_error* err) noexcept;
 // The stream from which the copies were started, and the current one, wait for all others. Writes the places of the
 // tensors that were used to `used`, which has room for all, in the order of their first uses.
 od_status od_arrivals_finish(od_arrivals* arrivals, size_t* used, size_t* n_used, od_error* err) noexcept;

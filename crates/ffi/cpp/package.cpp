@@ -92,6 +92,11 @@ const void* od_tensor_memory(const at::Tensor* tensor) noexcept {
                                          : nullptr;
 }
 
+const void* od_tensor_address(const at::Tensor* tensor) noexcept {
+  auto memory = static_cast<const char*>(od_tensor_memory(tensor));
+  return memory == nullptr ? nullptr : memory + tensor->storage_offset() * static_cast<int64_t>(tensor->itemsize());
+}
+
 void od_tensor_bump_version(const at::Tensor* tensor) noexcept {
   if (tensor->defined() && !tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
 }

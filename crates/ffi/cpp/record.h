@@ -43,6 +43,8 @@ int32_t od_tensor_values(const at::Tensor* tensor) noexcept;
 int32_t od_tensors_share_memory(const at::Tensor* one, const at::Tensor* other) noexcept;
 // The begin of the allocation that a tensor is a part of; null if it has none.
 const void* od_tensor_memory(const at::Tensor* tensor) noexcept;
+// The address of its first element, without an access.
+const void* od_tensor_address(const at::Tensor* tensor) noexcept;
 // Increments the tensor's version, as operators do that write in place.
 void od_tensor_bump_version(const at::Tensor* tensor) noexcept;
 }

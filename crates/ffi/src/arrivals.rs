@@ -21,19 +21,18 @@ pub struct Arrivals {
 unsafe impl Send for Arrivals {}
 
 impl Arrivals {
-    /// From now on, what uses the tensors of these transfers to the device waits for them. Once `expected` of them were
-    /// used, the stream that uses the last one waits for the others, too.
+    /// From now on, what uses the tensors of these transfers to the device waits for them.
     ///
     /// # Errors
     /// When memory runs out; then the stream from which the copies were started waits for them.
     ///
     /// # Syncs
     /// No.
-    pub fn new(transfers: Vec<Transfer>, expected: usize) -> Result<Self, Error> {
+    pub fn new(transfers: Vec<Transfer>) -> Result<Self, Error> {
         let given: Vec<_> = transfers.into_iter().map(Transfer::into_raw).collect();
         let mut out = ptr::null_mut();
         // SAFETY: the transfers are ours, and not used again; `out` lives through the call.
-        check(|err| unsafe { raw::od_arrivals_new(given.as_ptr(), given.len(), expected, &mut out, err) })?;
+        check(|err| unsafe { raw::od_arrivals_new(given.as_ptr(), given.len(), &mut out, err) })?;
         let raw = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no arrivals"))?;
         Ok(Self { raw, len: given.len() })
     }

@@ -86,7 +86,9 @@ pub use mapped_file::MappedFile;
 pub use memory::{Storage, empty_pinned, is_alone, storage, tensor_from_owner, tensor_from_vec};
 pub use on_demand::OnDemand;
 pub use op::{Arg, LazyOp, Op, Value};
-pub use package::{Form, LEAST_SIZE, Package, bump_version, check_owner, is_lazy, memory_address, share_memory};
+pub use package::{
+    Form, LEAST_SIZE, Package, bump_version, check_owner, data_address, is_lazy, memory_address, share_memory,
+};
 pub use rows::Rows;
 pub use side_stream::{SideStream, Transfer};
 pub use sync_tensor::SyncTensor;

@@ -77,6 +77,13 @@ pub fn memory_address(tensor: &Tensor) -> usize {
     unsafe { raw::od_tensor_memory(tensor.as_ptr()) as usize }
 }
 
+/// The address of a tensor's first element, to tell tensors apart; 0 if it has no memory. Nothing is accessed: memory on
+/// which [`Arrivals`](crate::Arrivals) wait has one too, where tch's `data_ptr` panics.
+pub fn data_address(tensor: &Tensor) -> usize {
+    // SAFETY: the tensor is live, and the address is not read.
+    unsafe { raw::od_tensor_address(tensor.as_ptr()) as usize }
+}
+
 /// Increments the tensor's version (`Tensor._version`), so that a backward pass that needs the values from before is an
 /// error.
 pub fn bump_version(tensor: &Tensor) {

@@ -12,7 +12,6 @@ unsafe extern "C" {
     pub fn od_arrivals_new(
         transfers: *const *mut Transfer,
         n: usize,
-        expected: usize,
         out: *mut *mut Arrivals,
         err: *mut Error,
     ) -> Status;

@@ -57,5 +57,6 @@ unsafe extern "C" {
     pub fn od_tensor_values(tensor: *const C_tensor) -> i32;
     pub fn od_tensors_share_memory(one: *const C_tensor, other: *const C_tensor) -> i32;
     pub fn od_tensor_memory(tensor: *const C_tensor) -> *const c_void;
+    pub fn od_tensor_address(tensor: *const C_tensor) -> *const c_void;
     pub fn od_tensor_bump_version(tensor: *const C_tensor);
 }

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use overdrive_core::{IS_SHARDED, OptimizerError, Parameter, SHARDED};
+use overdrive_ffi::data_address;
 use tch::{Kind, Tensor};
 
 use crate::algorithm::Algorithm;
@@ -20,7 +21,7 @@ pub(crate) fn check<'a, A: Algorithm>(
             let reason = check_one(tensor).err().or_else(|| algorithm.refuses(tensor));
             // Empty tensors have no data to share.
             let known = match reason.is_none() && tensor.numel() > 0 {
-                true => seen.insert(tensor.data_ptr() as usize, (group, place)),
+                true => seen.insert(data_address(tensor), (group, place)),
                 false => None,
             };
             let again = known.map(|(other, at)| {

@@ -6,6 +6,7 @@ use overdrive_core::{
     Activity, Behavior, Entry, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter,
     RowsToLoad, Shapes, StateDict, StateError, Stateful, activity, check_averaged,
 };
+use overdrive_ffi::data_address;
 use tch::Tensor;
 
 /// Two optimizers over different parameters, used as one: by a schedule, a `GradScaler`, an accumulator, a checkpoint.
@@ -50,7 +51,7 @@ enum Owner {
 
 /// An error if the two share a parameter or a name.
 fn check_apart(first: &impl Optimizer, second: &impl Optimizer) -> Result<(), OptimizerError> {
-    let place = |tensor: &Tensor| (tensor.numel() > 0).then(|| tensor.data_ptr() as usize);
+    let place = |tensor: &Tensor| (tensor.numel() > 0).then(|| data_address(tensor));
     let known: HashSet<_> = first.params().iter().filter_map(place).collect();
     for (index, param) in second.parameters().iter().enumerate() {
         if place(param.tensor()).is_some_and(|place| known.contains(&place)) {

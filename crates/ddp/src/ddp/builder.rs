@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use overdrive_core::{AVERAGED, IGNORED, IS_SHARDED, Module, Parameter, SHARDED, STEPPED_IN_BACKWARD};
 use overdrive_ffi::c10d::{Reducer, ReducerOptions};
-use overdrive_ffi::{TensorId, TensorList};
+use overdrive_ffi::{TensorId, TensorList, data_address};
 use tch::Tensor;
 
 use super::buffers::Buffers;
@@ -323,7 +323,7 @@ fn check_parameters(params: &[(String, Tensor)]) -> Result<(), DdpError> {
         }
         if tensor.numel() > 0
             && tensor.requires_grad()
-            && let Some(other) = seen.insert(tensor.data_ptr(), index)
+            && let Some(other) = seen.insert(data_address(tensor), index)
         {
             let other = &params[other].0;
             return Err(wrong(format!("is the same tensor as {other:?}, but should be given once")));

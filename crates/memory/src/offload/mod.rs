@@ -11,7 +11,7 @@ use overdrive_core::{
     Activity, Behavior, Entry, IS_SHARDED, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, SHARDED,
     StateDict, StateError, Stateful, activity, check_averaged, check_not_stepped_in_backward,
 };
-use overdrive_ffi::TensorId;
+use overdrive_ffi::{TensorId, data_address};
 use tch::{Device, Tensor};
 
 use crate::error::MemoryError;
@@ -173,11 +173,13 @@ impl<O: Optimizer> CpuOffloadOptimizer<O> {
     /// in the order in which the pass before has used them. Steps are the same to the bit. For parameters of a CPU it does
     /// nothing.
     ///
-    /// Operators of libtorch wait by themselves, on whichever stream they run, and so do compiled steps of
-    /// overdrive-compile. What accesses a parameter's memory without an operator, while its copy may be under way, gets an
-    /// error that names [`wait_for_copies`](Self::wait_for_copies). A CUDA graph that is replayed is seen by nobody: call
-    /// that before it. Two streams that share parameters have to be ordered by the program from the first use on, not from
-    /// the step on. Until all parameters were used, each operator takes the host a little longer.
+    /// Operators of libtorch wait by themselves, and so do compiled steps of overdrive-compile. What accesses a parameter's
+    /// memory without an operator, while its copy may be under way, gets an error that names
+    /// [`wait_for_copies`](Self::wait_for_copies), or a panic where it uses tch's `data_ptr`. A CUDA graph that is replayed
+    /// is seen by nobody: call that before it. It waits on the stream that uses a parameter first: where a program runs on
+    /// several streams, call it on the step's stream before the others are ordered after that. Parameters that are parts of
+    /// one memory wait for one another's copies. Until all parameters were used, each operator takes the host a little
+    /// longer.
     ///
     /// The step itself does not overlap with the next forward pass: on the host it is one call over all parameters, because
     /// optimizers count steps and may compute with the norm of all, and a pass with the weights of the step before would
@@ -236,7 +238,7 @@ fn check_leaves(params: &[Parameter]) -> Result<(), OptimizerError> {
             return refused(IS_SHARDED.to_owned());
         }
         if param.tensor().numel() > 0
-            && let Some(before) = seen.insert(param.tensor().data_ptr().addr(), at)
+            && let Some(before) = seen.insert(data_address(param.tensor()), at)
         {
             return refused(format!("it is the same memory as parameter {before}: give each parameter once"));
         }

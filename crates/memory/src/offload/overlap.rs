@@ -8,15 +8,13 @@ use overdrive_ffi::{Arrivals, Transfer};
 pub(super) struct Overlap {
     /// That in which the program used them the last time, and then the others.
     order: Vec<usize>,
-    /// How many it used.
-    used: usize,
     under_way: Option<Arrivals>,
 }
 
 impl Overlap {
     /// For so many parameters, in their order at first.
     pub(super) fn new(len: usize) -> Self {
-        Self { order: (0..len).collect(), used: len, under_way: None }
+        Self { order: (0..len).collect(), under_way: None }
     }
 
     pub(super) fn order(&self) -> &[usize] {
@@ -25,7 +23,7 @@ impl Overlap {
 
     /// These copies, in that order, hold up what uses the parameters.
     pub(super) fn begin(&mut self, transfers: Vec<Transfer>) -> Result<(), TorchError> {
-        self.under_way = Some(Arrivals::new(transfers, self.used)?);
+        self.under_way = Some(Arrivals::new(transfers)?);
         Ok(())
     }
 
@@ -37,7 +35,6 @@ impl Overlap {
             let is_used = |at: &usize| used.contains(at);
             let others = (0..self.order.len()).filter(|at| !is_used(at));
             self.order = used.iter().copied().chain(others).map(|at| self.order[at]).collect();
-            self.used = used.len();
         }
         Ok(())
     }

@@ -136,6 +136,7 @@ fn main() -> Result<ExitCode> {
         offload::overlap::a_layer_waits_for_its_own_parameters_alone,
         offload::overlap::copies_run_beside_the_layers,
         offload::overlap::an_access_past_the_operators_is_an_error_until_it_waits,
+        offload::overlap::weights_are_saved_and_optimizers_are_built_while_copies_are_under_way,
         offload::overlap::a_step_whose_overlapping_copies_fail_is_completed_by_the_next_call,
         optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters,
         failures::a_launch_that_fails_is_the_steps_error_and_the_next_step_works,

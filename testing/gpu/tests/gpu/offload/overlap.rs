@@ -3,9 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Result, ensure};
-use overdrive::core::{OptimizerError, Parameter};
+use overdrive::core::{Entry, OptimizerError, Parameter, StateDict};
 use overdrive::ffi::{TimedEvent, storage};
 use overdrive::memory::CpuOffloadOptimizer;
+use overdrive::nn::{load_safetensors, save_safetensors};
 use overdrive::prelude::*;
 use overdrive_fakecuda::{Calls, Fake, Pace, waits};
 
@@ -220,6 +221,34 @@ pub fn an_access_past_the_operators_is_an_error_until_it_waits() -> Result<()> {
     opt.step()?;
     drop(opt);
     ensure!(told().is_none(), "an optimizer that is gone waits for nothing");
+    Ok(())
+}
+
+/// A checkpoint is saved and another optimizer is built right after a step, though no operator has come before.
+pub fn weights_are_saved_and_optimizers_are_built_while_copies_are_under_way() -> Result<()> {
+    let (layers, expected) = (Layers::new(GPU), Layers::new(Device::Cpu));
+    let mut opt = Offloaded::new(&layers.params, sgd)?.overlap_forward();
+    let mut plain = sgd(expected.params.iter().map(|it| Parameter::unnamed(it.shallow_clone())).collect())?;
+    layers.forward().f_backward()?;
+    expected.forward().f_backward()?;
+    opt.step()?;
+    plain.step()?;
+    let _other = sgd(layers.params.iter().map(|it| Parameter::unnamed(it.shallow_clone())).collect())?;
+    let mut state = StateDict::new();
+    for (at, param) in layers.params.iter().enumerate() {
+        state.insert(at.to_string(), Entry::Tensor(param.shallow_clone()));
+    }
+    let (folder, names) = (tempfile::tempdir()?, (0..layers.params.len()).map(|at| at.to_string()));
+    let path = folder.path().join("model.safetensors");
+    save_safetensors(&path, &state, &[])?;
+    let saved = load_safetensors(&path)?;
+    let flat = |it: &Tensor| -> Result<Vec<f32>> { Ok(Vec::<f32>::try_from(it.reshape([-1]))?) };
+    let mut values = Vec::new();
+    for name in names {
+        let Entry::Tensor(tensor) = saved.get(&name)? else { anyhow::bail!("{name} is no tensor") };
+        values.extend(flat(tensor)?);
+    }
+    ensure!(is_close(&values, &expected.values()), "what was saved are the new values");
     Ok(())
 }
 
