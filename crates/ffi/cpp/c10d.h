@@ -104,9 +104,9 @@ od_status od_group_new(const od_store* store, const od_group_options* options, o
 // Over NCCL: closes the group within `timeout_ms`, and aborts it where that fails, after a failed collective, and for 0.
 // Does not wait for Gloo: a group with work under way is destroyed when that has failed or is done.
 void od_group_free(od_group* group, int64_t timeout_ms) noexcept;
-// Waits for work under way, then frees the communicators. Aborts what is not done by then.
 // Takes part in a split of the group's communicator as a rank that is a member of no part.
 od_status od_group_split_none(const od_group* group, int32_t device, od_error* err) noexcept;
+// Waits for work under way, then frees the communicators. Aborts what is not done by then.
 od_status od_group_close(const od_group* group, int64_t timeout_ms, od_error* err) noexcept;
 od_status od_group_monitored_barrier(const od_group* group, int64_t timeout_ms, int32_t wait_all_ranks,
                                      od_error* err) noexcept;

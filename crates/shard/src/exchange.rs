@@ -6,8 +6,8 @@ use overdrive_core::Parameter;
 use overdrive_ddp::{DdpError, ProcessGroup, Work};
 use tch::Tensor;
 
+use crate::ownership::Ownership;
 use crate::packing::{bytes_of, packed};
-use crate::plan::Plan;
 
 /// How many broadcasts are under way at a time: enough to fill the network, few enough that their buffers stay small.
 const AT_ONCE: usize = 4;
@@ -21,9 +21,9 @@ pub(crate) struct Bucket {
 
 /// All parameters by owner, in buckets of at most `bytes`, unless a single parameter is larger. The owners take turns,
 /// so that they send at the same time. The same on all ranks.
-pub(crate) fn buckets(plan: &Plan, ranks: usize, bytes: usize) -> Vec<Bucket> {
+pub(crate) fn buckets(ownership: &Ownership, ranks: usize, bytes: usize) -> Vec<Bucket> {
     let of_rank = |rank: usize| {
-        let own = plan.params.iter().zip(&plan.owner).filter(move |(_, owner)| **owner == rank);
+        let own = ownership.params.iter().zip(&ownership.owner).filter(move |(_, owner)| **owner == rank);
         of_root(own.map(|(param, _)| param), rank, bytes)
     };
     let mut by_root: Vec<VecDeque<Bucket>> = (0..ranks).map(of_rank).collect();
@@ -35,8 +35,8 @@ pub(crate) fn buckets(plan: &Plan, ranks: usize, bytes: usize) -> Vec<Bucket> {
 }
 
 /// All parameters in buckets that rank 0 sends.
-pub(crate) fn from_first(plan: &Plan, bytes: usize) -> Vec<Bucket> {
-    of_root(plan.params.iter(), 0, bytes).into()
+pub(crate) fn from_first(ownership: &Ownership, bytes: usize) -> Vec<Bucket> {
+    of_root(ownership.params.iter(), 0, bytes).into()
 }
 
 fn of_root<'a>(params: impl Iterator<Item = &'a Parameter>, root: usize, bytes: usize) -> VecDeque<Bucket> {

@@ -17,9 +17,9 @@ mod full;
 mod gradients;
 mod link;
 mod mesh;
+mod ownership;
 mod packing;
 mod partition;
-mod plan;
 #[cfg(feature = "deepspeed")]
 pub mod planner;
 mod zero;

@@ -10,6 +10,7 @@ use overdrive_bench_report::{Ratio, Target};
 
 use super::models::{self, Way};
 use crate::versus::Options;
+use crate::versus::memory::disk::told_by_system;
 use crate::versus::turns::{Case, Findings, Turns};
 
 const PAIRS: u32 = 9;
@@ -33,9 +34,7 @@ pub fn serve() -> Result<()> {
     for _ in FIRST..ALL {
         step()?;
     }
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
-    println!("{}", peak.trim().trim_end_matches(" kB"));
+    println!("{}", told_by_system("status", "VmHWM:")?);
     Ok(())
 }
 

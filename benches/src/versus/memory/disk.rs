@@ -63,7 +63,7 @@ impl OnDisk {
 }
 
 /// A number of a file of `/proc/self`.
-fn told_by_system(file: &str, name: &str) -> Result<u64> {
+pub fn told_by_system(file: &str, name: &str) -> Result<u64> {
     let text = fs::read_to_string(Path::new("/proc/self").join(file))?;
     let found = text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok());
     found.with_context(|| format!("/proc/self/{file} has no {name}"))

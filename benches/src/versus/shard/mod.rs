@@ -104,7 +104,7 @@ fn largest(findings: &mut Findings) -> Result<()> {
         ("zero3", "plain", format!("{size}, ZeRO-3 of plain data parallelism"), 3.2),
         ("disk", "one process", format!("{size}, ZeRO-3 with files of one process without"), 8.0),
     ] {
-        let case = Case { text: &text, unit: "blocks", ratio: Ratio::TimesFasterByRate };
+        let case = Case { text: &text, unit: "blocks", ratio: Ratio::ShareOfCost };
         turns.compare(findings, case, (way, peer), Some(Target::AtLeast(least)))?;
     }
     Ok(())

@@ -1,7 +1,6 @@
 //! A rank of `versus shard`, which measures on request, together with the others.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{BufRead, Write};
 use std::time::Instant;
 
@@ -11,6 +10,7 @@ use overdrive::prelude::*;
 use overdrive_ddp::{Backend, InitMethod, ProcessGroup, ReduceOp, init_process_group};
 
 use super::run::{self, Run, Shape};
+use crate::versus::memory::disk::told_by_system;
 
 /// Answers each line `WHAT-WAY-DETAIL NUMBER` with what it measures:
 ///
@@ -48,7 +48,11 @@ pub fn serve() -> Result<()> {
                 host_memory::count(usize::MAX)?;
                 let mut run = Run::new(&group, way, Shape::blocks(run::WIDTH, number), kind)?;
                 (0..3).try_for_each(|_| run.step())?;
-                let own = if what == "peak" { host_memory::stats()?.peak as f64 } else { resident()? };
+                let own = if what == "peak" {
+                    host_memory::stats()?.peak as f64
+                } else {
+                    told_by_system("status", "VmHWM:")? as f64 * 1024.0
+                };
                 largest(&group, own)?
             }
         };
@@ -74,13 +78,6 @@ fn capped(group: &ProcessGroup, way: &str, bytes: usize, blocks: u32) -> Result<
         std::process::exit(0);
     }
     Ok(1.0)
-}
-
-/// The largest resident set so far.
-fn resident() -> Result<f64> {
-    let text = fs::read_to_string("/proc/self/status")?;
-    let found = text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
-    found.map(|kibibytes: f64| kibibytes * 1024.0).context("/proc/self/status has no VmHWM")
 }
 
 fn largest(group: &ProcessGroup, own: f64) -> Result<f64> {

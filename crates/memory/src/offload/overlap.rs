@@ -1,5 +1,7 @@
 //! Copies of new parameters beside the forward pass.
 
+use std::collections::HashSet;
+
 use overdrive_core::TorchError;
 use overdrive_ffi::{Arrivals, Transfer};
 
@@ -31,11 +33,9 @@ impl Overlap {
     pub(super) fn end(&mut self) -> Result<(), TorchError> {
         let Some(arrivals) = self.under_way.take() else { return Ok(()) };
         let used = arrivals.finish()?;
-        if !used.is_empty() {
-            let is_used = |at: &usize| used.contains(at);
-            let others = (0..self.order.len()).filter(|at| !is_used(at));
-            self.order = used.iter().copied().chain(others).map(|at| self.order[at]).collect();
-        }
+        let is_used: HashSet<usize> = used.iter().copied().collect();
+        let others = (0..self.order.len()).filter(|at| !is_used.contains(at));
+        self.order = used.iter().copied().chain(others).map(|at| self.order[at]).collect();
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ use super::ranks::Ranks;
 use super::{Running, Shared, shards};
 use crate::agree;
 use crate::error::ShardError;
-use crate::plan::{check_behavior, options_of};
+use crate::ownership::{check_behavior, options_of};
 
 pub(super) const PART: &str = "FullyShardedOptimizer";
 const BUILDING: &str = "building the optimizer";

@@ -127,7 +127,7 @@ impl ShardedDataParallel {
         bytes: usize,
     ) -> Result<Self, ShardError> {
         let group = opt.process_group().clone();
-        let shared = Shared(Arc::new(Mutex::new(Reduction::new(&group, opt.plan(), opt.link(), bytes))));
+        let shared = Shared(Arc::new(Mutex::new(Reduction::new(&group, opt.ownership(), opt.link(), bytes))));
         let hooks = opt.link().check(PART).and_then(|()| hooks(&shared));
         let layout = shared.lock().describe();
         let (hooks, all) = agree::built(&group, BUILDING, hooks, |_| (bytes.to_string(), layout))?;
@@ -135,7 +135,7 @@ impl ShardedDataParallel {
         agree::on_text("the size of buckets in bytes", &all_bytes)?;
         agree::on_lines("the buckets of gradients", &layouts)?;
         let link = opt.link().clone();
-        let sent = exchange::send(&group, &exchange::from_first(opt.plan(), bytes), true);
+        let sent = exchange::send(&group, &exchange::from_first(opt.ownership(), bytes), true);
         let has_changed = link.watch(sent.map_err(ShardError::from))?;
         // Not otherwise: slow weights would begin anew, also those that were loaded.
         if link.watch(agree::on_any(&group, has_changed))? {

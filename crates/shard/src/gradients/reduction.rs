@@ -10,8 +10,8 @@ use tch::Tensor;
 
 use crate::error::ShardError;
 use crate::link::Link;
+use crate::ownership::Ownership;
 use crate::packing::{bytes_of, packed};
-use crate::plan::Plan;
 
 static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
 
@@ -89,13 +89,13 @@ pub(super) struct Reduction {
 impl Reduction {
     /// Buckets of at most `bytes` of the trained parameters, the last that was given first: backward passes come to
     /// them in about this order, however the optimizer groups them.
-    pub(super) fn new(group: &ProcessGroup, plan: &Plan, link: &Link, bytes: usize) -> Self {
-        let trained = plan.given.iter().rev().map(|&index| (index, &plan.params[index]));
+    pub(super) fn new(group: &ProcessGroup, ownership: &Ownership, link: &Link, bytes: usize) -> Self {
+        let trained = ownership.given.iter().rev().map(|&index| (index, &ownership.params[index]));
         let keyed = trained.filter(|(_, param)| param.tensor().requires_grad()).map(|(index, param)| {
             let (tensor, parameter) = (param.tensor(), param.share());
             let member =
                 Member { index, parameter, is_averaged: false, kept: None, has_earlier: false, is_stray: false };
-            ((plan.owner[index], tensor.kind(), tensor.device()), bytes_of(tensor), member)
+            ((ownership.owner[index], tensor.kind(), tensor.device()), bytes_of(tensor), member)
         });
         let packed = packed(keyed, bytes).into_iter();
         let buckets = packed.map(|((owner, ..), members)| Bucket { owner, members }).collect();

@@ -23,76 +23,101 @@ pub(super) struct Memory {
     pub(super) arithmetic: String,
 }
 
+/// The bytes of a stage with all of it on the device.
+struct Stage {
+    /// There at all times.
+    always: f64,
+    /// Gradients that a pass leaves.
+    gradients: f64,
+    /// Besides, at the end of the forward pass, within the backward pass and after the step.
+    forward: f64,
+    backward: f64,
+    step: f64,
+    names: &'static str,
+}
+
+impl Stage {
+    fn of(stage: ZeroStage, workload: &Workload, cluster: &Cluster) -> Self {
+        let (ranks, is_alone) = (cluster.ranks as f64, cluster.ranks == 1);
+        let parameters = ELEMENT * workload.elements();
+        let state = workload.state_bytes * workload.elements();
+        // Gradients have as many bytes as parameters.
+        let buckets = if is_alone { 0.0 } else { parameters };
+        let broadcasts = if is_alone { 0.0 } else { (BROADCASTS * BUCKET).min(parameters) };
+        let nothing = Self { always: 0.0, gradients: parameters, forward: 0.0, backward: 0.0, step: 0.0, names: "" };
+        match stage {
+            ZeroStage::Disabled => {
+                let names = if is_alone { "parameters + state" } else { "parameters + state + buckets" };
+                Self { always: parameters + state + buckets, names, ..nothing }
+            }
+            ZeroStage::OptimizerStates => {
+                let always = parameters + state / ranks + buckets;
+                Self { always, step: broadcasts, names: "parameters + state / N + buckets", ..nothing }
+            }
+            ZeroStage::Gradients => Self {
+                always: parameters + state / ranks,
+                gradients: parameters / ranks,
+                backward: (2.0 * BUCKET).min(parameters),
+                step: broadcasts,
+                names: "parameters + state / N",
+                ..nothing
+            },
+            ZeroStage::Parameters => {
+                let part = if is_alone { 0.0 } else { 1.0 / ranks };
+                let [gathers, reduces] = if is_alone { ALONE } else { [GATHERED, REDUCED] };
+                let forward = (gathers + part) * workload.whole() * workload.largest();
+                Self {
+                    always: (parameters + state) / ranks,
+                    gradients: parameters / ranks,
+                    forward,
+                    backward: forward + (reduces + part) * ELEMENT * workload.largest(),
+                    names: "(parameters + state) / N + units",
+                    ..nothing
+                }
+            }
+        }
+    }
+}
+
 pub(super) fn of(workload: &Workload, cluster: &Cluster, stage: ZeroStage, place: Place, recomputes: bool) -> Memory {
     let ranks = cluster.ranks as f64;
-    let is_alone = cluster.ranks == 1;
-    let parameters = ELEMENT * workload.elements();
-    let gradients = parameters;
-    let state = workload.state_bytes * workload.elements();
+    let own_state = workload.state_bytes * workload.elements() / ranks;
+    let own_rows = ELEMENT * workload.elements() / ranks;
     let activations = if recomputes { workload.recomputed } else { workload.kept };
-    let unit = workload.whole() * workload.largest();
-    let (own_state, own_rows) = (state / ranks, parameters / ranks);
-    let accumulates = workload.micro_batches > 1;
-    // With a device that has a host: means of gradients on their way there, and pinned until the pass ends.
-    let has_host = cluster.host.is_some();
-    let copied = if has_host { 2.0 * ELEMENT * workload.largest() / ranks } else { 0.0 };
-
-    // What is there at all times, what gradients a pass leaves, and what is on its way in between.
-    let (always, left, (forward, backward, step), names) = match stage {
-        ZeroStage::Disabled => {
-            let buckets = if is_alone { 0.0 } else { gradients };
-            let names = if is_alone { "parameters + state" } else { "parameters + state + buckets" };
-            (parameters + state + buckets, gradients, (0.0, 0.0, 0.0), names)
-        }
-        ZeroStage::OptimizerStates => {
-            let (buckets, sent) = if is_alone { (0.0, 0.0) } else { (gradients, BROADCASTS * BUCKET) };
-            (
-                parameters + own_state + buckets,
-                gradients,
-                (0.0, 0.0, sent.min(parameters)),
-                "parameters + state / N + buckets",
-            )
-        }
-        ZeroStage::Gradients => {
-            let under_way = (2.0 * BUCKET).min(gradients);
-            let sent = if is_alone { 0.0 } else { (BROADCASTS * BUCKET).min(parameters) };
-            (parameters + own_state, gradients / ranks, (0.0, under_way, sent), "parameters + state / N")
-        }
-        ZeroStage::Parameters => {
-            let part = if is_alone { 0.0 } else { 1.0 / ranks };
-            let [gathers, reduces] = if is_alone { ALONE } else { [GATHERED, REDUCED] };
-            let gathered = (gathers + part) * unit;
-            let backward = gathered + (reduces + part) * ELEMENT * workload.largest();
-            (own_rows + own_state, gradients / ranks, (gathered, backward, 0.0), "(parameters + state) / N + units")
-        }
-    };
-    let held = if accumulates && stage != ZeroStage::Disabled { gradients } else { left };
-    let carried = if accumulates { held } else { 0.0 };
+    let (is_stage_3, bytes) = (stage == ZeroStage::Parameters, Stage::of(stage, workload, cluster));
+    let Stage { always, gradients, forward, backward, step, names } = bytes;
+    // An accumulator keeps whole gradients from one micro-batch to the next.
+    let carried = if workload.micro_batches > 1 { ELEMENT * workload.elements() } else { 0.0 };
     // The backward pass begins with nearly all activations, and ends with all gradients.
     let done = (2.0 / workload.units.len() as f64).min(1.0);
+    let held = carried.max(gradients);
     let begins = carried.max(done * held) + (1.0 - done) * activations + backward;
-    let peak = (carried + activations + forward).max(begins).max(held + backward).max(left + step);
-    let (device, host, disk) = match (place, stage) {
-        (Place::Device, _) => (always + peak, 0.0, 0.0),
+    let peak = (carried + activations + forward).max(begins).max(held + backward).max(gradients + step);
+    // With a device that has a host: means of gradients on their way there, and pinned until the pass ends.
+    let has_host = cluster.host.is_some();
+    let on_their_way = if has_host { 2.0 * ELEMENT * workload.largest() / ranks } else { 0.0 };
+    let only_if = |holds: bool, bytes: f64| if holds { bytes } else { 0.0 };
+    let (device, host, disk) = match place {
+        Place::Device => (always + peak, 0.0, 0.0),
         // Rows, means of gradients and state are there, all of them.
-        (_, ZeroStage::Parameters) => {
-            let away = own_rows + own_state + left;
-            let device = carried + (activations + forward).max((1.0 - done) * activations + backward + copied);
-            let pinned = if has_host { left } else { 0.0 };
-            if place == Place::Host { (device, away, 0.0) } else { (device, pinned, away) }
+        Place::Host | Place::Disk if is_stage_3 => {
+            let away = own_rows + own_state + gradients;
+            let backward = (1.0 - done) * activations + backward + on_their_way;
+            let device = carried + (activations + forward).max(backward);
+            match place {
+                Place::Disk => (device, only_if(has_host, gradients), away),
+                _ => (device, away, 0.0),
+            }
         }
         // The copies of parameters and gradients that the host steps with.
-        (Place::Host, _) => (always - own_state + peak, own_state + 2.0 * own_rows, 0.0),
-        (Place::Disk, _) => {
-            let copies = if has_host { 2.0 * own_rows } else { 0.0 };
-            (always - own_state + peak, copies, own_state)
-        }
+        Place::Host => (always - own_state + peak, own_state + 2.0 * own_rows, 0.0),
+        Place::Disk => (always - own_state + peak, only_if(has_host, 2.0 * own_rows), own_state),
     };
-    let peaks = "the largest of activations, gradients and what is sent";
     let place = match place {
         Place::Device => "",
         Place::Host => ", less what is on the host",
         Place::Disk => ", less what is in files",
     };
-    Memory { device, host, disk, arithmetic: format!("memory: {names} + {peaks}{place}") }
+    let arithmetic = format!("memory: {names} + the largest of activations, gradients and what is sent{place}");
+    Memory { device, host, disk, arithmetic }
 }

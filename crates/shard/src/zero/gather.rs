@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::agree;
 use crate::error::ShardError;
-use crate::plan::{Own, Plan};
+use crate::ownership::{Own, Ownership};
 
 const GATHERING: &str = "consolidating the state";
 
@@ -24,12 +24,12 @@ enum Told {
 /// The whole state on rank `to`. Every rank announces its entries; then tensors go to `to`, one after the other.
 pub(super) fn whole<O: Optimizer>(
     group: &ProcessGroup,
-    plan: &Plan,
+    ownership: &Ownership,
     own: Option<&Own<O>>,
     to: usize,
 ) -> Result<Option<StateDict>, ShardError> {
     let _no_grad = tch::no_grad_guard();
-    let entries = own_entries(plan, own).map_err(ShardError::from);
+    let entries = own_entries(ownership, own).map_err(ShardError::from);
     let entries = entries.and_then(|entries| match to < group.size() {
         true => Ok(entries.ok_or(UNKNOWN)?),
         false => Err(DdpError::InvalidRank { what: "the rank to consolidate to", rank: to, size: group.size() }.into()),
@@ -64,18 +64,18 @@ pub(super) fn whole<O: Optimizer>(
             state.insert(key, received(group, rank, told)?);
         }
     }
-    plan.tell_parameters(&mut state);
+    ownership.tell_parameters(&mut state);
     Ok(Some(state))
 }
 
 /// The entries of this rank's state under the names that they have in the whole one; `None` if the optimizer inside has
 /// others.
 pub(super) fn own_entries<O: Optimizer>(
-    plan: &Plan,
+    ownership: &Ownership,
     own: Option<&Own<O>>,
 ) -> Result<Option<Vec<(String, Entry)>>, StateError> {
     let Some(own) = own else { return Ok(Some(Vec::new())) };
-    let are_named = plan.names().is_some();
+    let are_named = ownership.names().is_some();
     let mut entries = Vec::new();
     for (key, entry) in (&own.inner as &dyn Optimizer).state_dict()? {
         if let Some((number, field)) = numbered(&key, "param_groups.") {

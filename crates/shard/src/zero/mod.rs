@@ -15,7 +15,7 @@ use crate::agree;
 use crate::error::ShardError;
 use crate::exchange::{self, Bucket};
 use crate::link::Link;
-use crate::plan::{self, Own, PART, Plan};
+use crate::ownership::{self, Own, Ownership, PART};
 
 const BUILDING: &str = "building a ZeroRedundancyOptimizer";
 
@@ -71,7 +71,7 @@ pub(crate) const BUCKET_BYTES: usize = 25 << 20;
 pub struct ZeroRedundancyOptimizer<O> {
     id: OptimizerId,
     group: ProcessGroup,
-    plan: Plan,
+    ownership: Ownership,
     /// `None` if this rank has no parameters.
     own: Option<Own<O>>,
     buckets: Vec<Bucket>,
@@ -96,18 +96,19 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         build: impl Fn(Vec<Parameter>) -> Result<O, OptimizerError>,
     ) -> Result<Self, ShardError> {
         let given = params.into_parameters();
-        let built = Plan::new(&given, group.size(), &build).and_then(|plan| {
-            plan.check_devices(group)?;
-            let own = plan.build_own(group.rank(), &build)?;
-            let list = plan.params.iter().map(Parameter::tensor).collect::<Vec<_>>();
+        let built = Ownership::new(&given, group.size(), &build).and_then(|ownership| {
+            ownership.check_devices(group)?;
+            let own = ownership.build_own(group.rank(), &build)?;
+            let list = ownership.params.iter().map(Parameter::tensor).collect::<Vec<_>>();
             let list = TensorList::new(&list)?;
-            Ok((plan, own, list))
+            Ok((ownership, own, list))
         });
-        let ((plan, own, params), all) = agree::built(group, BUILDING, built, |(plan, ..)| plan.describe())?;
+        let ((ownership, own, params), all) =
+            agree::built(group, BUILDING, built, |(ownership, ..)| ownership.describe())?;
         agree::on_lines("the parameters and groups", &all)?;
-        let buckets = exchange::buckets(&plan, group.size(), BUCKET_BYTES);
+        let buckets = exchange::buckets(&ownership, group.size(), BUCKET_BYTES);
         let (id, group) = (OptimizerId::new(), group.clone());
-        Ok(Self { id, group, plan, own, buckets, params, link: Link::default() })
+        Ok(Self { id, group, ownership, own, buckets, params, link: Link::default() })
     }
 
     /// Sets how many bytes of parameters are sent in one broadcast at most; 25 MiB by default. A larger parameter is
@@ -121,7 +122,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     /// Waits for all ranks.
     pub fn bucket_bytes(mut self, bytes: usize) -> Result<Self, ShardError> {
         agree::on_bytes(&self.group, bytes)?;
-        self.buckets = exchange::buckets(&self.plan, self.group.size(), bytes);
+        self.buckets = exchange::buckets(&self.ownership, self.group.size(), bytes);
         Ok(self)
     }
 
@@ -138,7 +139,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
 
     /// The rank that keeps the state of each of [`params`](Optimizer::params), in their order.
     pub fn owners(&self) -> &[usize] {
-        &self.plan.owner
+        &self.ownership.owner
     }
 
     /// The group over which the state is partitioned.
@@ -161,11 +162,11 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     /// # Source
     /// `ZeroRedundancyOptimizer.consolidate_state_dict(to)`, then `state_dict()`
     pub fn consolidate_state_dict(&self, to: usize) -> Result<Option<StateDict>, ShardError> {
-        gather::whole(&self.group, &self.plan, self.own.as_ref(), to)
+        gather::whole(&self.group, &self.ownership, self.own.as_ref(), to)
     }
 
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.plan
+    pub(crate) fn ownership(&self) -> &Ownership {
+        &self.ownership
     }
 
     pub(crate) fn link(&self) -> &Link {
@@ -188,17 +189,19 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         check_not_stepped_in_backward(self)?;
         let is_local = |(index, param): (usize, &Parameter)| {
             let tensor = param.tensor();
-            self.plan.owner[index] != self.group.rank() && SHARDED_GRADIENTS.contains(tensor) && tensor.grad().defined()
+            self.ownership.owner[index] != self.group.rank()
+                && SHARDED_GRADIENTS.contains(tensor)
+                && tensor.grad().defined()
         };
-        if let Some(index) = self.plan.params.iter().enumerate().position(is_local) {
+        if let Some(index) = self.ownership.params.iter().enumerate().position(is_local) {
             let reason = "its gradient is this rank's alone, not the mean over ranks: call `backward` of the \
                           `ShardedDataParallel`, and end `no_sync` before a window's last pass";
-            return Err(OptimizerError::parameter(&self.plan.params[index], index, reason));
+            return Err(OptimizerError::parameter(&self.ownership.params[index], index, reason));
         }
-        if let Some(index) = IGNORED.position(self.plan.params.iter().map(Parameter::tensor)) {
+        if let Some(index) = IGNORED.position(self.ownership.params.iter().map(Parameter::tensor)) {
             let reason = "a `DistributedDataParallel` was told to ignore it, so that each rank trains its own, but here one \
                           rank steps it for all: give it to an optimizer of its own";
-            return Err(OptimizerError::parameter(&self.plan.params[index], index, reason));
+            return Err(OptimizerError::parameter(&self.ownership.params[index], index, reason));
         }
         if self.group.size() > 1 && self.link.is_local() {
             let reason = "backward passes have left gradients local since the last exchange: end `no_sync` before a \
@@ -207,13 +210,13 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         }
         let Some(own) = &self.own else { return Ok(()) };
         // Options may have been changed, or loaded.
-        plan::check_behavior(PART, &own.inner)?;
+        ownership::check_behavior(PART, &own.inner)?;
         if own.inner.params().len() != own.params.len() || own.inner.num_groups() != own.groups.len() {
             let reason = "parameters were added to the optimizer inside after they were partitioned, which the other ranks \
                           would not get: build it anew over all parameters";
             return Err(OptimizerError::DoesNotFit { part: PART, reason });
         }
-        let is_other = |(number, &group): (usize, &usize)| own.inner.lr(number) != self.plan.groups[group].lr;
+        let is_other = |(number, &group): (usize, &usize)| own.inner.lr(number) != self.ownership.groups[group].lr;
         if own.groups.iter().enumerate().any(is_other) {
             let reason = "a learning rate was set on the optimizer inside, on this rank alone perhaps: call `set_lr` of the \
                           sharded optimizer, on all ranks";

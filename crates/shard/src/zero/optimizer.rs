@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 use super::ZeroRedundancyOptimizer;
 use crate::agree;
 use crate::error::ShardError;
-use crate::plan::{Group, Own, PART};
+use crate::ownership::{Group, Own, PART};
 
 impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     /// The optimizer inside and its number of this group, if this rank has a part of the group.
@@ -19,8 +19,8 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     }
 
     fn group_at(&self, group: usize) -> Result<Group, OptimizerError> {
-        let groups = self.plan.groups.len();
-        self.plan.groups.get(group).copied().ok_or(OptimizerError::NoSuchGroup { group, groups })
+        let groups = self.ownership.groups.len();
+        self.ownership.groups.get(group).copied().ok_or(OptimizerError::NoSuchGroup { group, groups })
     }
 }
 
@@ -31,11 +31,11 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
 
     /// Those of all ranks.
     fn params(&self) -> Vec<Tensor> {
-        self.plan.params.iter().map(|param| param.tensor().shallow_clone()).collect()
+        self.ownership.params.iter().map(|param| param.tensor().shallow_clone()).collect()
     }
 
     fn parameters(&self) -> Vec<Parameter> {
-        self.plan.params.iter().map(Parameter::share).collect()
+        self.ownership.params.iter().map(Parameter::share).collect()
     }
 
     /// # Errors
@@ -43,7 +43,7 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
     fn trained(&self) -> Result<Vec<Tensor>, OptimizerError> {
         let mut trained = self.params();
         let is_16_bit = |param: &Tensor| matches!(param.kind(), Kind::Half | Kind::BFloat16);
-        if self.group.size() > 1 && self.plan.keeps_copies && trained.iter().any(is_16_bit) {
+        if self.group.size() > 1 && self.ownership.keeps_copies && trained.iter().any(is_16_bit) {
             let reason = "each of its float32 masters is on one rank alone, and what is around it would see the rounded \
                           parameters: wrap the optimizer within the closure, as \
                           `|params| Lookahead::new(AdamW::builder(params)..)`";
@@ -61,21 +61,21 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
         let mut behavior = Behavior::default();
         behavior.communicates = self.group.size() > 1;
         behavior.takes_averages = behavior.communicates;
-        behavior.keeps_copies = self.plan.keeps_copies;
+        behavior.keeps_copies = self.ownership.keeps_copies;
         behavior
     }
 
     fn num_groups(&self) -> usize {
-        self.plan.groups.len()
+        self.ownership.groups.len()
     }
 
     fn group_lens(&self) -> Option<Vec<usize>> {
-        let len = |group: usize| self.plan.group_of.iter().filter(|of_param| **of_param == group).count();
-        Some((0..self.plan.groups.len()).map(len).collect())
+        let len = |group: usize| self.ownership.group_of.iter().filter(|of_param| **of_param == group).count();
+        Some((0..self.ownership.groups.len()).map(len).collect())
     }
 
     fn lr(&self, group: usize) -> Option<f64> {
-        self.plan.groups.get(group)?.lr
+        self.ownership.groups.get(group)?.lr
     }
 
     /// Call it with the same rate on all ranks, as a schedule does.
@@ -86,12 +86,12 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
             inner.set_lr(number, lr)?;
         }
         // tch's optimizers do not tell their rates.
-        self.plan.groups[group].lr = self.plan.groups[group].lr.map(|_| lr);
+        self.ownership.groups[group].lr = self.ownership.groups[group].lr.map(|_| lr);
         Ok(())
     }
 
     fn momentum(&self, group: usize) -> Option<f64> {
-        self.plan.groups.get(group)?.momentum
+        self.ownership.groups.get(group)?.momentum
     }
 
     fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), OptimizerError> {
@@ -102,7 +102,7 @@ impl<O: Optimizer> Optimizer for ZeroRedundancyOptimizer<O> {
         if let Some((inner, number)) = self.own_group(group) {
             inner.set_momentum(number, momentum)?;
         }
-        self.plan.groups[group].momentum = Some(momentum);
+        self.ownership.groups[group].momentum = Some(momentum);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use overdrive_core::{Entry, Optimizer, Rows, RowsToLoad, Shapes, Shard, ShardedB
 
 use super::ZeroRedundancyOptimizer;
 use super::gather::own_entries;
-use crate::plan::{Group, Own, Plan};
+use crate::ownership::{Group, Own, Ownership};
 
 /// This rank's [part](StateDict::shard) of the whole state: the entries of its parameters, under the names of
 /// [`consolidate_state_dict`](ZeroRedundancyOptimizer::consolidate_state_dict), and those of all groups as far as it knows
@@ -21,16 +21,16 @@ use crate::plan::{Group, Own, Plan};
 /// shapes of this rank's part; [`StateError::Unexpected`] of entries that belong to none of the parameters.
 impl<O: Optimizer> Stateful for ZeroRedundancyOptimizer<O> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
-        let Some(entries) = own_entries(&self.plan, self.own.as_ref())? else { return self.own_state() };
+        let Some(entries) = own_entries(&self.ownership, self.own.as_ref())? else { return self.own_state() };
         let mut state = StateDict::of_shard(self.shard());
         // Of its own groups, the entries say the same.
-        for (key, value) in (0..self.plan.groups.len()).flat_map(|number| self.plan.rates(number)) {
+        for (key, value) in (0..self.ownership.groups.len()).flat_map(|number| self.ownership.rates(number)) {
             state.insert(key, Entry::Float(value));
         }
         for (key, entry) in entries {
             state.insert(key, entry);
         }
-        self.plan.tell_parameters(&mut state);
+        self.ownership.tell_parameters(&mut state);
         Ok(state)
     }
 
@@ -39,13 +39,13 @@ impl<O: Optimizer> Stateful for ZeroRedundancyOptimizer<O> {
             Ok(_) => self.part_of(state)?,
             Err(_) => {
                 state.check_shard(Some(self.shard()))?;
-                from_whole(&self.plan, self.own.as_ref(), state)?
+                from_whole(&self.ownership, self.own.as_ref(), state)?
             }
         };
         if let Some(own) = &mut self.own {
             (&mut own.inner as &mut dyn Optimizer).load_state_dict(&part)?;
         }
-        self.plan.groups = groups;
+        self.ownership.groups = groups;
         Ok(())
     }
 
@@ -54,8 +54,8 @@ impl<O: Optimizer> Stateful for ZeroRedundancyOptimizer<O> {
     }
 
     fn rows_to_load(&self, values: &StateDict, shapes: &Shapes) -> Result<RowsToLoad, StateError> {
-        let names = self.plan.names();
-        let saved = saved_names(&self.plan, names.as_deref(), values)?;
+        let names = self.ownership.names();
+        let saved = saved_names(&self.ownership, names.as_deref(), values)?;
         let index_of: HashMap<&str, usize> = saved.iter().map(String::as_str).zip(0..).collect();
         let own: HashSet<usize> = self.own.iter().flat_map(|own| own.params.iter().copied()).collect();
         let mut rows = RowsToLoad::new();
@@ -83,7 +83,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         let mut state = StateDict::new();
         state.insert("zero.ranks", Entry::Int(self.group.size() as i64));
         state.insert("zero.rank", Entry::Int(self.group.rank() as i64));
-        for (number, group) in self.plan.groups.iter().enumerate() {
+        for (number, group) in self.ownership.groups.iter().enumerate() {
             for (name, value) in [("lr", group.lr), ("momentum", group.momentum)] {
                 if let Some(value) = value {
                     state.insert(format!("zero.groups.{number}.{name}"), Entry::Float(value));
@@ -109,8 +109,8 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
             return Err(StateError::Mismatch { key: "zero.rank".to_owned(), expected, found });
         }
         let mut known = vec!["zero.rank".to_owned(), "zero.ranks".to_owned()];
-        let mut groups = Vec::with_capacity(self.plan.groups.len());
-        for (number, group) in self.plan.groups.iter().enumerate() {
+        let mut groups = Vec::with_capacity(self.ownership.groups.len());
+        for (number, group) in self.ownership.groups.iter().enumerate() {
             let mut read = |name: &str, own: Option<f64>| {
                 let key = format!("zero.groups.{number}.{name}");
                 let value = own.map(|_| state.float(&key)).transpose();
@@ -129,9 +129,13 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
 }
 
 /// The rates of all groups, and what the optimizer inside would have saved, of a whole state.
-fn from_whole<O>(plan: &Plan, own: Option<&Own<O>>, state: &StateDict) -> Result<(Vec<Group>, StateDict), StateError> {
-    let names = plan.names();
-    let saved = saved_names(plan, names.as_deref(), state)?;
+fn from_whole<O>(
+    ownership: &Ownership,
+    own: Option<&Own<O>>,
+    state: &StateDict,
+) -> Result<(Vec<Group>, StateDict), StateError> {
+    let names = ownership.names();
+    let saved = saved_names(ownership, names.as_deref(), state)?;
     // Under which name each saved parameter is known: its index among all.
     let index_of: HashMap<&str, usize> = saved.iter().map(String::as_str).zip(0..).collect();
     let own_place: HashMap<usize, usize> = own.map_or_else(HashMap::new, |own| {
@@ -143,7 +147,7 @@ fn from_whole<O>(plan: &Plan, own: Option<&Own<O>>, state: &StateDict) -> Result
             let unexpected = || StateError::Unexpected { key: key.to_owned() };
             let (group, field) = rest.split_once('.').ok_or_else(unexpected)?;
             let group: usize = group.parse().map_err(|_| unexpected())?;
-            if group >= plan.groups.len() {
+            if group >= ownership.groups.len() {
                 return Err(unexpected());
             }
             let number = own.and_then(|own| own.groups.iter().position(|&of_all| of_all == group));
@@ -163,7 +167,9 @@ fn from_whole<O>(plan: &Plan, own: Option<&Own<O>>, state: &StateDict) -> Result
     if let Some(own) = own {
         let mut counts = vec![0; own.groups.len()];
         for &index in &own.params {
-            let Some(number) = own.groups.iter().position(|&group| group == plan.group_of[index]) else { continue };
+            let Some(number) = own.groups.iter().position(|&group| group == ownership.group_of[index]) else {
+                continue;
+            };
             if let Some(names) = &names {
                 let name = Entry::Text(names[index].to_owned());
                 part.insert(format!("param_groups.{number}.param_names.{}", counts[number]), name);
@@ -181,7 +187,7 @@ fn from_whole<O>(plan: &Plan, own: Option<&Own<O>>, state: &StateDict) -> Result
         };
         Group { lr: read(&["lr"], group.lr), momentum: read(&["momentum", "betas.0"], group.momentum) }
     };
-    let groups: Vec<Group> = plan.groups.iter().enumerate().map(rates).collect();
+    let groups: Vec<Group> = ownership.groups.iter().enumerate().map(rates).collect();
     check_rates(&groups, "param_groups")?;
     Ok((groups, part))
 }
@@ -202,11 +208,11 @@ fn check_rates(groups: &[Group], prefix: &str) -> Result<(), StateError> {
 
 /// The name of each parameter in a whole state, in our order: as in an optimizer's own state, names decide where both
 /// have them, and the order otherwise.
-fn saved_names(plan: &Plan, names: Option<&[&str]>, state: &StateDict) -> Result<Vec<String>, StateError> {
-    let mut saved: Vec<String> = Vec::with_capacity(plan.params.len());
-    for group in 0..plan.groups.len() {
+fn saved_names(ownership: &Ownership, names: Option<&[&str]>, state: &StateDict) -> Result<Vec<String>, StateError> {
+    let mut saved: Vec<String> = Vec::with_capacity(ownership.params.len());
+    for group in 0..ownership.groups.len() {
         let first = saved.len();
-        let len = plan.group_of.iter().filter(|of_param| **of_param == group).count();
+        let len = ownership.group_of.iter().filter(|of_param| **of_param == group).count();
         let key = format!("param_groups.{group}.params");
         let found = state.int(&key)?;
         if found != len as i64 {

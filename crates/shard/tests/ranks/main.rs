@@ -26,6 +26,9 @@ mod lost;
 mod mesh;
 mod micro;
 mod model;
+#[allow(dead_code)] // As above.
+#[path = "../../../ddp/tests/ranks/moments.rs"]
+mod moments;
 mod optimizers;
 mod planned;
 mod rates;

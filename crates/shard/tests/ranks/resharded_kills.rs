@@ -10,12 +10,10 @@ use overdrive_ddp::ProcessGroup;
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::harness::{Meeting, all_through, free_port, start};
+use crate::moments::{self, Random};
 use crate::resharded::{FOLDER, Run, folder};
 
 const KILLS: usize = 50;
-/// Set it to another number for other moments. The test prints its seed.
-const SEED: &str = "OVERDRIVE_TEST_SEED";
-const DEFAULT_SEED: u64 = 261_127;
 /// How this attempt goes: `STAGE:BACKGROUND`.
 const WAY: &str = "OVERDRIVE_TEST_WAY";
 /// Set where a rank is killed: Gloo does not always notice that one is gone, and then the others wait for so many seconds. If
@@ -29,18 +27,6 @@ const LATEST: u64 = 4;
 /// How many more steps a rank trains while its kill is pending. All attempts together end before the last step.
 const GRACE: u64 = 1;
 const STEPS: u64 = KILLS as u64 * (LATEST + GRACE);
-
-/// Splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
 
 /// The whole states of the last step.
 fn ended(folder: &Path) -> Result<[Vec<u8>; 2]> {
@@ -63,26 +49,23 @@ fn through(folder: &Path, ranks: usize, way: &str) -> Result<()> {
 }
 
 pub fn ends_alike() -> Result<()> {
-    let seed = match std::env::var(SEED) {
-        Ok(seed) => seed.parse().with_context(|| format!("{SEED} is {seed:?}, but should be a number"))?,
-        Err(_) => DEFAULT_SEED,
-    };
+    let seed = moments::seed()?;
     let (whole, killed) = (tempfile::tempdir()?, tempfile::tempdir()?);
     through(whole.path(), 2, "3:true")?;
-    let (mut random, mut within) = (Random(seed), 0);
+    let (mut random, mut within) = (Random::new(seed, "resharded"), 0);
     for number in 0..KILLS {
         let ranks = [2, 2, 4][random.below(3) as usize];
         let (victim, way) =
             (random.below(ranks as u64) as usize, format!("{}:{}", 1 + random.below(3), random.below(2) == 0));
         let (step, moment) = (random.below(LATEST + 1), random.below(2));
         let kill = format!("{step}:{moment}:{}", random.below(if step == 0 { 20_000 } else { 5_000 }));
-        let what = format!("{SEED}={seed}, kill {number}: rank {victim} of {ranks}, way {way}, at {kill}");
+        let what = format!("OVERDRIVE_TEST_SEED={seed}, kill {number}: rank {victim} of {ranks}, way {way}, at {kill}");
         at(killed.path(), ranks, victim, &way, &kill).context(what)?;
         within += usize::from(is_within_a_save(killed.path())?);
     }
     through(killed.path(), 4, "1:false")?;
-    ensure!(ended(whole.path())? == ended(killed.path())?, "the last states differ, with {SEED}={seed}");
-    println!("{KILLS} kills with {SEED}={seed}, {within} of them within a save");
+    ensure!(ended(whole.path())? == ended(killed.path())?, "the last states differ, with OVERDRIVE_TEST_SEED={seed}");
+    println!("{KILLS} kills with OVERDRIVE_TEST_SEED={seed}, {within} of them within a save");
     Ok(())
 }
 

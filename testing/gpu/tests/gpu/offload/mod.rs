@@ -18,6 +18,23 @@ const LAYERS: i64 = 12;
 const SIDE: i64 = 32;
 const BYTES: u64 = (SIDE * SIDE * 4) as u64;
 
+/// Each wait of one stream for the other is needed, and so is the host's: without one, a race is found.
+fn each_forgotten_wait_is_found(run: impl Fn() -> Result<()>) -> Result<()> {
+    let fake = fake()?;
+    let forgotten = [
+        ("cudaStreamWaitEvent", Calls::Zero),
+        ("cudaStreamWaitEvent", Calls::Others),
+        ("cudaStreamSynchronize", Calls::All),
+    ];
+    for (call, streams) in forgotten {
+        fake.leave_out(call, streams);
+        let (_, notes) = watched(Pace::Lazy, &run)?;
+        let is_found = |note: &String| note.contains("not ordered") || note.contains("the host");
+        ensure!(notes.iter().any(is_found), "{call}, {streams:?}: {notes:?}");
+    }
+    Ok(())
+}
+
 fn leaf() -> Tensor {
     Tensor::randn([SIDE, SIDE], FLOAT).set_requires_grad(true)
 }

@@ -8,9 +8,9 @@ use overdrive::ffi::{TimedEvent, storage};
 use overdrive::memory::CpuOffloadOptimizer;
 use overdrive::nn::{load_safetensors, save_safetensors};
 use overdrive::prelude::*;
-use overdrive_fakecuda::{Calls, Fake, Pace, waits};
+use overdrive_fakecuda::{Fake, waits};
 
-use super::{asks_for_nothing, count};
+use super::{asks_for_nothing, count, each_forgotten_wait_is_found};
 use crate::loading::{paces, watched};
 use crate::{FLOAT, GPU, fake};
 
@@ -111,21 +111,8 @@ pub fn a_parameter_is_never_used_before_its_copy() -> Result<()> {
     Ok(())
 }
 
-/// Each wait of one stream for the other is needed, and so is the host's.
 pub fn a_forgotten_wait_for_a_parameter_is_found() -> Result<()> {
-    let fake = fake()?;
-    let forgotten = [
-        ("cudaStreamWaitEvent", Calls::Zero),
-        ("cudaStreamWaitEvent", Calls::Others),
-        ("cudaStreamSynchronize", Calls::All),
-    ];
-    for (call, streams) in forgotten {
-        fake.leave_out(call, streams);
-        let (_, notes) = watched(Pace::Lazy, || overlapped(false).map(drop))?;
-        let is_found = |note: &String| note.contains("not ordered") || note.contains("the host");
-        ensure!(notes.iter().any(is_found), "{call}, {streams:?}: {notes:?}");
-    }
-    Ok(())
+    each_forgotten_wait_is_found(|| overlapped(false).map(drop))
 }
 
 /// Layers of which each has one weight.

@@ -6,9 +6,9 @@ use overdrive::ffi::{cuda, set_grad};
 use overdrive::memory::CpuOffloadOptimizer;
 use overdrive::optim::{Lookahead, clip_grad_norm_};
 use overdrive::prelude::*;
-use overdrive_fakecuda::{Calls, Pace, waits};
+use overdrive_fakecuda::{Pace, waits};
 
-use super::{asks_for_nothing, count};
+use super::{asks_for_nothing, count, each_forgotten_wait_is_found};
 use crate::loading::{paces, watched};
 use crate::{FLOAT, GPU, fake};
 
@@ -125,23 +125,8 @@ pub fn steps_on_the_host_are_never_early() -> Result<()> {
     Ok(())
 }
 
-/// Each wait of one stream for the other is needed, and so is the host's.
 pub fn a_forgotten_wait_for_a_step_on_the_host_is_found() -> Result<()> {
-    let fake = fake()?;
-    let forgotten = [
-        ("cudaStreamWaitEvent", Calls::Zero),
-        ("cudaStreamWaitEvent", Calls::Others),
-        ("cudaStreamSynchronize", Calls::All),
-    ];
-    for (call, streams) in forgotten {
-        fake.leave_out(call, streams);
-        let (_, notes) = watched(Pace::Lazy, || offloaded(false).map(drop))?;
-        ensure!(
-            notes.iter().any(|it| it.contains("not ordered") || it.contains("the host")),
-            "{call}, {streams:?}: {notes:?}"
-        );
-    }
-    Ok(())
+    each_forgotten_wait_is_found(|| offloaded(false).map(drop))
 }
 
 pub fn a_step_on_the_host_waits_once_and_allocates_nothing() -> Result<()> {

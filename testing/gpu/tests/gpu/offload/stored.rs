@@ -4,9 +4,9 @@ use anyhow::{Result, ensure};
 use overdrive::ffi::cuda;
 use overdrive::memory::{Compression, SavedTensors};
 use overdrive::prelude::*;
-use overdrive_fakecuda::{Calls, Fake, Pace, waits};
+use overdrive_fakecuda::{Fake, Pace, waits};
 
-use super::{are_equal, forward, grads, leaf, loss, peak_of_twenty};
+use super::{are_equal, each_forgotten_wait_is_found, forward, grads, leaf, loss, peak_of_twenty};
 use crate::loading::{paces, watched};
 use crate::{FLOAT, fake};
 
@@ -38,22 +38,11 @@ pub fn tensors_saved_on_disk_are_never_early() -> Result<()> {
     Ok(())
 }
 
-/// Each wait of one stream for the other is needed, and so is that of the thread that writes.
+/// Also that of the thread that writes.
 pub fn a_forgotten_wait_for_a_tensor_on_disk_is_found() -> Result<()> {
-    let (fake, x, weight, folder) = (fake()?, leaf(), leaf(), tempfile::tempdir()?);
+    let (x, weight, folder) = (leaf(), leaf(), tempfile::tempdir()?);
     let saved = SavedTensors::on_disk(folder.path())?.min_bytes(0);
-    let forgotten = [
-        ("cudaStreamWaitEvent", Calls::Zero),
-        ("cudaStreamWaitEvent", Calls::Others),
-        ("cudaStreamSynchronize", Calls::All),
-    ];
-    for (call, streams) in forgotten {
-        fake.leave_out(call, streams);
-        let (_, notes) = watched(Pace::Lazy, || two_steps(&saved, &x, &weight).map(drop))?;
-        let is_found = |note: &String| note.contains("not ordered") || note.contains("the host");
-        ensure!(notes.iter().any(is_found), "{call}, {streams:?}: {notes:?}");
-    }
-    Ok(())
+    each_forgotten_wait_is_found(|| two_steps(&saved, &x, &weight).map(drop))
 }
 
 pub fn nobody_but_the_writer_waits_for_a_tensor_on_disk() -> Result<()> {

@@ -13,7 +13,7 @@ pub(crate) const PART: &str = "ZeroRedundancyOptimizer";
 
 /// The parameters and groups of the optimizer over all ranks: the same on each.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct Ownership {
     /// All parameters, in the order of the groups.
     pub(crate) params: Vec<Parameter>,
     /// The group of each parameter.
@@ -46,7 +46,7 @@ pub(crate) struct Own<O> {
     pub(crate) groups: Vec<usize>,
 }
 
-impl Plan {
+impl Ownership {
     /// Builds the whole optimizer once, without state, to learn its groups.
     pub(crate) fn new<O: Optimizer>(
         given: &[Parameter],
