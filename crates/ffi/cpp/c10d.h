@@ -59,6 +59,7 @@ typedef struct {
   at::Tensor* buffer;          // the bucket's gradients, flat; owned by the callee
   od_tensor_list* gradients;   // views of it, one per parameter; owned by the callee
   od_tensor_list* parameters;  // owned by the callee
+  od_tensor_list* earlier;     // gradients of earlier passes, or none; owned by the callee
 } od_bucket;
 
 typedef struct {

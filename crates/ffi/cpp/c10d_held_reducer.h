@@ -73,6 +73,8 @@ class HeldReducer final : public c10d::Reducer,
   // the lower precision; libtorch forgets them when data of another type is set.
   bool lower() {
     std::lock_guard<std::mutex> lock(mutex_);
+    // Nothing ends a pass whose backward has failed.
+    if (low_ && task_ != NO_TASK) end_low(false);
     if (!low_ || low_->is_low()) return false;
     low_->lower();
     for (size_t i = 0; i < params_.size(); ++i)
@@ -82,17 +84,29 @@ class HeldReducer final : public c10d::Reducer,
 
   void raise(bool averaged) {
     std::lock_guard<std::mutex> lock(mutex_);
-    raises_ = false;
-    if (low_) low_->raise(averaged);
+    end_low(averaged);
   }
 
-  // Called when a backward pass begins. Its end comes before the reducer copies the averages to the gradients, so that
-  // they are not rounded.
-  void raise_at_end() {
+  // The number of the pass in low precision that is under way, or that comes next.
+  int64_t pass() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return pass_;
+  }
+
+  // Called when a backward pass of this number begins. Its end comes before the reducer copies the averages to the
+  // gradients, so that they are not rounded.
+  void raise_at_end(int64_t pass) {
     bool averaged;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (!low_ || !low_->is_low() || std::exchange(raises_, true)) return;
+      if (!low_) return;
+      auto task = torch::autograd::get_current_graph_task_id();
+      if (task_ == task) return;
+      TORCH_CHECK(low_->is_low() && pass_ == pass,
+                  "mixed precision: another backward pass has ended the pass of this forward, whose parameters are in "
+                  "full precision again: run one backward pass for each forward pass, before the next forward");
+      task_ = task;
+      low_->set_aside();
       averaged = expect_autograd_hooks_;
     }
     torch::autograd::Engine::get_default_engine().queue_callback(
@@ -111,7 +125,8 @@ class HeldReducer final : public c10d::Reducer,
   std::optional<LentHook::Place> place(const at::Tensor& buffer) const {
     for (size_t i = 0; i < buckets_.size(); ++i)
       if (buckets_[i].gradients.is_same(buffer))
-        return LentHook::Place{i, i + 1 == buckets_.size(), buckets_[i].variables};
+        return LentHook::Place{i, i + 1 == buckets_.size(), buckets_[i].variables,
+                               low_ ? low_->earlier(buckets_[i].variables) : std::vector<at::Tensor>()};
     return std::nullopt;
   }
 
@@ -226,8 +241,18 @@ class HeldReducer final : public c10d::Reducer,
     for (const auto& param : params_) call_grad_hook(param);
   }
 
+  void end_low(bool averaged) {
+    task_ = NO_TASK;
+    if (!low_ || !low_->is_low()) return;
+    low_->raise(averaged);
+    ++pass_;
+  }
+
+  static constexpr int NO_TASK = -1;
+
   std::unique_ptr<LowPrecision> low_;
-  bool raises_ = false;  // at the end of the pass under way
+  int task_ = NO_TASK;  // the backward pass at whose end the pass in low precision ends
+  int64_t pass_ = 0;
   bool delayed_ = false;
   bool defers_ = false;  // the hooks of the pass under way are queued
 };

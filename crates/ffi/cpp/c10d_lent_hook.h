@@ -24,6 +24,8 @@ class LentHook final : public c10d::CommHookInterface {
     size_t index;
     bool is_last;
     std::vector<at::Tensor> parameters;
+    // Gradients of earlier passes, of these parameters, which are not in the bucket; or none.
+    std::vector<at::Tensor> earlier;
   };
   using Places = std::function<std::optional<Place>(const at::Tensor& buffer)>;
 
@@ -38,11 +40,13 @@ class LentHook final : public c10d::CommHookInterface {
     std::unique_ptr<od_tensor_list> gradients(overdrive::to_list(bucket.getGradients()));
     // The zeros of a rank that has finished are in no bucket of the reducer.
     auto found = places_(bucket.getBuffer());
-    auto place = found ? std::move(*found) : Place{bucket.getIndex(), bucket.isLast(), bucket.getParameters()};
+    auto place = found ? std::move(*found) : Place{bucket.getIndex(), bucket.isLast(), bucket.getParameters(), {}};
     std::unique_ptr<od_tensor_list> parameters(overdrive::to_list(place.parameters));
+    std::unique_ptr<od_tensor_list> earlier(overdrive::to_list(place.earlier));
     auto buffer = std::make_unique<at::Tensor>(bucket.getBuffer());
     Running running(under_way_);
-    od_bucket lent{place.index, place.is_last, buffer.release(), gradients.release(), parameters.release()};
+    od_bucket lent{place.index,         place.is_last,        buffer.release(),
+                   gradients.release(), parameters.release(), earlier.release()};
     if (start_(owner_, &lent) != 0) C10_THROW_ERROR(DistError, "the communication hook failed");
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
     future->markCompleted(c10::IValue(static_cast<int64_t>(place.index)));

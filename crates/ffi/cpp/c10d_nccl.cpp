@@ -46,15 +46,18 @@ c10::intrusive_ptr<c10d::Backend> new_nccl(const c10::intrusive_ptr<c10d::Store>
   nccl->timeout = std::chrono::milliseconds(options.timeout_ms);
   nccl->group_name = options.name;
   nccl->global_ranks_in_group.assign(options.global_ranks, options.global_ranks + options.size);
-  if (options.split_from != nullptr) {
+  auto make = [&] { return c10::make_intrusive<Nccl>(store, options.rank, options.size, nccl); };
+  // The other ranks of the parent take part in a split at this time, in the order of its collectives.
+  auto split = [&] {
     auto parent = nccl_of(*options.split_from);
     parent->connect(cuda(options.cuda_device));
     nccl->split_from = parent;
     nccl->split_color = options.color;
-  }
-  auto backend = c10::make_intrusive<Nccl>(store, options.rank, options.size, nccl);
-  // The other ranks of the parent take part now.
-  if (options.split_from != nullptr) backend->connect(cuda(options.cuda_device));
+    auto backend = make();
+    backend->connect(cuda(options.cuda_device));
+    return backend;
+  };
+  auto backend = options.split_from == nullptr ? make() : options.split_from->group->locked(split);
   backend->setSequenceNumberForGroup();
   return backend;
 }

@@ -18,8 +18,9 @@ namespace {
 using overdrive::HeldReducer;
 
 struct WeakReducer final : torch::CustomClassHolder {
-  explicit WeakReducer(std::weak_ptr<HeldReducer> reducer) : reducer(std::move(reducer)) {}
+  explicit WeakReducer(const std::shared_ptr<HeldReducer>& reducer) : reducer(reducer), pass(reducer->pass()) {}
   std::weak_ptr<HeldReducer> reducer;
+  int64_t pass;
 };
 
 // Notices when backward begins, and passes on every output's gradient, defined or not, so that the reducer also learns
@@ -38,7 +39,7 @@ struct Sink : torch::autograd::Function<Sink> {
                                                  torch::autograd::variable_list grads) {
     auto weak = c10::static_intrusive_pointer_cast<WeakReducer>(context->saved_data["reducer"].toCapsule());
     auto reducer = weak->reducer.lock();
-    if (reducer) reducer->raise_at_end();
+    if (reducer) reducer->raise_at_end(weak->pass);
     if (reducer && reducer->takes_delay())
       torch::autograd::Engine::get_default_engine().queue_callback([reducer] { reducer->delay_all_reduce(); });
     grads.emplace_back();
@@ -58,7 +59,7 @@ struct HandOver : torch::autograd::Function<HandOver> {
                                                  const torch::autograd::variable_list&) {
     auto weak = c10::static_intrusive_pointer_cast<WeakReducer>(context->saved_data["reducer"].toCapsule());
     if (auto reducer = weak->reducer.lock()) {
-      reducer->raise_at_end();
+      reducer->raise_at_end(weak->pass);
       reducer->hand_over();
     }
     return {at::Tensor(), at::Tensor()};

@@ -84,6 +84,7 @@ pub struct Bucket {
     pub buffer: *mut C_tensor,
     pub gradients: *mut TensorList,
     pub parameters: *mut TensorList,
+    pub earlier: *mut TensorList,
 }
 
 #[repr(C)]

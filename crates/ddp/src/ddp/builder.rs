@@ -14,7 +14,7 @@ use super::{DistributedDataParallel, State, agree};
 use crate::check;
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
-use crate::hooks::{self, Held};
+use crate::hooks;
 
 /// How many bytes of parameters and buffers are packed together when they are broadcast.
 pub(super) const BROADCAST_BYTES: usize = 250 << 20;
@@ -137,11 +137,13 @@ impl DdpBuilder {
     /// Runs passes in a lower precision, and steps in full precision. From [`forward`](DistributedDataParallel::forward)
     /// to the end of its backward the parameters are copies of `param_dtype`; the program gives inputs of that dtype.
     /// Before and after that, where the optimizer steps and checkpoints are made, they are the parameters that were
-    /// wrapped, and so are their gradients, averaged in `reduce_dtype`: call neither between forward and backward. Passes
-    /// whose gradients stay local add up in full precision, where PyTorch rounds them.
+    /// wrapped, and so are their gradients, averaged in `reduce_dtype`: call neither between forward and backward
+    /// (gradients may be zeroed there). Passes whose gradients stay local add up in full precision, where PyTorch rounds
+    /// them. Each forward pass has one backward pass, before the next forward; another one is an error.
     ///
     /// Not with [`gradient_as_bucket_view`](Self::gradient_as_bucket_view), [`static_graph`](Self::static_graph),
-    /// [`sparse_gradients`](Self::sparse_gradients), a communication hook, or an optimizer that steps in backward.
+    /// [`sparse_gradients`](Self::sparse_gradients), a communication hook, `join` by active ranks, or an
+    /// optimizer that steps in backward.
     ///
     /// # Source
     /// `DistributedDataParallel(mixed_precision=_MixedPrecision(..))`
@@ -247,17 +249,16 @@ impl DdpBuilder {
         };
         let is_sparse = |name: &str| self.sparse.iter().any(|sparse| sparse == name);
         let mut reducer = Reducer::new(self.group.engine(), &trained, is_sparse, &options).map_err(failed)?;
-        let held = self.precision.map(|_| Held::default());
         let mut hook = None;
-        if let Some(held) = &held {
-            let (driven, carried) = hooks::driven(precision.hook(&self.group, held.clone()));
+        if self.precision.is_some() {
+            let (driven, carried) = hooks::driven(precision.hook(&self.group));
             reducer.set_hook(driven)?;
             hook = Some(carried);
         }
         Ok(DistributedDataParallel {
             reducer: RefCell::new(reducer),
             hook: RefCell::new(hook),
-            held,
+            is_mixed: self.precision.is_some(),
             _marked: [
                 AVERAGED.mark(trained.iter().map(|(_, tensor)| tensor.shallow_clone()).collect()),
                 IGNORED.mark(ignored.into_iter().map(|(_, tensor)| tensor).collect()),

@@ -105,6 +105,10 @@ impl DistributedDataParallel {
             return Err(DdpError::CannotHoldBack("join is already running, and cannot be nested"));
         }
         self.hook_works()?;
+        if options.by_active_ranks && self.is_mixed {
+            let reason = "mixed precision divides gradients by the number of all ranks: leave `by_active_ranks` out";
+            return Err(DdpError::Unsupported { op: "join", reason: reason.to_owned() });
+        }
         let unanswered = [
             ("sparse_gradients", self.has_sparse),
             ("skip_all_reduce_unused_params", self.skips_unused),

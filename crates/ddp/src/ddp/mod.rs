@@ -20,7 +20,7 @@ use tch::Tensor;
 
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
-use crate::hooks::{self, Carried, CommHook, Held};
+use crate::hooks::{self, Carried, CommHook};
 
 pub use buffers::BufferHookLocation;
 use buffers::Buffers;
@@ -70,8 +70,8 @@ pub struct DistributedDataParallel {
     reducer: RefCell<Reducer>,
     /// The communication hook, which the reducer runs.
     hook: RefCell<Option<Carried>>,
-    /// With mixed precision: gradients of earlier passes while a pass is under way.
-    held: Option<Held>,
+    /// Passes run in mixed precision.
+    is_mixed: bool,
     params: Vec<(String, Tensor)>,
     averaged: HashSet<TensorId>,
     /// Other parts look these marks up: an accumulator made without this `DistributedDataParallel` refuses the
@@ -165,7 +165,10 @@ impl DistributedDataParallel {
         self.before_forward()?;
         let mut outputs = model();
         self.after_forward(outputs.tensors_mut())?;
-        lowered.keep();
+        // A model that has failed, or whose outputs need no gradient, has no backward pass that would end this one.
+        if outputs.tensors_mut().iter().any(|output| output.requires_grad()) {
+            lowered.keep();
+        }
         Ok(outputs)
     }
 

@@ -1,16 +1,13 @@
 //! Mixed precision: passes in a lower precision, and an optimizer that steps in full precision.
 
-use std::collections::HashMap;
-use std::sync::PoisonError;
-
 use overdrive_core::STEPPED_IN_BACKWARD;
-use overdrive_ffi::{TensorId, TensorList};
+use overdrive_ffi::TensorList;
 use tch::{Kind, Tensor};
 
 use super::DistributedDataParallel;
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
-use crate::hooks::{Held, InLowPrecision};
+use crate::hooks::InLowPrecision;
 
 /// The dtypes of [`mixed_precision`](super::DdpBuilder::mixed_precision). `None` leaves what it is about as it is.
 ///
@@ -58,8 +55,8 @@ impl MixedPrecision {
         Ok(self.param_dtype.map(|_| TensorList::new(&of_passes.collect::<Vec<_>>())).transpose()?)
     }
 
-    pub(super) fn hook(&self, group: &ProcessGroup, held: Held) -> InLowPrecision {
-        InLowPrecision { group: group.clone(), reduce: self.reduce_dtype, held }
+    pub(super) fn hook(&self, group: &ProcessGroup) -> InLowPrecision {
+        InLowPrecision { group: group.clone(), reduce: self.reduce_dtype }
     }
 }
 
@@ -92,28 +89,18 @@ impl Drop for Lowered<'_> {
 impl DistributedDataParallel {
     /// Begins a pass in low precision, unless one has begun.
     pub(super) fn lower(&self) -> Result<Lowered<'_>, DdpError> {
-        let Some(held) = &self.held else { return Ok(Lowered(None)) };
+        if !self.is_mixed {
+            return Ok(Lowered(None));
+        }
         if self.params.iter().any(|(_, param)| STEPPED_IN_BACKWARD.contains(param)) {
             return Err(DdpError::Unsupported { op: "mixed_precision", reason: IN_BACKWARD.to_owned() });
         }
-        let mut gradients = HashMap::new();
-        for (_, param) in &self.params {
-            let gradient = param.f_grad()?;
-            if gradient.defined() {
-                gradients.insert(TensorId::of(param), gradient);
-            }
-        }
-        if !self.reducer.borrow().lower()? {
-            return Ok(Lowered(None));
-        }
-        *held.lock().unwrap_or_else(PoisonError::into_inner) = gradients;
-        Ok(Lowered(Some(self)))
+        let begins = self.reducer.borrow().lower()?;
+        Ok(Lowered(begins.then_some(self)))
     }
 
     /// Ends a pass in low precision, if one has not ended.
     pub(super) fn raise(&self) -> Result<(), DdpError> {
-        let Some(held) = &self.held else { return Ok(()) };
-        held.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        Ok(self.reducer.borrow().raise()?)
+        if self.is_mixed { Ok(self.reducer.borrow().raise()?) } else { Ok(()) }
     }
 }

@@ -23,14 +23,15 @@ impl ProcessGroup {
     }
 
     /// As many groups at once as there are parts, each of some of this group's ranks, in rising order; this rank's part, or
-    /// `None` where it is in none. Over NCCL their communicators are parts of this group's, which needs no meeting and
-    /// shares its memory; over Gloo they are made anew. Every rank of this group calls it with the same parts.
+    /// `None` where it is in none. Over NCCL their communicators are split from this group's, which needs no meeting; over
+    /// Gloo they are made anew. Every rank of this group calls it with the same parts.
     ///
     /// # Errors
-    /// When a rank does not exist or is given twice, a part is empty, or a rank does not call it within the timeout.
+    /// When a rank does not exist or is given twice, a part is empty, or this group has ended; over Gloo, when a member of
+    /// this rank's part does not call it within the timeout.
     ///
     /// # Syncs
-    /// Waits for all ranks of this group, over NCCL without a limit.
+    /// Over NCCL waits for all ranks of this group, without a limit; over Gloo for the members of its part.
     ///
     /// # Source
     /// `torch.distributed.split_group`; `ncclCommSplit`

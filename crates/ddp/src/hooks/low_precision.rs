@@ -1,22 +1,15 @@
 //! The exchange of mixed precision: a bucket's gradients are added up in a dtype of their own.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
-
 use overdrive_ffi::c10d::{GradBucket, ReduceOp};
-use overdrive_ffi::{Arg, LazyOp, TensorId};
+use overdrive_ffi::{Arg, LazyOp};
 use tch::{Kind, Tensor};
 
-use super::{CommHook, lock};
+use super::CommHook;
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 use crate::work::Work;
 
 static DIV: LazyOp = LazyOp::new("aten::div_", "Scalar");
-
-/// The gradients of earlier passes, which add up, by their parameters. They are in full precision, and so are not in the
-/// buckets.
-pub(crate) type Held = Arc<Mutex<HashMap<TensorId, Tensor>>>;
 
 /// # Source
 /// `mixed_precision_hooks._reducer_allreduce_and_upcast_hook`, which rounds the gradients of earlier passes to the
@@ -25,7 +18,6 @@ pub(crate) struct InLowPrecision {
     pub(crate) group: ProcessGroup,
     /// The dtype of the sums; the buckets' if there is none.
     pub(crate) reduce: Option<Kind>,
-    pub(crate) held: Held,
 }
 
 impl CommHook for InLowPrecision {
@@ -33,12 +25,11 @@ impl CommHook for InLowPrecision {
 
     fn start(&mut self, bucket: &GradBucket) -> Result<(Tensor, Work), DdpError> {
         let mut sent = bucket.buffer.f_to_kind(self.reduce.unwrap_or(bucket.buffer.kind()))?;
-        let mut held = lock(&self.held);
         let mut begin = 0;
-        for (param, gradient) in bucket.parameters.iter().zip(&bucket.gradients) {
-            if let Some(earlier) = held.remove(&TensorId::of(param)) {
+        for (earlier, gradient) in bucket.earlier.iter().zip(&bucket.gradients) {
+            if earlier.defined() {
                 // Gradients lie in a bucket as their parameters in memory.
-                let _sum = sent.f_as_strided(gradient.size(), gradient.stride(), begin)?.f_add_(&earlier)?;
+                let _sum = sent.f_as_strided(gradient.size(), gradient.stride(), begin)?.f_add_(earlier)?;
             }
             begin += i64::try_from(gradient.numel()).unwrap_or(i64::MAX);
         }

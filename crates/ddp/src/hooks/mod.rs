@@ -23,7 +23,7 @@ use crate::work::Work;
 
 pub use compress::CastCompress;
 pub use hierarchical::HierarchicalAllReduce;
-pub(crate) use low_precision::{Held, InLowPrecision};
+pub(crate) use low_precision::InLowPrecision;
 pub use one_bit::{OneBit, OneBitInFlight};
 pub use overdrive_ffi::c10d::GradBucket;
 pub use post_local_sgd::PostLocalSgd;

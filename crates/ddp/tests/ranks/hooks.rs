@@ -24,7 +24,7 @@ pub fn grads(rank: usize, step: usize, count: i64) -> Tensor {
 fn bucket(buffer: &Tensor, shape: &[i64]) -> GradBucket {
     let parameters = vec![Tensor::zeros(shape, (buffer.kind(), Device::Cpu))];
     let gradients = vec![buffer.view(shape)];
-    GradBucket { index: 0, is_last: true, buffer: buffer.shallow_clone(), gradients, parameters }
+    GradBucket { index: 0, is_last: true, buffer: buffer.shallow_clone(), gradients, parameters, earlier: Vec::new() }
 }
 
 pub fn runs(hook: &mut impl CommHook, buffer: &Tensor, shape: &[i64]) -> Result<Tensor> {

@@ -45,7 +45,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
 fn bucket(buffer: &Tensor) -> GradBucket {
     let gradients = vec![matrix(buffer), buffer.narrow(0, MATRIX, VECTOR)];
     let parameters = gradients.iter().map(Tensor::zeros_like).collect();
-    GradBucket { index: 0, is_last: true, buffer: buffer.shallow_clone(), gradients, parameters }
+    GradBucket { index: 0, is_last: true, buffer: buffer.shallow_clone(), gradients, parameters, earlier: Vec::new() }
 }
 
 fn matrix(buffer: &Tensor) -> Tensor {

@@ -84,7 +84,11 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     add_up(&group)?;
     an_evaluation_is_low_too(&run)?;
     unused(&group)?;
+    zeroed_between(&group)?;
     failures(&group)?;
+    failed_backward(&group)?;
+    no_backward(&group)?;
+    one_backward(&group)?;
     refusals(&group)
 }
 
@@ -212,6 +216,62 @@ fn failures(group: &ProcessGroup) -> Result<()> {
     drop(run);
     ensure!(params.iter().all(|param| param.kind() == Kind::Float), "{params:?}");
     Ok(())
+}
+
+/// Gradients that are zeroed between forward and backward, as tch's `backward_step` does, add up no more.
+fn zeroed_between(group: &ProcessGroup) -> Result<()> {
+    let run = Run::new(group, |ddp| ddp.mixed_precision(BFLOAT16))?;
+    for step in 0..3 {
+        let loss = run.loss(group.rank(), step, Kind::BFloat16)?;
+        run.params.iter().for_each(|(_, param)| param.shallow_clone().zero_grad());
+        run.ddp.backward(&loss)?;
+        averaged(group, &run, step)?;
+    }
+    Ok(())
+}
+
+/// After a backward pass that has failed, the next forward begins anew, also by tch's own backward.
+fn failed_backward(group: &ProcessGroup) -> Result<()> {
+    let run = Run::new(group, |ddp| ddp.mixed_precision(BFLOAT16))?;
+    for by_tch in [false, true] {
+        let loss = run.loss(group.rank(), 0, Kind::BFloat16)?;
+        // Not a number: `backward` refuses it.
+        let failing = loss.unsqueeze(0).expand([2], false);
+        let failed = if by_tch { failing.f_backward().is_err() } else { run.ddp.backward(&failing).is_err() };
+        ensure!(failed, "it was accepted");
+        let _freed = run.params.iter().map(|(_, param)| param.shallow_clone().zero_grad()).count();
+        let loss = run.loss(group.rank(), 1, Kind::BFloat16)?;
+        if by_tch {
+            loss.f_backward()?
+        } else {
+            run.ddp.backward(&loss)?
+        }
+        run.is_whole()?;
+        averaged(group, &run, 1)?;
+        run.params.iter().for_each(|(_, param)| param.shallow_clone().zero_grad());
+    }
+    Ok(())
+}
+
+/// A model that returns an error, or outputs that need no gradient, leaves the parameters whole.
+fn no_backward(group: &ProcessGroup) -> Result<()> {
+    let run = Run::new(group, |ddp| ddp.mixed_precision(BFLOAT16))?;
+    let failed = run.ddp.forward(|| Err::<Tensor, _>("planted"))?;
+    ensure!(failed.is_err());
+    run.is_whole()?;
+    let _detached = run.ddp.forward(|| run.params[0].1.detach())?;
+    run.is_whole()
+}
+
+/// A second backward pass would compute with the parameters in full precision.
+fn one_backward(group: &ProcessGroup) -> Result<()> {
+    let run = Run::new(group, |ddp| ddp.mixed_precision(BFLOAT16))?;
+    let _held = run.ddp.no_sync();
+    let (first, second) = (run.loss(group.rank(), 0, Kind::BFloat16)?, run.loss(group.rank(), 1, Kind::BFloat16)?);
+    run.ddp.backward(&first)?;
+    let told = run.ddp.backward(&second).err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(told.contains("run one backward pass for each forward pass"), "{told}");
+    run.is_whole()
 }
 
 fn refusals(group: &ProcessGroup) -> Result<()> {

@@ -28,6 +28,9 @@ pub struct GradBucket {
     pub gradients: Vec<Tensor>,
     /// The parameters.
     pub parameters: Vec<Tensor>,
+    /// With mixed precision, their gradients of earlier passes, which add up in full precision and are not in the buffer;
+    /// undefined where there are none. Otherwise empty.
+    pub earlier: Vec<Tensor>,
 }
 
 /// Called by a reducer instead of its all-reduce. Meant for `overdrive-ddp` only.
@@ -110,7 +113,7 @@ impl Shared {
 pub(super) extern "C" fn on_start(owner: *mut c_void, lent: *const raw::Bucket) -> i32 {
     // SAFETY: `owner` came out of `Arc::into_raw`, and its reference is kept until the reducer drops its hook.
     let shared = unsafe { &*owner.cast::<Shared>() };
-    // SAFETY: the C++ side passes a bucket whose three handles are ours from here on.
+    // SAFETY: the C++ side passes a bucket whose four handles are ours from here on.
     let bucket = unsafe { take(&*lent) };
     let started = shared.run(|hook| {
         let bucket = bucket.map_err(|error| Failure::Error(Box::new(error)))?;
@@ -141,11 +144,11 @@ pub(super) extern "C" fn on_drop(owner: *mut c_void) {
 }
 
 /// # Safety
-/// The three handles are ours, and read once.
+/// The four handles are ours, and read once.
 unsafe fn take(lent: &raw::Bucket) -> Result<GradBucket, crate::Error> {
     // SAFETY: as above.
-    let (gradients, parameters) =
-        unsafe { (TensorList::from_raw(lent.gradients), TensorList::from_raw(lent.parameters)) };
+    let [gradients, parameters, earlier] =
+        [lent.gradients, lent.parameters, lent.earlier].map(|list| unsafe { TensorList::from_raw(list) });
     // SAFETY: as above.
     let buffer = unsafe { Tensor::from_ptr(lent.buffer) };
     Ok(GradBucket {
@@ -154,5 +157,6 @@ unsafe fn take(lent: &raw::Bucket) -> Result<GradBucket, crate::Error> {
         buffer,
         gradients: gradients?.to_vec()?,
         parameters: parameters?.to_vec()?,
+        earlier: earlier?.to_vec()?,
     })
 }
