@@ -28,12 +28,12 @@ pub(crate) struct Plans<K, C> {
     plans: HashMap<K, Plan<C>>,
     /// What is known of batches that differ in their size.
     families: HashMap<K, Family>,
-    /// How many kinds of steps in a row were over before they were compiled.
+    /// How often in a row all steps were over before one was compiled.
     never_compiled: usize,
     why_eager: Option<String>,
 }
 
-/// So many kinds of steps may be over in a row before that is said.
+/// So often they may be over in a row before that is said.
 const NEVER_COMPILED: usize = 6;
 
 #[derive(Debug)]
@@ -105,13 +105,11 @@ impl<K: Key, C> Plans<K, C> {
     /// In strict mode, why it is not compiled.
     pub(crate) fn next(&mut self, key: &K) -> Result<Next<'_, C>, CompileError> {
         self.end_trial(key);
-        let has_room = self.plans.contains_key(key) || {
-            self.drop_what_is_over(key);
-            self.has_room(key)
-        };
-        if self.never_compiled >= NEVER_COMPILED {
+        let is_known = self.plans.contains_key(key);
+        if !is_known && self.drop_what_is_over(key) && self.never_compiled >= NEVER_COMPILED {
             self.refuse(CompileError::AlwaysAnew)?;
         }
+        let has_room = is_known || self.has_room(key);
         if !has_room {
             self.refuse(self.no_room())?;
         }
@@ -131,18 +129,19 @@ impl<K: Key, C> Plans<K, C> {
         })
     }
 
-    /// Forgets the steps that cannot come again.
-    fn drop_what_is_over(&mut self, now: &K) {
+    /// Forgets the steps that cannot come again. Whether there were some.
+    fn drop_what_is_over(&mut self, now: &K) -> bool {
         self.families.retain(|known, _| !known.is_over(now));
-        let never_compiled = &mut self.never_compiled;
+        let (mut is_over, mut was_compiled) = (false, false);
         self.plans.retain(|known, plan| {
-            let is_over = known.is_over(now);
-            match plan {
-                Plan::Started | Plan::Recorded(_) if is_over => *never_compiled += 1,
-                _ => {}
-            }
-            !is_over
+            let ends = known.is_over(now);
+            is_over |= ends;
+            was_compiled |= ends && !matches!(plan, Plan::Started | Plan::Recorded(_));
+            !ends
         });
+        // Those over batches of several sizes are over together.
+        self.never_compiled += usize::from(is_over && !was_compiled);
+        is_over
     }
 
     /// An error if steps of this kind cannot be compiled.

@@ -50,11 +50,12 @@ impl Array {
         Self::gather_from(&[(std::slice::from_ref(self), rows)], false)
     }
 
-    /// Some rows of one column, copied once: to pinned memory when `pinned`. There is at least one array, and no row
-    /// number is beyond them.
+    /// Some rows of one column, copied once: to pinned memory when `pinned`, if they become a tensor. There is at least one
+    /// array, and no row number is beyond them.
     pub(crate) fn gather_from(chosen: &[Chosen<'_>], pinned: bool) -> Result<Self, DataError> {
         let first = chosen.iter().find_map(|(arrays, _)| arrays.first()).ok_or(DataError::EmptyBatch)?;
         let (element, per_row) = (first.element, first.per_row);
+        let pinned = pinned && !(first.offsets.len() == 1 && element == Element::Bytes);
         let count = chosen.iter().map(|(_, rows)| rows.len()).sum();
         if first.offsets.is_empty() {
             let stride = per_row.unwrap_or(1) * element.bytes();

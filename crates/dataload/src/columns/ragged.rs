@@ -108,7 +108,7 @@ impl Ragged {
             .ok_or_else(|| DataError::option("to_padded", format!("a value of {:?}", self.element), value))?;
         let longest = || offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0);
         let width = max_len.unwrap_or_else(longest);
-        let bytes = width.saturating_mul(pad.len()).saturating_mul(self.rows);
+        let bytes = width.saturating_mul(pad.len()).saturating_mul(self.rows.max(1));
         if bytes > 1 << 40 {
             let found = format!("{} rows of {width}", self.rows);
             return Err(DataError::option("max_len", "at most 2^40 bytes in total", found));

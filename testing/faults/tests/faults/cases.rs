@@ -122,6 +122,9 @@ impl Case {
     }
 }
 
+/// What NCCL's watchdog says.
+const WATCHDOG: &str = "Watchdog caught collective operation timeout";
+
 /// What was seen of a run.
 pub struct Seen {
     /// From the fault to the last error of a rank.
@@ -199,22 +202,28 @@ fn disturb(case: &Case, plan: &Plan<'_>, nodes: &mut [Node]) -> Result<Option<(O
         codes.push(node.end()?);
     }
     let said = || nodes.iter().map(Node::said).collect::<Result<String>>();
-    let Ok(fault) = fs::read_to_string(rank::fault_at(plan.folder)) else { return Ok(None) };
+    let Ok(fault) = fs::read_to_string(rank::fault_at(plan.folder)) else { return early(&said()?) };
     let (fault, mut told) = (fault.parse::<u64>()?, None);
     for name in left::names(plan.folder)?.iter().filter(|name| name.starts_with(rank::TOLD)) {
         let text = fs::read_to_string(plan.folder.join(name))?;
         let at: u64 = text.split(' ').next().context("no time")?.parse()?;
         if at < fault {
-            return Ok(None);
+            return early(&said()?);
         }
         told = told.max(Some(Duration::from_micros(at - fault)));
     }
-    ensure!(over >= fault || !said()?.contains("Watchdog"), "it was over before the fault:\n{}", said()?);
     if over < fault {
-        return Ok(None);
+        return early(&said()?);
     }
     ensure!(!case.goes_on() || codes.iter().all(|code| *code == 0), "ended with {codes:?}:\n{}", said()?);
     Ok(Some((told, Duration::from_micros(over - fault))))
+}
+
+/// A run that was over before its fault: an error, unless a timeout has passed.
+fn early<T>(said: &str) -> Result<Option<T>> {
+    let is_timeout = [" within the timeout", WATCHDOG].iter().any(|text| said.contains(text));
+    ensure!(is_timeout, "it failed before the fault, and no timeout is named:\n{said}");
+    Ok(None)
 }
 
 /// What names the cause; an error where nothing does.
@@ -231,10 +240,7 @@ fn cause(case: &Case, said: &str) -> Result<&'static str> {
         Fault::Stall | Fault::Cut => &[
             ("the silent node", case.nodes() == 2 && said.contains("was lost: it was silent for")),
             ("the collective that timed out", said.contains(" did not arrive within the timeout")),
-            (
-                "the collective that timed out, by the watchdog",
-                said.contains("Watchdog caught collective operation timeout"),
-            ),
+            ("the collective that timed out, by the watchdog", said.contains(WATCHDOG)),
         ],
     };
     let named = names.iter().find(|(_, is_named)| *is_named);
@@ -246,8 +252,12 @@ fn same(disturbed: &Path, undisturbed: &Path, ranks: usize) -> Result<()> {
     let checkpoints = |folder: &Path| left::names(&folder.join("checkpoints"));
     let steps = checkpoints(undisturbed)?;
     ensure!(checkpoints(disturbed)? == steps, "the checkpoints are {:?}, not {steps:?}", checkpoints(disturbed)?);
-    let last = Path::new("checkpoints").join(steps.last().context("no checkpoint")?);
-    let mut files: Vec<_> = left::names(&undisturbed.join(&last))?.into_iter().map(|name| last.join(name)).collect();
+    let mut files = Vec::new();
+    for step in steps.iter().filter(|name| !name.starts_with('.')) {
+        let step = Path::new("checkpoints").join(step);
+        files.extend(left::names(&undisturbed.join(&step))?.into_iter().map(|name| step.join(name)));
+    }
+    ensure!(!files.is_empty(), "no checkpoint");
     files.extend((0..ranks).map(|rank| format!("weights-{rank}").into()));
     for file in files {
         let read = |folder: &Path| fs::read(folder.join(&file)).with_context(|| file.display().to_string());

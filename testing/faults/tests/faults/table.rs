@@ -34,7 +34,7 @@ pub fn row(transport: Transport, fault: Fault, count: usize) -> Result<()> {
     let mut random = Random::new(seed, &format!("{transport:?} {fault:?}"));
     let mark = format!("{}-{}-{}", std::process::id(), transport.name(), fault.name());
     let mut undisturbed: BTreeMap<usize, TempDir> = BTreeMap::new();
-    let (mut causes, mut seen, mut in_time) = (BTreeMap::new(), Vec::new(), 0);
+    let (mut causes, mut seen, mut in_time, mut repeated) = (BTreeMap::new(), Vec::new(), 0, 0);
     for number in 0..count {
         let case = Case::draw(transport, fault, &mut random);
         let whole = match undisturbed.entry(case.ranks) {
@@ -42,9 +42,10 @@ pub fn row(transport: Transport, fault: Fault, count: usize) -> Result<()> {
             Entry::Vacant(place) => place.insert(alone(transport, case.ranks, &mark)?),
         };
         let one = until_undisturbed(&case, &mark, whole.path());
-        let (is_in_time, one) =
+        let (is_in_time, again, one) =
             one.with_context(|| format!("OVERDRIVE_TEST_SEED={seed}, number {number}, {case:?}"))?;
         in_time += usize::from(is_in_time);
+        repeated += again;
         *causes.entry(one.cause).or_insert(0) += 1;
         seen.push(one);
     }
@@ -53,7 +54,7 @@ pub fn row(transport: Transport, fault: Fault, count: usize) -> Result<()> {
     let told = seen.iter().filter_map(|one| one.told).max();
     println!(
         "{} {}: {count} with seed {seed}; named: {causes:?}; the last error of a rank {} after the fault; over after \
-         {:.2} s in the median, {:.2} s at most, {in_time} within the timeout and 2 s; nothing left; the same bytes",
+         {:.2} s in the median, {:.2} s at most, {in_time} within the timeout and 2 s; {repeated} repeated; nothing left; the same bytes",
         transport.name(),
         fault.name(),
         told.map_or("-".to_owned(), |it| format!("{:.2} s", it.as_secs_f64())),
@@ -84,12 +85,13 @@ fn alone(transport: Transport, ranks: usize, mark: &str) -> Result<TempDir> {
     Ok(folder)
 }
 
-/// Repeats a run with longer and longer timeouts, until none passes before the fault. Returns whether it was over in time.
-fn until_undisturbed(case: &Case, mark: &str, undisturbed: &Path) -> Result<(bool, Seen)> {
-    for seconds in TIMEOUTS {
+/// Repeats a run with longer and longer timeouts, until none passes before the fault. Returns whether it was over in time,
+/// and how often it was repeated.
+fn until_undisturbed(case: &Case, mark: &str, undisturbed: &Path) -> Result<(bool, usize, Seen)> {
+    for (again, seconds) in TIMEOUTS.into_iter().enumerate() {
         let timeout = Duration::from_secs(seconds);
         match run(case, timeout, mark, undisturbed)? {
-            Some(seen) => return Ok((seen.over <= timeout + ALLOWED, seen)),
+            Some(seen) => return Ok((seen.over <= timeout + ALLOWED, again, seen)),
             None => println!("{case:?}: a timeout of {seconds} s passed before the fault"),
         }
     }
