@@ -37,22 +37,27 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod aside;
 mod builder;
 mod checkpoint;
 mod checksums;
 mod consolidate;
 mod digest;
 mod error;
+mod first;
 mod folder;
 mod layout;
 mod load;
 mod manifest;
 mod names;
+mod outline;
 mod ranks;
 mod read;
 mod resume;
 mod retention;
 mod rng;
+mod run;
+mod search;
 #[cfg(feature = "signal")]
 mod signal;
 mod stop;
