@@ -98,10 +98,13 @@ impl CheckpointBuilder {
         self
     }
 
-    /// Parts of which ranks save different states without saying so, and of which rank 0's is right for another number of
+    /// Parts of which ranks save different states that are no shards, and of which rank 0's is right for another number of
     /// ranks: a module whose batch norms have each rank's running statistics, say, of which `DistributedDataParallel` takes
-    /// rank 0's in each pass. Without this, such a run is refused ([`CheckpointError::RanksDiffer`]). As many ranks load
-    /// their own.
+    /// rank 0's in each pass; or the buffers of a sharded one. Without this, such a run is refused
+    /// ([`CheckpointError::RanksDiffer`]). As many ranks load their own.
+    ///
+    /// # Source
+    /// `torch.distributed.checkpoint`, which saves what is not sharded from one rank alone
     pub fn from_rank_0(mut self, parts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.from_rank_0.extend(parts.into_iter().map(Into::into));
         self

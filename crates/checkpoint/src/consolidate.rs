@@ -25,8 +25,8 @@ use crate::together::Together;
 ///
 /// # Errors
 /// [`CheckpointError::NoSuchStep`], [`CheckpointError::Parts`]; [`CheckpointError::OtherRanks`] of a part that is no whole,
-/// such as random generators, and [`CheckpointError::RanksDiffer`]: then each rank's own file is whole,
-/// `rank-0/step-N/PART.safetensors` say; [`CheckpointError::Damaged`] when a rank's part is missing or damaged, and
+/// such as random generators, of which each rank's own file is whole, `rank-0/step-N/PART.safetensors` say;
+/// [`CheckpointError::RanksDiffer`], for which there is [`consolidate_from_rank_0`]; [`CheckpointError::Damaged`] when a rank's part is missing or damaged, and
 /// [`CheckpointError::OtherRun`] when it is of another run; [`CheckpointError::Io`].
 ///
 /// # Syncs
@@ -40,15 +40,42 @@ pub fn consolidate(
     part: &str,
     file: impl AsRef<Path>,
 ) -> Result<u64, CheckpointError> {
-    let together = find(folder.as_ref(), step)?;
-    write(&together, part, file.as_ref())?;
+    consolidate_of(folder.as_ref(), step, part, file.as_ref(), BTreeSet::new())
+}
+
+/// As [`consolidate`]; where ranks have different states that are no shards, such as the running statistics of a sharded
+/// model, the file has rank 0's.
+///
+/// # Errors
+/// Those of [`consolidate`], but for [`CheckpointError::RanksDiffer`].
+///
+/// # Syncs
+/// No.
+pub fn consolidate_from_rank_0(
+    folder: impl AsRef<Path>,
+    step: Option<u64>,
+    part: &str,
+    file: impl AsRef<Path>,
+) -> Result<u64, CheckpointError> {
+    consolidate_of(folder.as_ref(), step, part, file.as_ref(), BTreeSet::from([part.to_owned()]))
+}
+
+fn consolidate_of(
+    folder: &Path,
+    step: Option<u64>,
+    part: &str,
+    file: &Path,
+    from_rank_0: BTreeSet<String>,
+) -> Result<u64, CheckpointError> {
+    let together = find(folder, step, &from_rank_0)?;
+    write(&together, part, file)?;
     Ok(together.step)
 }
 
 /// The checkpoint of this step, or the newest that is complete.
-fn find(folder: &Path, step: Option<u64>) -> Result<Together, CheckpointError> {
-    let (found, none) = (Run::new(folder, None).steps(&Folder::reading(folder))?, BTreeSet::new());
-    let open = |step| Together::open(folder, step, &none);
+fn find(folder: &Path, step: Option<u64>, from_rank_0: &BTreeSet<String>) -> Result<Together, CheckpointError> {
+    let found = Run::new(folder, None).steps(&Folder::reading(folder))?;
+    let open = |step| Together::open(folder, step, from_rank_0);
     if let Some(step) = step {
         return match found.contains(&step) {
             true => open(step),

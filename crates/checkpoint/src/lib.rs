@@ -66,7 +66,7 @@ mod write;
 
 pub use builder::CheckpointBuilder;
 pub use checkpoint::Checkpoint;
-pub use consolidate::consolidate;
+pub use consolidate::{consolidate, consolidate_from_rank_0};
 pub use error::CheckpointError;
 pub use load::{Loaded, load, read_part};
 pub use manifest::FORMAT;
