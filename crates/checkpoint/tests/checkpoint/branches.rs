@@ -213,3 +213,37 @@ fn a_lost_folder_is_an_error_each_time_or_an_older_step_is_resumed() {
         assert_eq!(resumed_at(folder.path(), ranks), Some(2), "{ranks} ranks");
     }
 }
+
+/// Where no rank sees the folders of others.
+#[test]
+fn ranks_on_disks_of_their_own_know_a_lost_folder_from_one_that_never_had_a_checkpoint() {
+    let disks = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let on_disks = |work: fn(&mut Checkpoint) -> Result<Option<u64>, CheckpointError>| {
+        run(Rank::group(2, &[]), |rank| {
+            let folder = disks[rank.rank()].path();
+            let mut checkpoint = Checkpoint::builder(folder).background(false).ranks(rank, Writers::Each).build()?;
+            work(&mut checkpoint)
+        })
+    };
+    let saves = |checkpoint: &mut Checkpoint| checkpoint.save(1, &[("model", &model(1.0))]).map(|()| None);
+    let resumes = |checkpoint: &mut Checkpoint| {
+        Ok(checkpoint.resume(&mut [("model", &mut model(0.0))])?.map(|resumed| resumed.step))
+    };
+    let lost = disks[1].path().join("rank-1");
+    let in_the_way = lost.join(".writing-step-000000000001");
+    fs::create_dir(&lost).unwrap();
+    fs::write(&in_the_way, "").unwrap();
+    assert!(on_disks(saves).iter().all(Result::is_err));
+    fs::remove_file(in_the_way).unwrap();
+    assert!(disks[0].path().join("rank-0/step-000000000001").exists());
+    for _ in 0..2 {
+        assert!(on_disks(resumes).iter().all(|found| matches!(found, Ok(None))), "it was never complete");
+    }
+    assert!(on_disks(saves).iter().all(Result::is_ok));
+    assert!(on_disks(resumes).iter().all(|found| matches!(found, Ok(Some(1)))));
+    fs::remove_dir_all(&lost).unwrap();
+    for attempt in 0..3 {
+        let found = on_disks(resumes);
+        assert!(found.iter().all(Result::is_err), "attempt {attempt}: {found:?}");
+    }
+}
