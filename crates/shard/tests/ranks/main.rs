@@ -10,6 +10,7 @@ mod full;
 mod full_accumulated;
 mod full_agreed;
 mod full_beside_python;
+mod full_buffers;
 mod full_changed;
 mod full_edges;
 mod full_failures;
@@ -111,6 +112,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_whole", full_state::whole),
     ("full_optimizers", full_state::optimizers),
     ("full_saved", full_state::saved),
+    ("full_buffers", full_buffers::scenario),
     ("full_beside_python", full_beside_python::scenario),
     ("saved", saved::scenario),
     ("resharded_stages", resharded::stages),
@@ -223,6 +225,7 @@ fn main() -> Result<ExitCode> {
         |name: &str, run: Run| Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
     trials.push(alone("a_checkpoint_of_each_rank_resumes_to_the_bit", saved::run));
     trials.push(alone("full_shards_of_each_rank_resume_to_the_bit", full_state::run));
+    trials.push(alone("buffers_of_full_shards_are_each_rank_s_and_saved", full_buffers::run));
     for (name, run) in resharded::TESTS {
         trials.push(alone(name, *run));
     }
