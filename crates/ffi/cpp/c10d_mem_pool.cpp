@@ -1,7 +1,6 @@
 // Pools of CUDA memory that NCCL knows. Follows c10d_nccl.cpp, in the same file when compiled.
 #include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAGuard.h>
 
 #include "cuda_device.h"
 
@@ -19,7 +18,7 @@ std::shared_ptr<at::cuda::MemPool> new_pool(at::Device device, const od_group* n
     source = std::dynamic_pointer_cast<allocator::CUDAAllocator>(nccl_of(*nccl)->getMemAllocator());
     TORCH_CHECK(source, "this NCCL allocates no memory");
   }
-  c10::cuda::CUDAGuard guard(device);
+  c10::DeviceGuard guard(device);
   // Its destructor ends the process where a scope still uses the pool: then it is leaked.
   return {new at::cuda::MemPool(source), [](at::cuda::MemPool* pool) {
             try {

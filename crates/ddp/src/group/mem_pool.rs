@@ -12,7 +12,7 @@ impl ProcessGroup {
     /// A pool of this rank's GPU whose memory NCCL allocates, to be [registered](Self::register_mem_pool).
     ///
     /// # Errors
-    /// When this group is not over NCCL.
+    /// When this group is not over NCCL, or libtorch takes NCCL for too old: it says so of every GPU that cannot multicast.
     ///
     /// # Source
     /// `torch.cuda.MemPool(backend.mem_allocator)`
@@ -42,7 +42,8 @@ impl ProcessGroup {
     /// # }
     /// ```
     ///
-    /// Tested on the stand-in for a GPU. No speed was measured.
+    /// **Not measured on a GPU.** On the stand-in the calls, their errors and the lifetimes are tested, but libtorch registers
+    /// nothing at the stand-in's NCCL: that memory reaches NCCL is still to be shown on a GPU.
     ///
     /// # Errors
     /// When this group is not over NCCL or on another device, the pool is registered already, or NCCL fails.

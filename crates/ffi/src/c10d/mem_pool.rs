@@ -10,7 +10,7 @@ use crate::raw_c10d as raw;
 /// A part of the caching allocator's memory of one GPU that only chosen tensors use. Tensors keep their memory when the pool
 /// is dropped; the rest of it is freed.
 ///
-/// Tested on the stand-in for a GPU; a GPU has not run it.
+/// A GPU has not run it: on the stand-in for one, scopes and lifetimes are tested.
 ///
 /// # Source
 /// `torch.cuda.MemPool`
