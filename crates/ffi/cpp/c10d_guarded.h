@@ -19,8 +19,6 @@ struct od_store {
 };
 
 struct od_group {
-  // What is registered at a communicator is freed after it.
-  mutable std::vector<std::shared_ptr<void>> pools;
   c10::intrusive_ptr<overdrive::OneAtATime> group;
   // The backends, to check for work under way before they are destroyed.
   std::vector<c10::intrusive_ptr<c10d::Backend>> backends;

@@ -3,11 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include <algorithm>
-#include <thread>
-
 #include "c10d_backends.h"
-#include "c10d_guarded.h"
 
 int32_t od_nccl_compiled(void) noexcept { return 1; }
 
@@ -35,7 +31,7 @@ struct Nccl final : c10d::ProcessGroupNCCL {
 c10::intrusive_ptr<Nccl> nccl_of(const od_group& group) {
   for (const auto& backend : group.backends)
     if (auto nccl = c10::dynamic_intrusive_pointer_cast<Nccl>(backend)) return nccl;
-  TORCH_CHECK(false, "only a group over NCCL has a communicator, to split it or to register memory");
+  TORCH_CHECK(false, "only a communicator of NCCL can be split");
 }
 
 at::Device cuda(int32_t number) { return {at::kCUDA, static_cast<c10::DeviceIndex>(number)}; }

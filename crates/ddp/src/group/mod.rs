@@ -1,6 +1,5 @@
 //! Process groups.
 
-mod mem_pool;
 mod sub_groups;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -228,7 +228,6 @@ fn main() -> Result<ExitCode> {
         ranks::full::full_shards_of_2_on_disk_equal_gloos,
         ranks::a_ring_sends_and_receives_in_one_batch,
         ranks::groups_are_split_into_parts,
-        ranks::pools_are_registered_once_and_outlive_their_tensors,
         ranks::a_split_asks_nccl_for_one_and_streams_are_of_the_priority_asked_for,
         ranks::parts::hooks_over_nccl_equal_gloos,
         ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos,

@@ -133,7 +133,6 @@ const GPUS: &[(&str, i64)] = &[
     ("ranks::each_rank_has_a_device_of_its_own_or_is_told", 2),
     ("ranks::a_ring_sends_and_receives_in_one_batch", 3),
     ("ranks::groups_are_split_into_parts", 4),
-    ("ranks::pools_are_registered_once_and_outlive_their_tensors", 2),
     ("ranks::failures::a_stalled_rank_times_out_where_the_host_waits", 3),
     ("ranks::failures::a_stalled_rank_ends_the_others_where_the_device_waits", 3),
     ("ranks::failures::a_mismatch_is_told_to_every_rank_that_verifies", 3),

@@ -79,8 +79,6 @@ pub struct Communicator {
     wanted: AtomicU64,
     counters: Mutex<Counters>,
     looked: Mutex<Option<Instant>>,
-    /// Memory that is registered, by its handle: address and bytes.
-    registered: Mutex<BTreeMap<usize, (usize, usize)>>,
 }
 
 fn open<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -103,25 +101,7 @@ impl Communicator {
             wanted: AtomicU64::new(0),
             counters: Mutex::default(),
             looked: Mutex::default(),
-            registered: Mutex::default(),
         }
-    }
-
-    /// The handle of memory that is registered from here on; None if a part of it is already.
-    pub fn register(&self, address: usize, bytes: usize) -> Option<usize> {
-        let mut all = open(&self.registered);
-        let overlaps = |(other, length): &(usize, usize)| *other < address + bytes && address < other + length;
-        if all.values().any(overlaps) {
-            return None;
-        }
-        let handle = all.last_key_value().map_or(1, |(last, _)| last + 1);
-        all.insert(handle, (address, bytes));
-        Some(handle)
-    }
-
-    /// Whether there was such a registration.
-    pub fn deregister(&self, handle: usize) -> bool {
-        open(&self.registered).remove(&handle).is_some()
     }
 
     /// Takes the rank's seat.

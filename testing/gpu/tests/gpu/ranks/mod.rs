@@ -6,7 +6,6 @@ pub mod failures;
 pub mod full;
 pub mod offload;
 pub mod parts;
-mod pools;
 #[path = "../../../../../crates/launch/tests/launch/port.rs"]
 mod port;
 mod processes;
@@ -24,7 +23,6 @@ use overdrive_fakecuda::{Fake, Pace};
 
 pub use buckets::{exchanges_are_pytorchs, exchanges_begin_before_backward_ends, python};
 pub use devices::{each_rank_has_a_device_of_its_own_or_is_told, without_a_launcher_each_rank_uses_its_own_device};
-pub use pools::pools_are_registered_once_and_outlive_their_tensors;
 pub use processes::{Meeting, main_if_told, run_alone};
 pub use ring::a_ring_sends_and_receives_in_one_batch;
 pub use splits::{a_split_asks_nccl_for_one_and_streams_are_of_the_priority_asked_for, groups_are_split_into_parts};
@@ -43,7 +41,6 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("asked", splits::asked),
     ("failures", failures::scenario),
     ("parts", parts::scenario),
-    ("pools", pools::scenario),
     ("full", full::scenario),
     ("steps", steps::scenario),
     ("offload", offload::scenario),
