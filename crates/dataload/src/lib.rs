@@ -118,7 +118,7 @@ pub use mds::{MdsDataset, MdsSample, MdsValue, MdsWriter};
 pub use mnist::{Mnist, MnistSplit};
 pub use overdrive_jpeg::Region;
 pub use pack_tokens::{PackTokens, PackedTokens};
-pub use packing::{Pack, Packing};
+pub use packing::{JoinPacks, Pack, Packing};
 pub use pad_sequence::PadSequence;
 #[cfg(feature = "parquet")]
 pub use parquet::{MakeBatch, ParquetBatches, ParquetDataset, ParquetEpoch};

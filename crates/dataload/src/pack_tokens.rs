@@ -138,7 +138,7 @@ mod tests {
         let mut first = Vec::new();
         moved.visit_tensors(&mut |tensor| first.push(tensor.int64_value(&[1])));
         assert_eq!((first, moved.max_seqlen), (vec![-8, -1, -2], 2));
-        assert!(matches!(PackTokens::default().collate(Vec::<Vec<i64>>::new()), Err(DataError::EmptyBatch)));
+        assert!(matches!(PackTokens::default().collate(vec![]), Err(DataError::EmptyBatch)));
         Ok(())
     }
 }

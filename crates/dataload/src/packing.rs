@@ -25,11 +25,11 @@ pub struct Pack {
 /// Resuming opens a shard at its start and packs it again up to the position, which gives the same packs to the token.
 ///
 /// ```
-/// use overdrive_dataload::{DataLoader, FnStream, PackTokens, Packing};
+/// use overdrive_dataload::{DataLoader, FnStream, JoinPacks, Packing};
 ///
 /// // Any stream of tokens; with the feature `tokenizers`, `texts.map(tokenizer.encoder())`.
 /// let documents = FnStream::new(2, |shard| Ok((1..9).map(move |length| Ok(vec![shard as i64; length]))));
-/// let loader = DataLoader::stream(Packing::new(documents, 8)?).batch_size(2).collate(PackTokens::new()).build()?;
+/// let loader = DataLoader::stream(Packing::new(documents, 8)?).batch_size(2).collate(JoinPacks).build()?;
 /// for batch in &loader {
 ///     let batch = batch?;
 ///     assert_eq!((batch.input_ids.size(), batch.max_seqlen <= 8), (vec![16], true));
@@ -189,10 +189,16 @@ impl Iterator for Packs {
     }
 }
 
-impl Collate<Pack> for PackTokens {
+/// Joins the packs of a batch, as [`PackTokens`] does sequences.
+///
+/// # Shapes
+/// `N` packs of `T` tokens with `D` documents in total give int64 `[N * T]`, int64 `[N * T]` and int32 `[D + 1]`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct JoinPacks;
+
+impl Collate<Pack> for JoinPacks {
     type Batch = PackedTokens;
 
-    /// The documents of all packs: `N` packs of `T` tokens give `[N * T]`.
     fn collate(&self, packs: Vec<Pack>) -> Result<PackedTokens, DataError> {
         let documents = packs.iter().flat_map(|pack| {
             let starts = pack.lengths.iter().scan(0, |at, &length| {
@@ -202,6 +208,6 @@ impl Collate<Pack> for PackTokens {
             });
             starts.map(|range| pack.tokens[range].to_vec())
         });
-        self.collate(documents.collect::<Vec<Vec<i64>>>())
+        PackTokens::new().collate(documents.collect())
     }
 }

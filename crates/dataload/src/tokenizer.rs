@@ -17,7 +17,7 @@ const MAX_BYTES: u64 = 1 << 30;
 /// [`PadSequence`](crate::PadSequence) do that.
 ///
 /// ```no_run
-/// use overdrive_dataload::{DataError, DataLoader, IterableDataset, PackTokens, Packing, Tokenizer, WebDataset};
+/// use overdrive_dataload::{DataError, DataLoader, IterableDataset, JoinPacks, Packing, Tokenizer, WebDataset};
 ///
 /// let tokenizer = Tokenizer::from_file("gpt2/tokenizer.json")?.end_of_text("<|endoftext|>")?;
 /// let texts = WebDataset::open("books-{000..099}.tar")?.select(["txt"]).map(|mut sample| {
@@ -30,7 +30,7 @@ const MAX_BYTES: u64 = 1 << 30;
 ///     .shuffle(true)
 ///     .interleave(8)
 ///     .num_workers(4)
-///     .collate(PackTokens::new())
+///     .collate(JoinPacks)
 ///     .build()?;
 /// # Ok::<(), DataError>(())
 /// ```

@@ -24,6 +24,7 @@ pub(crate) struct Output {
     /// `None` after `finish`.
     encoder: Option<Encoder>,
     /// The bytes of content so far.
+    #[cfg_attr(not(any(feature = "tfrecord", feature = "webdataset")), expect(dead_code))]
     written: u64,
 }
 
@@ -60,6 +61,7 @@ impl Output {
     }
 
     /// How many bytes were written, before compression.
+    #[cfg(any(feature = "tfrecord", feature = "webdataset"))]
     pub(crate) fn written(&self) -> u64 {
         self.written
     }

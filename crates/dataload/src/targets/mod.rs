@@ -36,8 +36,14 @@ pub use per_box::{PerBox, PerBoxItem, PerBoxRows};
 /// }
 /// ```
 ///
+/// Integers are `i64`, the kind of PyTorch's labels; others are no targets.
+///
 /// # Source
 /// The structures that `torchvision.transforms.v2` walks through.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the label of an image",
+    note = "integers are i64, as PyTorch's labels; a type of your own implements `Target`"
+)]
 pub trait Target: Send {
     /// Visits the parts that change with the image, in an order that does not change.
     fn visit(&mut self, visit: &mut dyn FnMut(TargetPart<'_>));

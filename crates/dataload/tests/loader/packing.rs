@@ -1,9 +1,7 @@
 //! Streams of documents packed to one length, and texts tokenized by the workers.
 
 use overdrive_core::Stateful;
-use overdrive_dataload::{
-    DataError, DataLoader, FnStream, IterableDataset, OnError, PackTokens, PackedTokens, Packing,
-};
+use overdrive_dataload::{DataError, DataLoader, FnStream, IterableDataset, JoinPacks, OnError, PackedTokens, Packing};
 
 use crate::{WORKERS, alone};
 
@@ -85,7 +83,7 @@ fn a_loader_resumes_at_every_pack() -> Result<(), DataError> {
             .shuffle_buffer(4)
             .num_workers(workers)
             .on_error(OnError::Skip)
-            .collate(PackTokens::new())
+            .collate(JoinPacks)
             .build()
     };
     let expected: Vec<Seen> = build(0, 16)?.iter().map(|batch| Ok(seen(&batch?))).collect::<Result<_, DataError>>()?;
@@ -165,7 +163,7 @@ mod texts {
         let build = |workers| {
             let packs = Packing::new(stream().map(tokenizer.encoder()), 32)?;
             let loader = DataLoader::stream(packs).batch_size(3).interleave(4).num_workers(workers);
-            loader.collate(PackTokens::new()).build()
+            loader.collate(JoinPacks).build()
         };
         let run =
             |workers| build(workers)?.iter().map(|batch| Ok(seen(&batch?))).collect::<Result<Vec<_>, DataError>>();

@@ -174,8 +174,8 @@ fn targets_that_do_not_fit_are_refused_by_name() -> Anyhow {
     assert!(refusal(mirrored(), &mut boxes.clone())?.contains("expected `Constant`"));
     assert!(refusal(mirrored(), &mut PerBox(vec![points.clone()]))?.contains("expected `Constant`"));
     assert_eq!(refusal(mirrored(), &mut mask.clone())?, "none");
-    assert!(refusal(AugMix::new(), &mut (1, mask.clone()))?.contains("AugMix"));
-    assert_eq!(refusal(AugMix::new(), &mut (1, "a caption".to_owned()))?, "none");
+    assert!(refusal(AugMix::new(), &mut (1_i64, mask.clone()))?.contains("AugMix"));
+    assert_eq!(refusal(AugMix::new(), &mut (1_i64, "a caption".to_owned()))?, "none");
     assert_eq!(refusal(RandAugment::new(), &mut boxes.clone())?, "none");
     let sanitize = SanitizeBoundingBoxes::new;
     assert!(refusal(sanitize(), &mut 3_i64)?.contains("one `BoundingBoxes`"));
