@@ -42,6 +42,8 @@ mod lmdb;
 mod lmdb_writer;
 #[cfg(all(feature = "mds", feature = "zstd"))]
 mod mds;
+#[cfg(feature = "mds")]
+mod mds_writer;
 #[cfg(all(
     feature = "lmdb",
     feature = "mds",
@@ -64,6 +66,8 @@ mod parquet_damage;
 mod parquet_map;
 #[cfg(feature = "parquet")]
 mod parquet_shuffle;
+#[cfg(any(feature = "mds", feature = "webdataset"))]
+mod python;
 #[cfg(feature = "parquet")]
 mod table;
 #[cfg(all(feature = "csv", feature = "jsonl"))]

@@ -1,5 +1,7 @@
 //! The image that transforms work on: decoded as late and as little as possible.
 
+mod target;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,8 @@ use overdrive_jpeg::{Jpeg, MAGIC, Scale, orientation};
 
 use crate::decode::jpeg;
 use crate::decode::{check_size, decode_image};
-use crate::{Color, DataError, Image, Region, Size};
+use crate::targets::Geometry;
+use crate::{Color, DataError, Image, Region, Size, Target};
 
 /// Larger buffers are freed after the image that needed them.
 const KEPT_BYTES: usize = 64 << 20;
@@ -88,6 +91,9 @@ impl ScaledRange {
 ///
 /// A JPEG file is decoded only when a transform needs its pixels, so after a crop only the cropped region is decoded.
 /// Flips are deferred until the image is written, or until a transform needs the pixels in their final order.
+///
+/// Where the image has a [`Target`], its boxes, masks and key points change with the image in everything that moves
+/// pixels: crops, borders, resizing, flips and the operations that shear, move and turn.
 pub struct Canvas<'a> {
     source: Source<'a>,
     scratch: &'a mut Scratch,
@@ -97,6 +103,8 @@ pub struct Canvas<'a> {
     mirrored: bool,
     upside_down: bool,
     dct_scaling: bool,
+    /// What changes with the image.
+    target: Option<&'a mut dyn Target>,
 }
 
 impl<'a> Canvas<'a> {
@@ -112,8 +120,7 @@ impl<'a> Canvas<'a> {
             let jpeg = jpeg::open(encoded, path)?;
             jpeg::check_size(&jpeg, RGB, path)?;
             let (height, width) = (jpeg.height(), jpeg.width());
-            let source = Source::Encoded(Box::new(jpeg), Region::whole(height, width));
-            Self { source, scratch, path, height, width, mirrored: false, upside_down: false, dct_scaling: false }
+            Self::over(Source::Encoded(Box::new(jpeg), Region::whole(height, width)), scratch, path, [height, width])
         } else {
             let begun = Instant::now();
             let image = decode_image(encoded, Color::AsStored, path)?;
@@ -138,9 +145,12 @@ impl<'a> Canvas<'a> {
                 [] => [0; 4],
             });
         }
-        let (height, width) = (image.height(), image.width());
-        let source = Source::Decoded;
-        Ok(Self { source, scratch, path, height, width, mirrored: false, upside_down: false, dct_scaling: false })
+        Ok(Self::over(Source::Decoded, scratch, path, [image.height(), image.width()]))
+    }
+
+    fn over(source: Source<'a>, scratch: &'a mut Scratch, path: &'a Path, [height, width]: [usize; 2]) -> Self {
+        let (mirrored, upside_down, dct_scaling) = (false, false, false);
+        Self { source, scratch, path, height, width, mirrored, upside_down, dct_scaling, target: None }
     }
 
     /// Rows.
@@ -163,6 +173,7 @@ impl<'a> Canvas<'a> {
             let expected = format!("a region within {height} x {width} pixels");
             return Err(DataError::option("crop", expected, format!("{region:?}")));
         }
+        self.change_target(&Geometry::Crop(region))?;
         let mut stored = region;
         if self.mirrored {
             stored.left = width - region.left - region.width;
@@ -231,9 +242,11 @@ impl<'a> Canvas<'a> {
             return Err(DataError::option("size", "at least one pixel", format!("{size:?}")));
         }
         check_size(size.height, size.width, RGB, self.path)?;
-        if size == (Size { height: self.height, width: self.width }) {
+        let from = Size { height: self.height, width: self.width };
+        if size == from {
             return Ok(());
         }
+        self.change_target(&Geometry::Resize { from, to: size })?;
         // The smallest scale at which the decoded image is not smaller than `size`.
         let enough = |scale: &Scale| {
             self.height * scale.eighths() >= 8 * size.height && self.width * scale.eighths() >= 8 * size.width
@@ -271,11 +284,14 @@ impl<'a> Canvas<'a> {
 
     /// Flips left and right.
     pub fn hflip(&mut self) {
+        // No part refuses a flip.
+        _ = self.change_target(&Geometry::FlipHorizontal { width: self.width });
         self.mirrored = !self.mirrored;
     }
 
     /// Flips top and bottom.
     pub fn vflip(&mut self) {
+        _ = self.change_target(&Geometry::FlipVertical { height: self.height });
         self.upside_down = !self.upside_down;
     }
 
