@@ -115,7 +115,7 @@ pub use overdrive_jpeg::Region;
 pub use pack_tokens::{PackTokens, PackedTokens};
 pub use pad_sequence::PadSequence;
 #[cfg(feature = "parquet")]
-pub use parquet::{MakeBatch, ParquetBatches, ParquetDataset, ParquetEpoch};
+pub use parquet::{FromParquet, ParquetBatches, ParquetDataset, ParquetEpoch, WholeTable};
 pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};
 pub use random_split::{PartLength, random_split, split_lengths};
@@ -133,7 +133,7 @@ pub use shards::{IndexedShards, ShardListDataset};
 pub use stack::{Stack, Stackable};
 pub use stream::{IterableDataset, Samples, ShardStream, StreamPosition};
 pub use tensor_batch::TensorBatch;
-pub use tensor_dataset::{GatherRows, RowNumbers, TensorDataset};
+pub use tensor_dataset::{GatherRows, TensorDataset};
 #[cfg(feature = "jsonl")]
 pub use text::JsonLines;
 #[cfg(feature = "csv")]

@@ -20,8 +20,22 @@ pub(crate) struct Array {
     pub(crate) values: Words,
 }
 
-/// Rows of a column to be gathered: arrays one behind the other, and the numbers of their rows.
-pub(crate) type Chosen<'a> = (&'a [Array], &'a [u32]);
+/// A row of one of several arrays.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) array: u32,
+    pub(crate) row: u32,
+}
+
+/// A row of the first array, which may be the only one.
+impl From<u32> for Place {
+    fn from(row: u32) -> Self {
+        Self { array: 0, row }
+    }
+}
+
+/// Rows of a column to be gathered, and the arrays that they are in.
+pub(crate) type Chosen<'a, R> = (&'a [Array], &'a [R]);
 
 impl Array {
     /// Lists or strings with these offsets and values.
@@ -51,8 +65,11 @@ impl Array {
     }
 
     /// Some rows of one column, copied once: to pinned memory when `pinned`, if they become a tensor. There is at least one
-    /// array, and no row number is beyond them.
-    pub(crate) fn gather_from(chosen: &[Chosen<'_>], pinned: bool) -> Result<Self, DataError> {
+    /// array, and no row is beyond its array.
+    pub(crate) fn gather_from<R: Copy + Into<Place>>(
+        chosen: &[Chosen<'_, R>],
+        pinned: bool,
+    ) -> Result<Self, DataError> {
         let first = chosen.iter().find_map(|(arrays, _)| arrays.first()).ok_or(DataError::EmptyBatch)?;
         let (element, per_row) = (first.element, first.per_row);
         let pinned = pinned && !(first.offsets.len() == 1 && element == Element::Bytes);
@@ -63,14 +80,7 @@ impl Array {
             let mut rest = values.bytes_mut();
             for (arrays, rows) in chosen {
                 let (here, tail) = rest.split_at_mut(rows.len() * stride);
-                match arrays {
-                    [array] => gather_fixed(array.values.bytes(), stride, rows, here),
-                    _ => here.chunks_exact_mut(stride.max(1)).zip(places(arrays, rows)).for_each(
-                        |(out, (array, row))| {
-                            out.copy_from_slice(&array.values.bytes()[row * stride..][..stride]);
-                        },
-                    ),
-                }
+                gather_fixed(arrays, stride, rows, here);
                 rest = tail;
             }
             return Ok(Self { element, rows: count, per_row, offsets: Vec::new(), values });
@@ -130,33 +140,36 @@ impl Array {
     }
 }
 
-/// Where these rows of several arrays, one behind the other, are: the array, and the row's number in it.
-fn places<'a>(arrays: &'a [Array], rows: &'a [u32]) -> impl Iterator<Item = (&'a Array, usize)> {
-    let starts: Vec<usize> =
-        arrays.iter().scan(0, |end, array| Some(std::mem::replace(end, *end + array.rows))).collect();
-    rows.iter().map(move |&row| {
-        // The last array that begins at or before the row, which passes over empty ones.
-        let number = starts.partition_point(|&start| start <= row as usize) - 1;
-        (&arrays[number], row as usize - starts[number])
+fn places<'a, R: Copy + Into<Place>>(arrays: &'a [Array], rows: &'a [R]) -> impl Iterator<Item = (&'a Array, usize)> {
+    rows.iter().map(|&row| {
+        let Place { array, row } = row.into();
+        (&arrays[array as usize], row as usize)
     })
 }
 
-fn gather_fixed(values: &[u8], stride: usize, rows: &[u32], out: &mut [u8]) {
+fn gather_fixed<R: Copy + Into<Place>>(arrays: &[Array], stride: usize, rows: &[R], out: &mut [u8]) {
     match stride {
-        1 => gather_chunks::<1>(values, rows, out),
-        2 => gather_chunks::<2>(values, rows, out),
-        4 => gather_chunks::<4>(values, rows, out),
-        8 => gather_chunks::<8>(values, rows, out),
+        1 => gather_chunks::<1, R>(arrays, rows, out),
+        2 => gather_chunks::<2, R>(arrays, rows, out),
+        4 => gather_chunks::<4, R>(arrays, rows, out),
+        8 => gather_chunks::<8, R>(arrays, rows, out),
         0 => {}
-        _ => out.chunks_exact_mut(stride).zip(rows).for_each(|(out, &row)| {
-            out.copy_from_slice(&values[row as usize * stride..(row as usize + 1) * stride]);
+        _ => out.chunks_exact_mut(stride).zip(places(arrays, rows)).for_each(|(out, (array, row))| {
+            out.copy_from_slice(&array.values.bytes()[row * stride..][..stride]);
         }),
     }
 }
 
-fn gather_chunks<const N: usize>(values: &[u8], rows: &[u32], out: &mut [u8]) {
-    let ((values, _), (out, _)) = (values.as_chunks::<N>(), out.as_chunks_mut::<N>());
-    out.iter_mut().zip(rows).for_each(|(out, &row)| *out = values[row as usize]);
+fn gather_chunks<const N: usize, R: Copy + Into<Place>>(arrays: &[Array], rows: &[R], out: &mut [u8]) {
+    let values: Vec<&[[u8; N]]> = arrays.iter().map(|array| array.values.bytes().as_chunks().0).collect();
+    let rows = out.as_chunks_mut::<N>().0.iter_mut().zip(rows);
+    match values[..] {
+        [values] => rows.for_each(|(out, &row)| *out = values[row.into().row as usize]),
+        _ => rows.for_each(|(out, &row)| {
+            let Place { array, row } = row.into();
+            *out = values[array as usize][row as usize];
+        }),
+    }
 }
 
 #[cfg(test)]
@@ -183,10 +196,12 @@ mod tests {
         assert_eq!((&array.offsets[1], array.values.bytes()), (&vec![0, 2, 2, 3, 4, 6, 7], &b"abcdefg"[..]));
         // From the joined array, from those that were joined, and from both in one batch.
         let (joined, apart) = ([array], arrays());
-        let sources: [&[Chosen<'_>]; 3] = [
-            &[(&joined, &[3, 1, 0, 3])],
-            &[(&apart, &[3, 1, 0, 3])],
-            &[(&apart, &[3]), (&joined, &[1, 0]), (&apart, &[3])],
+        let place = |array, row| Place { array, row };
+        let (first, last) = ([place(0, 1), place(0, 0)], [place(2, 1)]);
+        let sources: [&[Chosen<'_, Place>]; 3] = [
+            &[(&joined, &[place(0, 3), place(0, 1), place(0, 0), place(0, 3)])],
+            &[(&apart, &[place(2, 1), place(0, 1), place(0, 0), place(2, 1)])],
+            &[(&apart, &last), (&joined, &first), (&apart, &last)],
         ];
         for source in sources {
             let some = Array::gather_from(source, false).unwrap();
@@ -220,7 +235,9 @@ mod tests {
             },
         };
         let arrays = [array(&[0, 1, 2, 3]), array(&[]), array(&[4, 5])];
-        let rows = Array::gather_from(&[(&arrays, &[2, 0]), (&arrays[..1], &[1])], false).unwrap();
+        let place = |array, row| Place { array, row };
+        let chosen: [Chosen<'_, Place>; 2] = [(&arrays, &[place(2, 0), place(0, 0)]), (&arrays[..1], &[place(0, 1)])];
+        let rows = Array::gather_from(&chosen, false).unwrap();
         assert_eq!((rows.rows, rows.per_row, rows.values.bytes()), (3, Some(2), &[4, 5, 0, 1, 2, 3][..]));
     }
 
@@ -228,10 +245,21 @@ mod tests {
     fn rows_of_every_width_are_gathered() {
         for stride in [1, 2, 3, 4, 8, 12] {
             let values: Vec<u8> = (0..5 * stride as u8).collect();
-            let mut out = vec![0; 3 * stride];
-            gather_fixed(&values, stride, &[4, 0, 2], &mut out);
+            let array = |values: &[u8]| {
+                let mut words = Words::new(values.len()).unwrap();
+                words.bytes_mut().copy_from_slice(values);
+                Array { element: Element::Uint8, rows: 0, per_row: None, offsets: Vec::new(), values: words }
+            };
             let expected: Vec<u8> =
                 [4, 0, 2].iter().flat_map(|row| &values[row * stride..(row + 1) * stride]).copied().collect();
+            let mut out = vec![0; 3 * stride];
+            gather_fixed(&[array(&values)], stride, &[4_u32, 0, 2], &mut out);
+            assert_eq!(out, expected);
+            // The same rows of two arrays.
+            let (apart, place) = (values.split_at(3 * stride), |array, row| Place { array, row });
+            let apart = [array(apart.0), array(apart.1)];
+            out.fill(0);
+            gather_fixed(&apart, stride, &[place(1, 1), place(0, 0), place(0, 2)], &mut out);
             assert_eq!(out, expected);
         }
     }

@@ -55,7 +55,7 @@ impl Scratch {
 }
 
 /// Where the pixels are.
-enum Source<'a> {
+enum Pixels<'a> {
     /// Not decoded yet; this region of the file is wanted.
     Encoded(Box<Jpeg<'a>>, Region),
     /// In the scratch's `pixels`: RGB and an unused byte.
@@ -89,7 +89,7 @@ impl ScaledRange {
 /// A JPEG file is decoded only when a transform needs its pixels, so after a crop only the cropped region is decoded.
 /// Flips are deferred until the image is written, or until a transform needs the pixels in their final order.
 pub struct Canvas<'a> {
-    source: Source<'a>,
+    source: Pixels<'a>,
     scratch: &'a mut Scratch,
     path: &'a Path,
     height: usize,
@@ -112,7 +112,7 @@ impl<'a> Canvas<'a> {
             let jpeg = jpeg::open(encoded, path)?;
             jpeg::check_size(&jpeg, RGB, path)?;
             let (height, width) = (jpeg.height(), jpeg.width());
-            let source = Source::Encoded(Box::new(jpeg), Region::whole(height, width));
+            let source = Pixels::Encoded(Box::new(jpeg), Region::whole(height, width));
             Self { source, scratch, path, height, width, mirrored: false, upside_down: false, dct_scaling: false }
         } else {
             let begun = Instant::now();
@@ -139,7 +139,7 @@ impl<'a> Canvas<'a> {
             });
         }
         let (height, width) = (image.height(), image.width());
-        let source = Source::Decoded;
+        let source = Pixels::Decoded;
         Ok(Self { source, scratch, path, height, width, mirrored: false, upside_down: false, dct_scaling: false })
     }
 
@@ -170,7 +170,7 @@ impl<'a> Canvas<'a> {
         if self.upside_down {
             stored.top = height - region.top - region.height;
         }
-        if let Source::Encoded(_, wanted) = &mut self.source {
+        if let Pixels::Encoded(_, wanted) = &mut self.source {
             (stored.top, stored.left) = (wanted.top + stored.top, wanted.left + stored.left);
             *wanted = stored;
         } else if stored != Region::whole(height, width) {
@@ -194,7 +194,7 @@ impl<'a> Canvas<'a> {
     /// Decodes the wanted region scaled by `scale`, widened to whole pixels, and returns the exact region within the
     /// result: left, top, width, height.
     fn decode_scaled(&mut self, scale: Scale) -> Result<[f64; 4], DataError> {
-        let Source::Encoded(jpeg, region) = &self.source else {
+        let Pixels::Encoded(jpeg, region) = &self.source else {
             return Ok([0.0, 0.0, self.width as f64, self.height as f64]);
         };
         let [rows, columns] = [(region.top, region.height), (region.left, region.width)]
@@ -205,7 +205,7 @@ impl<'a> Canvas<'a> {
         pixels.resize(4 * scaled.height * scaled.width, 0);
         jpeg::decode_part::<4>(jpeg, &scaled, scale, pixels, self.path)?;
         self.scratch.decoding += begun.elapsed();
-        (self.source, self.height, self.width) = (Source::Decoded, scaled.height, scaled.width);
+        (self.source, self.height, self.width) = (Pixels::Decoded, scaled.height, scaled.width);
         Ok([columns.exact_start, rows.exact_start, columns.exact_length, rows.exact_length])
     }
 
