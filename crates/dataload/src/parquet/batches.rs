@@ -270,40 +270,34 @@ impl ParquetBatches {
         parts
     }
 
-    /// The rows of a window in the epoch's order.
+    /// The shuffled rows of a window: the number of the row group in it, and the row in that.
     pub(super) fn order_of(&self, plan: &Plan, number: usize) -> Vec<Place> {
         let mut order = Vec::with_capacity(plan.windows[number].1.len());
         for (array, (_, rows)) in plan.groups_of(number).iter().enumerate() {
             // `plan` has checked that a window has fewer than 2^32 rows.
             order.extend(rows.clone().map(|row| Place { array: array as u32, row: row as u32 }));
         }
-        if self.shuffle {
-            // Each rank has its own range of streams. It has at most `groups + 1` windows, because its piece may begin and
-            // end in one row group.
-            let number = self.rank.number() * (self.dataset.groups.len() as u64 + 2) + number as u64;
-            let mut numbers = Philox::new(self.seed, ROWS | plan.epoch << 32 | number).iter();
-            // The iterator is endless.
-            shuffle(&mut order, || numbers.next().unwrap_or_default());
-        }
+        // Each rank has its own range of streams. It has at most `groups + 1` windows, because its piece may begin and end
+        // in one row group.
+        let number = self.rank.number() * (self.dataset.groups.len() as u64 + 2) + number as u64;
+        let mut numbers = Philox::new(self.seed, ROWS | plan.epoch << 32 | number).iter();
+        // The iterator is endless.
+        shuffle(&mut order, || numbers.next().unwrap_or_default());
         order
     }
 
     /// The rows in this range of the epoch, of windows one behind the other, in pinned memory when `pinned`.
-    pub(super) fn gather(
+    pub(super) fn rows_of(
         &self,
         windows: &[Arc<Window>],
         places: &Range<usize>,
         pinned: bool,
     ) -> Result<Table, DataError> {
-        let rows = windows.iter().map(|window| {
-            let start = places.start.max(window.places.start) - window.places.start;
-            let end = places.end.min(window.places.end).saturating_sub(window.places.start).max(start);
-            &window.order[start..end]
-        });
-        let rows: Vec<&[Place]> = rows.collect();
+        let pieces = windows.iter().flat_map(|window| window.pieces(places).map(move |piece| (window, piece)));
+        let pieces: Vec<_> = pieces.collect();
         let column = |column: usize| {
-            let chosen = windows.iter().zip(&rows).map(|(window, rows)| (&*window.columns[column], *rows));
-            Array::gather_from(&chosen.collect::<Vec<_>>(), pinned)
+            let ranges = pieces.iter().map(|(window, (array, rows))| (&window.columns[column][*array], rows.clone()));
+            Array::copied(ranges.collect(), pinned)
         };
         let arrays = (0..self.dataset.columns.len()).map(column).collect::<Result<_, _>>()?;
         self.dataset.table(arrays, places.len(), pinned)

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::batches::{ParquetBatches, Plan};
 use crate::columns::{Array, Place, Table};
@@ -32,21 +32,31 @@ struct Open {
     unneeded: usize,
 }
 
-/// Decoded row groups, and the order of their rows.
+/// Decoded row groups.
 pub(super) struct Window {
-    /// The arrays of each column, one for each row group.
+    /// The arrays of each column: one of the shuffled rows, or one for each row group.
     pub(super) columns: Vec<Vec<Array>>,
-    /// The rows in the epoch's order.
-    pub(super) order: Vec<Place>,
-    /// The range of its rows in the epoch.
-    pub(super) places: Range<usize>,
+    /// For each array, the range of its rows that are used, and where they are in the epoch.
+    arrays: Vec<(Range<usize>, usize)>,
+}
+
+impl Window {
+    /// The arrays with rows in this range of the epoch, and which rows of them these are.
+    pub(super) fn pieces(&self, places: &Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        self.arrays.iter().enumerate().filter_map(move |(array, (rows, place))| {
+            let start = rows.start + places.start.saturating_sub(*place);
+            let end = rows.end.min(rows.start + places.end.saturating_sub(*place));
+            (start < end).then_some((array, start..end))
+        })
+    }
 }
 
 struct Decoding {
     /// The parts that no thread has begun, the largest at the end.
     waiting: Vec<Part>,
     columns: Vec<Vec<Option<Array>>>,
-    order: Vec<Place>,
+    /// The order of the rows, if they are shuffled, once it is needed.
+    order: Arc<OnceLock<Vec<Place>>>,
     /// How many parts are not done.
     missing: usize,
     /// Whether a part could not be decoded: a batch that needs the window tries again, to get the error.
@@ -54,18 +64,12 @@ struct Decoding {
     done: Option<Arc<Window>>,
 }
 
-/// What one thread does at a time.
+/// What one thread does at a time: a column of one of the window's row groups, counted from 0. The thread that has a
+/// column's last one puts its rows into the epoch's order.
 #[derive(Clone, Copy)]
-enum Part {
-    /// The order of the rows.
-    Order,
-    /// A column of one of the window's row groups.
-    Column { column: usize, group: usize },
-}
-
-enum Piece {
-    Order(Vec<Place>),
-    Array(Array),
+struct Part {
+    column: usize,
+    group: usize,
 }
 
 impl Windows {
@@ -98,22 +102,12 @@ impl Windows {
         let groups = self.plan.groups_of(number);
         dataset.decoded.fetch_add(groups.len() as u64, Relaxed);
         let columns = 0..dataset.columns.len();
-        let of_column = |column| (0..groups.len()).map(move |group| Part::Column { column, group });
+        let of_column = |column| (0..groups.len()).map(move |group| Part { column, group });
         let mut waiting: Vec<Part> = columns.clone().flat_map(of_column).collect();
         // The largest first, so that no thread is still busy with one when the others are done.
-        waiting.sort_by_key(|part| match part {
-            Part::Column { column, group } => dataset.packed_bytes(groups[*group].0, *column),
-            Part::Order => 0,
-        });
-        waiting.push(Part::Order);
-        Decoding {
-            missing: waiting.len(),
-            waiting,
-            columns: columns.map(|_| groups.iter().map(|_| None).collect()).collect(),
-            order: Vec::new(),
-            failed: false,
-            done: None,
-        }
+        waiting.sort_by_key(|part| dataset.packed_bytes(groups[part.group].0, part.column));
+        let columns = columns.map(|_| groups.iter().map(|_| None).collect()).collect();
+        Decoding { missing: waiting.len(), waiting, columns, order: Arc::default(), failed: false, done: None }
     }
 
     /// The windows of a batch, decoded together with the other threads that need them.
@@ -166,16 +160,61 @@ impl Windows {
     }
 
     fn decode(&self, number: usize, part: Part, cancelled: &Cancellation) -> Result<(), DataError> {
-        let mut begun = Begun { windows: self, number, part, piece: None };
+        let mut begun = Begun { windows: self, number, lost: vec![part] };
         let ParquetBatches { dataset, spare, .. } = &self.batches;
-        begun.piece = Some(match part {
-            Part::Order => Piece::Order(self.batches.order_of(&self.plan, number)),
-            Part::Column { column, group } => {
-                let group = self.plan.groups_of(number)[group].0;
-                Piece::Array(dataset.decode_chunk(group, column, spare, cancelled)?)
+        let (groups, column) = (self.plan.groups_of(number), part.column);
+        let array = dataset.decode_chunk(groups[part.group].0, column, spare, cancelled)?;
+        let mut open = self.open();
+        // Where all of its batches have failed, the window is not there any more.
+        if let Some(window) = open.windows.get_mut(&number) {
+            let arrays = &mut window.columns[column];
+            arrays[part.group] = Some(array);
+            if self.batches.shuffle && arrays.iter().all(Option::is_some) {
+                let arrays: Vec<Array> = std::mem::take(arrays).into_iter().flatten().collect();
+                let order = window.order.clone();
+                drop(open);
+                begun.lost = (0..groups.len()).map(|group| Part { column, group }).collect();
+                let order = order.get_or_init(|| self.batches.order_of(&self.plan, number));
+                let shuffled = Array::gather(&arrays, order, |bytes| spare.take(bytes))?;
+                self.reuse(arrays);
+                open = self.open();
+                if let Some(window) = open.windows.get_mut(&number) {
+                    window.columns[column].push(Some(shuffled));
+                }
             }
-        });
+        }
+        if let Some(window) = open.windows.get_mut(&number) {
+            self.part_done(number, window);
+        }
+        begun.lost.clear();
         Ok(())
+    }
+
+    fn part_done(&self, number: usize, window: &mut Decoding) {
+        window.missing -= 1;
+        if window.missing == 0 {
+            let (mut place, shuffled) = (self.plan.windows[number].1.start, self.plan.windows[number].1.len());
+            let used: Vec<Range<usize>> = match self.batches.shuffle {
+                true => std::iter::once(0..shuffled).collect(),
+                false => self.plan.groups_of(number).iter().map(|(_, rows)| rows.clone()).collect(),
+            };
+            let mut arrays = Vec::with_capacity(used.len());
+            for rows in used {
+                let end = place + rows.len();
+                arrays.push((rows, place));
+                place = end;
+            }
+            let columns = std::mem::take(&mut window.columns).into_iter();
+            let columns = columns.map(|arrays| arrays.into_iter().flatten().collect()).collect();
+            window.done = Some(Arc::new(Window { columns, arrays }));
+        }
+    }
+
+    /// Keeps the memory of arrays, at most that of two windows.
+    fn reuse(&self, arrays: Vec<Array>) {
+        let most =
+            2 * self.batches.dataset.columns.len() * self.plan.windows.iter().map(|it| it.0.len()).max().unwrap_or(0);
+        arrays.into_iter().for_each(|array| self.batches.spare.give(array.values, most));
     }
 
     /// An error shows again where a batch needs the window.
@@ -196,11 +235,8 @@ impl Windows {
             }
         }
         drop(open);
-        for window in unused.into_iter().filter_map(Arc::into_inner) {
-            // That of two windows, while a third is decoded.
-            let most = 2 * window.columns.iter().map(Vec::len).sum::<usize>();
-            window.columns.into_iter().flatten().for_each(|array| self.batches.spare.give(array.values, most));
-        }
+        let unused = unused.into_iter().filter_map(Arc::into_inner);
+        unused.for_each(|window| self.reuse(window.columns.into_iter().flatten().collect()));
     }
 }
 
@@ -222,7 +258,7 @@ impl Lookup for Windows {
         let places = self.batches.places(number);
         let windows = self.plan.windows_of(&places);
         let needed = self.needed(windows.clone(), cancelled);
-        let table = needed.and_then(|windows| self.batches.gather(&windows, &places, self.pinned));
+        let table = needed.and_then(|windows| self.batches.rows_of(&windows, &places, self.pinned));
         self.made(windows);
         table
     }
@@ -248,39 +284,25 @@ impl Lookup for Windows {
     }
 }
 
-/// A part that a thread has begun. Unless it gets done, it is given back: to a thread that will report why not.
+/// A part that a thread has begun.
 struct Begun<'a> {
     windows: &'a Windows,
     number: usize,
-    part: Part,
-    piece: Option<Piece>,
+    /// What is lost if it fails: the part, or all of its column.
+    lost: Vec<Part>,
 }
 
 impl Drop for Begun<'_> {
+    /// Gives lost parts back: to a thread that will report why.
     fn drop(&mut self) {
         let mut open = self.windows.open();
-        // Where all of its batches have failed, the window is not there any more.
-        if let Some(window) = open.windows.get_mut(&self.number) {
-            match (self.part, self.piece.take()) {
-                (_, Some(Piece::Order(order))) => window.order = order,
-                (Part::Column { column, group }, Some(Piece::Array(array))) => {
-                    window.columns[column][group] = Some(array);
-                }
-                (part, _) => {
-                    window.waiting.push(part);
-                    window.failed = true;
-                    window.missing += 1;
-                }
-            }
-            window.missing -= 1;
-            if window.missing == 0 {
-                let columns = std::mem::take(&mut window.columns).into_iter();
-                window.done = Some(Arc::new(Window {
-                    columns: columns.map(|arrays| arrays.into_iter().flatten().collect()).collect(),
-                    order: std::mem::take(&mut window.order),
-                    places: self.windows.plan.windows[self.number].1.clone(),
-                }));
-            }
+        let window = open.windows.get_mut(&self.number).filter(|_| !self.lost.is_empty());
+        if let Some(window) = window {
+            let groups = self.windows.plan.groups_of(self.number).len();
+            self.lost.iter().for_each(|part| window.columns[part.column].resize_with(groups, || None));
+            window.missing += self.lost.len() - 1;
+            window.waiting.append(&mut self.lost);
+            window.failed = true;
         }
         self.windows.changed.notify_all();
     }
