@@ -10,7 +10,7 @@ use crate::{Cancellation, DataError};
 /// A collate function calls [`reject`](Self::reject) for a bad sample: the loader's [`OnError`](crate::OnError) then
 /// decides whether the epoch ends, the batch gets smaller, or a substitute follows.
 pub struct BatchSamples<'a, S> {
-    source: &'a mut dyn Draw<S>,
+    source: &'a mut dyn Feed<S>,
     epoch: u64,
     batch: usize,
     pinned: bool,
@@ -67,6 +67,12 @@ pub enum Stage {
 pub(crate) struct StageTimes(pub(crate) [Duration; 5]);
 
 impl StageTimes {
+    pub(crate) fn of(stage: Stage, time: Duration) -> Self {
+        let mut times = Self::default();
+        times.add(stage, time);
+        times
+    }
+
     pub(crate) fn add(&mut self, stage: Stage, time: Duration) {
         self.0[stage as usize] += time;
     }
@@ -77,11 +83,19 @@ impl StageTimes {
 }
 
 /// The source of a batch's samples.
-pub(crate) trait Draw<S> {
+pub(crate) trait Feed<S> {
     /// How many samples the batch has as long as none is bad.
     fn len(&self) -> usize;
     /// The next good sample.
     fn draw(&mut self) -> Result<Option<Drawn<S>>, DataError>;
+    /// The indices of all remaining samples, which need not be read.
+    fn indices(&mut self) -> Result<Vec<u64>, DataError> {
+        let mut indices = Vec::with_capacity(self.len());
+        while let Some(drawn) = self.draw()? {
+            indices.push(drawn.index);
+        }
+        Ok(indices)
+    }
     /// Applies the fault policy to the sample drawn last.
     fn reject(&mut self, error: DataError) -> Result<(), DataError>;
     /// Whether the batch is still wanted.
@@ -93,7 +107,7 @@ pub(crate) trait Draw<S> {
 }
 
 impl<'a, S> BatchSamples<'a, S> {
-    pub(crate) fn new(source: &'a mut dyn Draw<S>, epoch: u64, batch: usize, pinned: bool) -> Self {
+    pub(crate) fn new(source: &'a mut dyn Feed<S>, epoch: u64, batch: usize, pinned: bool) -> Self {
         Self { source, epoch, batch, pinned, times: StageTimes::default(), counted: None }
     }
 
@@ -154,6 +168,17 @@ impl<'a, S> BatchSamples<'a, S> {
         if samples.is_empty() { Err(DataError::EmptyBatch) } else { Ok(samples) }
     }
 
+    /// The indices of all remaining samples, for a collate function that reads them together.
+    pub(crate) fn indices(&mut self) -> Result<Vec<i64>, DataError> {
+        let indices = self.source.indices()?;
+        self.source.complete();
+        if indices.is_empty() {
+            Err(DataError::EmptyBatch)
+        } else {
+            Ok(indices.into_iter().map(|i| i as i64).collect())
+        }
+    }
+
     /// Reports that the sample drawn last is bad.
     ///
     /// # Errors
@@ -199,7 +224,7 @@ impl<S> From<Vec<S>> for Listed<S> {
     }
 }
 
-impl<S> Draw<S> for Listed<S> {
+impl<S> Feed<S> for Listed<S> {
     fn len(&self) -> usize {
         self.len
     }

@@ -121,7 +121,7 @@ pub use pack_tokens::{PackTokens, PackedTokens};
 pub use packing::{JoinPacks, Pack, Packing};
 pub use pad_sequence::PadSequence;
 #[cfg(feature = "parquet")]
-pub use parquet::{MakeBatch, ParquetBatches, ParquetDataset, ParquetEpoch};
+pub use parquet::{FromParquet, ParquetBatches, ParquetDataset, ParquetEpoch, WholeTable};
 pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};
 pub use random_split::{PartLength, random_split, split_lengths};
@@ -142,7 +142,7 @@ pub use targets::{
     BoundingBoxFormat, BoundingBoxes, KeyPoints, Mask, PerBox, PerBoxItem, PerBoxRows, Target, TargetPart,
 };
 pub use tensor_batch::TensorBatch;
-pub use tensor_dataset::{GatherRows, RowNumbers, TensorDataset};
+pub use tensor_dataset::{GatherRows, TensorDataset};
 #[cfg(feature = "jsonl")]
 pub use text::JsonLines;
 #[cfg(feature = "csv")]

@@ -72,18 +72,19 @@ impl<T: TensorBatch + Send> TensorDataset<T> {
 
     /// A builder of a loader over these rows. It gathers whole batches at once, so workers help only where rows are
     /// large.
-    pub fn loader(self) -> DataLoaderBuilder<FromDataset<RowNumbers>, GatherRows<T>>
-    where
-        T: 'static,
-    {
-        let rows = RowNumbers::below(self.table.len);
-        DataLoader::builder(rows).collate(GatherRows { table: self.table })
+    pub fn loader(self) -> DataLoaderBuilder<FromDataset<Self>, GatherRows<T>> {
+        let gather = GatherRows { table: self.table.clone() };
+        DataLoader::builder(self).collate(gather)
     }
 }
 
 impl<T: TensorBatch> Table<T> {
     fn gather(&self, rows: &[i64], pinned: bool) -> Result<T, DataError> {
-        let columns = self.columns.iter().map(|column| column.gather(rows, pinned));
+        self.with(self.columns.iter().map(|column| Ok(column.gather(rows, pinned)?)))
+    }
+
+    /// The structure with these tensors in it.
+    fn with(&self, columns: impl Iterator<Item = Result<Tensor, DataError>>) -> Result<T, DataError> {
         let columns: Vec<Tensor> = columns.collect::<Result<_, _>>()?;
         let mut next = columns.iter();
         let structure = self.structure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,34 +108,7 @@ impl<T: TensorBatch + Send> Dataset for TensorDataset<T> {
     }
 }
 
-/// A dataset of row numbers (or batch numbers), from which a collate function such as [`GatherRows`] makes the batch.
-#[derive(Clone, Copy, Debug)]
-pub struct RowNumbers {
-    len: usize,
-}
-
-impl RowNumbers {
-    pub(crate) fn below(len: usize) -> Self {
-        Self { len }
-    }
-}
-
-impl Dataset for RowNumbers {
-    type Sample = i64;
-
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn get(&self, index: usize) -> Result<i64, DataError> {
-        if index >= self.len {
-            return Err(DataError::IndexOutOfRange { index, len: self.len });
-        }
-        Ok(index as i64)
-    }
-}
-
-/// Gathers the rows of a batch from a [`TensorDataset`]; made by [`TensorDataset::loader`].
+/// Gathers the rows of a batch from a [`TensorDataset`] at once; made by [`TensorDataset::loader`].
 ///
 /// # Shapes
 /// Each tensor `[L, ..]` gives `[N, ..]`.
@@ -142,16 +116,20 @@ pub struct GatherRows<T> {
     table: Arc<Table<T>>,
 }
 
-impl<T: TensorBatch + Send> Collate<i64> for GatherRows<T> {
+impl<T: TensorBatch + Send> Collate<T> for GatherRows<T> {
     type Batch = T;
 
-    fn collate(&self, rows: Vec<i64>) -> Result<T, DataError> {
-        self.table.gather(&rows, false)
+    fn collate(&self, rows: Vec<T>) -> Result<T, DataError> {
+        let mut columns = vec![Vec::with_capacity(rows.len()); self.table.columns.len()];
+        for row in &rows {
+            let mut columns = columns.iter_mut();
+            row.visit_tensors(&mut |tensor| columns.next().into_iter().for_each(|column| column.push(tensor)));
+        }
+        self.table.with(columns.iter().map(|column| Ok(Tensor::f_stack(column, 0)?)))
     }
 
-    fn collate_from(&self, samples: &mut crate::BatchSamples<'_, i64>) -> Result<T, DataError> {
-        let rows = samples.all()?;
-        self.table.gather(&rows, samples.pinned())
+    fn collate_from(&self, samples: &mut crate::BatchSamples<'_, T>) -> Result<T, DataError> {
+        self.table.gather(&samples.indices()?, samples.pinned())
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow_schema::Schema;
 
 use super::columns::ArrowColumns;
-use super::file::{ArrowFile, Content};
+use super::file::{ArrowFile, Backing};
 use super::layout::Leaf;
 use super::message::Arrays;
 use super::unpack::Unpacked;
@@ -115,7 +115,7 @@ impl ArrowDataset {
     /// # Errors
     /// As [`from_files`](Self::from_files).
     pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, DataError> {
-        Self::new([ArrowFile::new(path.into(), Content::Memory(bytes), MAX_COLUMN_BYTES)].into_iter())
+        Self::new([ArrowFile::new(path.into(), Backing::Memory(bytes), MAX_COLUMN_BYTES)].into_iter())
     }
 
     fn new(opened: impl Iterator<Item = Result<ArrowFile, DataError>>) -> Result<Self, DataError> {

@@ -25,12 +25,12 @@ const MAGIC: &[u8] = b"ARROW1";
 const TAIL_BYTES: usize = 10;
 
 /// Where a file's bytes are.
-pub(super) enum Content {
+pub(super) enum Backing {
     Mapped(MappedFile),
     Memory(Vec<u8>),
 }
 
-impl Content {
+impl Backing {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Mapped(map) => map.len(),
@@ -39,7 +39,7 @@ impl Content {
     }
 }
 
-impl Bytes for Content {
+impl Bytes for Backing {
     fn copy(&self, at: usize, out: &mut [u8]) -> bool {
         match self {
             Self::Mapped(map) => map.copy(at, out),
@@ -51,7 +51,7 @@ impl Bytes for Content {
 /// An IPC file or stream.
 pub(super) struct ArrowFile {
     pub(super) path: Arc<Path>,
-    content: Content,
+    content: Backing,
     pub(super) schema: Schema,
     pub(super) leaves: Vec<Leaf>,
     /// For each array the id of its dictionary, if it has one.
@@ -65,10 +65,10 @@ impl ArrowFile {
     pub(super) fn open(path: Arc<Path>, limit: u64) -> Result<Self, DataError> {
         let (file, _) = open_regular(&path)?;
         let map = MappedFile::new(&file).map_err(DataError::io(&path))?;
-        Self::new(path, Content::Mapped(map), limit)
+        Self::new(path, Backing::Mapped(map), limit)
     }
 
-    pub(super) fn new(path: Arc<Path>, content: Content, limit: u64) -> Result<Self, DataError> {
+    pub(super) fn new(path: Arc<Path>, content: Backing, limit: u64) -> Result<Self, DataError> {
         let (schema, leaves) = (Schema::empty(), Vec::new());
         let (ids, dictionaries, batches) = (Vec::new(), BTreeMap::new(), Vec::new());
         let mut file = Self { path, content, schema, leaves, ids, dictionaries, batches };

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use arrow_ipc::{Block as FileBlock, Message, MessageHeader, MetadataVersion, RecordBatch, root_as_message};
 
-use super::file::Content;
+use super::file::Backing;
 use super::node::Bytes;
 use crate::DataError;
 use crate::columns::Words;
@@ -24,7 +24,7 @@ pub(super) struct Block {
 /// A file's content, and its name for errors.
 #[derive(Clone, Copy)]
 pub(super) struct Messages<'a> {
-    pub(super) content: &'a Content,
+    pub(super) content: &'a Backing,
     pub(super) path: &'a Path,
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::ops::Range;
 
-use super::file::Content;
+use super::file::Backing;
 use super::message::{Codec, Messages};
 use super::node::{Bytes, Piece};
 use crate::DataError;
@@ -20,7 +20,7 @@ pub(super) struct Unpacked(BTreeMap<usize, Vec<u8>>);
 
 /// Reads from a file's content.
 struct Packed<'a> {
-    content: &'a Content,
+    content: &'a Backing,
     range: Range<usize>,
 }
 

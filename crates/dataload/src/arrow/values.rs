@@ -208,7 +208,7 @@ impl Walk<'_> {
             words.bytes_mut().copy_from_slice(&fill);
             let offsets = if is_text { vec![vec![0, fill.len() as i64]] } else { Vec::new() };
             let null = Array { element, rows: 1, per_row: None, offsets, values: words };
-            with_null = Array::joined(&[known, &null])?;
+            with_null = Array::copied(vec![(known, 0..known.rows), (&null, 0..null.rows)], false)?;
             values = &with_null;
         }
         let length = |code: &u32| match values.offsets.first() {
@@ -216,7 +216,7 @@ impl Walk<'_> {
             None => element.bytes() as u64,
         };
         self.limited(codes.iter().map(length).fold(0, u64::saturating_add))?;
-        Ok(values.gather(codes)?)
+        Ok(Array::gather(std::slice::from_ref(values), codes, Words::new)?)
     }
 }
 

@@ -20,8 +20,19 @@ pub(crate) struct Array {
     pub(crate) values: Words,
 }
 
-/// Rows of a column to be gathered: arrays one behind the other, and the numbers of their rows.
-pub(crate) type Chosen<'a> = (&'a [Array], &'a [u32]);
+/// A row of one of several arrays.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) array: u32,
+    pub(crate) row: u32,
+}
+
+/// A row of the first array, which may be the only one.
+impl From<u32> for Place {
+    fn from(row: u32) -> Self {
+        Self { array: 0, row }
+    }
+}
 
 impl Array {
     /// Lists or strings with these offsets and values.
@@ -44,40 +55,32 @@ impl Array {
         }
     }
 
-    /// The rows at `rows`, which are below [`rows`](Self::rows).
-    #[cfg(feature = "arrow")]
-    pub(crate) fn gather(&self, rows: &[u32]) -> Result<Self, DataError> {
-        Self::gather_from(&[(std::slice::from_ref(self), rows)], false)
+    /// Rows of several arrays of one column, in the order of `rows`, in the memory that `take` gives for so many bytes if
+    /// each has equally many. There is at least one array, and no row is beyond its array.
+    pub(crate) fn gather<R: Copy + Into<Place>>(
+        arrays: &[Self],
+        rows: &[R],
+        take: impl FnOnce(usize) -> Result<Words, DataError>,
+    ) -> Result<Self, DataError> {
+        let first = arrays.first().ok_or(DataError::EmptyBatch)?;
+        if !first.offsets.is_empty() {
+            let ranges: Vec<_> = places(arrays, rows).map(|(array, row)| (array, row..row + 1)).collect();
+            return Self::copied(if ranges.is_empty() { vec![(first, 0..0)] } else { ranges }, false);
+        }
+        let stride = first.stride();
+        let mut values = take(rows.len().saturating_mul(stride))?;
+        gather_fixed(arrays, stride, rows, values.bytes_mut());
+        Ok(Self { element: first.element, rows: rows.len(), per_row: first.per_row, offsets: Vec::new(), values })
     }
 
-    /// Some rows of one column, copied once: to pinned memory when `pinned`, if they become a tensor. There is at least one
-    /// array, and no row number is beyond them.
-    pub(crate) fn gather_from(chosen: &[Chosen<'_>], pinned: bool) -> Result<Self, DataError> {
-        let first = chosen.iter().find_map(|(arrays, _)| arrays.first()).ok_or(DataError::EmptyBatch)?;
+    /// Ranges of rows of arrays of one column, at least one, copied one behind the other: to pinned memory when `pinned`,
+    /// if they become a tensor.
+    pub(crate) fn copied(mut ranges: Vec<(&Self, Range<usize>)>, pinned: bool) -> Result<Self, DataError> {
+        let &(first, _) = ranges.first().ok_or(DataError::EmptyBatch)?;
         let (element, per_row) = (first.element, first.per_row);
         let pinned = pinned && !(first.offsets.len() == 1 && element == Element::Bytes);
-        let count = chosen.iter().map(|(_, rows)| rows.len()).sum();
-        if first.offsets.is_empty() {
-            let stride = per_row.unwrap_or(1) * element.bytes();
-            let mut values = Words::with(count * stride, pinned)?;
-            let mut rest = values.bytes_mut();
-            for (arrays, rows) in chosen {
-                let (here, tail) = rest.split_at_mut(rows.len() * stride);
-                match arrays {
-                    [array] => gather_fixed(array.values.bytes(), stride, rows, here),
-                    _ => here.chunks_exact_mut(stride.max(1)).zip(places(arrays, rows)).for_each(
-                        |(out, (array, row))| {
-                            out.copy_from_slice(&array.values.bytes()[row * stride..][..stride]);
-                        },
-                    ),
-                }
-                rest = tail;
-            }
-            return Ok(Self { element, rows: count, per_row, offsets: Vec::new(), values });
-        }
+        let rows = ranges.iter().map(|(_, range)| range.len()).sum();
         // Level by level, ranges of lists become ranges of their elements.
-        let rows = chosen.iter().flat_map(|(arrays, rows)| places(arrays, rows));
-        let mut ranges: Vec<(&Self, Range<usize>)> = rows.map(|(array, row)| (array, row..row + 1)).collect();
         let mut offsets = Vec::with_capacity(first.offsets.len());
         for level in 0..first.offsets.len() {
             let mut gathered = Vec::with_capacity(1 + ranges.iter().map(|(_, range)| range.len()).sum::<usize>());
@@ -91,72 +94,61 @@ impl Array {
             }
             offsets.push(gathered);
         }
-        let bytes = element.bytes();
-        let mut values = Words::with(ranges.iter().map(|(_, range)| range.len() * bytes).sum(), pinned)?;
+        let stride = first.stride();
+        let mut values = Words::with(ranges.iter().map(|(_, range)| range.len() * stride).sum(), pinned)?;
         let mut rest = values.bytes_mut();
         for (array, range) in ranges {
-            let (here, tail) = rest.split_at_mut(range.len() * bytes);
-            here.copy_from_slice(&array.values.bytes()[range.start * bytes..range.end * bytes]);
+            let (here, tail) = rest.split_at_mut(range.len() * stride);
+            here.copy_from_slice(&array.values.bytes()[range.start * stride..range.end * stride]);
             rest = tail;
         }
-        Ok(Self { element, rows: count, per_row, offsets, values })
+        Ok(Self { element, rows, per_row, offsets, values })
     }
 
     /// Joins arrays of the same column, of which there is at least one; a single one is not copied.
     pub(crate) fn concat(mut arrays: Vec<Self>) -> Result<Self, DataError> {
         match arrays.len() {
             1 => arrays.pop().ok_or(DataError::EmptyBatch),
-            _ => Self::joined(&arrays.iter().collect::<Vec<_>>()),
+            _ => Self::copied(arrays.iter().map(|array| (array, 0..array.rows)).collect(), false),
         }
     }
 
-    /// A copy of arrays of the same column, of which there is at least one.
-    pub(crate) fn joined(arrays: &[&Self]) -> Result<Self, DataError> {
-        let first = arrays.first().ok_or(DataError::EmptyBatch)?;
-        let (element, per_row) = (first.element, first.per_row);
-        let mut values = Words::new(arrays.iter().map(|array| array.values.bytes().len()).sum())?;
-        let mut rest = values.bytes_mut();
-        let mut offsets = vec![vec![0]; first.offsets.len()];
-        for array in arrays {
-            let (here, tail) = rest.split_at_mut(array.values.bytes().len());
-            here.copy_from_slice(array.values.bytes());
-            rest = tail;
-            for (offsets, piece) in offsets.iter_mut().zip(&array.offsets) {
-                let before = offsets[offsets.len() - 1];
-                offsets.extend(piece.iter().skip(1).map(|offset| before + offset));
-            }
-        }
-        Ok(Self { element, rows: arrays.iter().map(|array| array.rows).sum(), per_row, offsets, values })
+    /// The bytes of a row, or of an element of lists.
+    fn stride(&self) -> usize {
+        self.per_row.unwrap_or(1) * self.element.bytes()
     }
 }
 
-/// Where these rows of several arrays, one behind the other, are: the array, and the row's number in it.
-fn places<'a>(arrays: &'a [Array], rows: &'a [u32]) -> impl Iterator<Item = (&'a Array, usize)> {
-    let starts: Vec<usize> =
-        arrays.iter().scan(0, |end, array| Some(std::mem::replace(end, *end + array.rows))).collect();
-    rows.iter().map(move |&row| {
-        // The last array that begins at or before the row, which passes over empty ones.
-        let number = starts.partition_point(|&start| start <= row as usize) - 1;
-        (&arrays[number], row as usize - starts[number])
+fn places<'a, R: Copy + Into<Place>>(arrays: &'a [Array], rows: &'a [R]) -> impl Iterator<Item = (&'a Array, usize)> {
+    rows.iter().map(|&row| {
+        let Place { array, row } = row.into();
+        (&arrays[array as usize], row as usize)
     })
 }
 
-fn gather_fixed(values: &[u8], stride: usize, rows: &[u32], out: &mut [u8]) {
+fn gather_fixed<R: Copy + Into<Place>>(arrays: &[Array], stride: usize, rows: &[R], out: &mut [u8]) {
     match stride {
-        1 => gather_chunks::<1>(values, rows, out),
-        2 => gather_chunks::<2>(values, rows, out),
-        4 => gather_chunks::<4>(values, rows, out),
-        8 => gather_chunks::<8>(values, rows, out),
+        1 => gather_chunks::<1, R>(arrays, rows, out),
+        2 => gather_chunks::<2, R>(arrays, rows, out),
+        4 => gather_chunks::<4, R>(arrays, rows, out),
+        8 => gather_chunks::<8, R>(arrays, rows, out),
         0 => {}
-        _ => out.chunks_exact_mut(stride).zip(rows).for_each(|(out, &row)| {
-            out.copy_from_slice(&values[row as usize * stride..(row as usize + 1) * stride]);
+        _ => out.chunks_exact_mut(stride).zip(places(arrays, rows)).for_each(|(out, (array, row))| {
+            out.copy_from_slice(&array.values.bytes()[row * stride..][..stride]);
         }),
     }
 }
 
-fn gather_chunks<const N: usize>(values: &[u8], rows: &[u32], out: &mut [u8]) {
-    let ((values, _), (out, _)) = (values.as_chunks::<N>(), out.as_chunks_mut::<N>());
-    out.iter_mut().zip(rows).for_each(|(out, &row)| *out = values[row as usize]);
+fn gather_chunks<const N: usize, R: Copy + Into<Place>>(arrays: &[Array], rows: &[R], out: &mut [u8]) {
+    let values: Vec<&[[u8; N]]> = arrays.iter().map(|array| array.values.bytes().as_chunks().0).collect();
+    let rows = out.as_chunks_mut::<N>().0.iter_mut().zip(rows);
+    match values[..] {
+        [values] => rows.for_each(|(out, &row)| *out = values[row.into().row as usize]),
+        _ => rows.for_each(|(out, &row)| {
+            let Place { array, row } = row.into();
+            *out = values[array as usize][row as usize];
+        }),
+    }
 }
 
 #[cfg(test)]
@@ -181,15 +173,15 @@ mod tests {
         let array = Array::concat(arrays()).unwrap();
         assert_eq!((array.rows, &array.offsets[0]), (4, &vec![0, 2, 2, 3, 6]));
         assert_eq!((&array.offsets[1], array.values.bytes()), (&vec![0, 2, 2, 3, 4, 6, 7], &b"abcdefg"[..]));
-        // From the joined array, from those that were joined, and from both in one batch.
+        // From the joined array, from those that were joined, and ranges of both.
         let (joined, apart) = ([array], arrays());
-        let sources: [&[Chosen<'_>]; 3] = [
-            &[(&joined, &[3, 1, 0, 3])],
-            &[(&apart, &[3, 1, 0, 3])],
-            &[(&apart, &[3]), (&joined, &[1, 0]), (&apart, &[3])],
+        let (place, memory) = (|array, row| Place { array, row }, |_| unreachable!("for lists"));
+        let gathered = [
+            Array::gather(&joined, &[3_u32, 1, 0, 3], memory),
+            Array::gather(&apart, &[place(2, 1), place(0, 1), place(0, 0), place(2, 1)], memory),
+            Array::copied(vec![(&apart[2], 1..2), (&joined[0], 1..2), (&apart[0], 0..1), (&joined[0], 3..4)], false),
         ];
-        for source in sources {
-            let some = Array::gather_from(source, false).unwrap();
+        for some in gathered.map(Result::unwrap) {
             assert_eq!((some.rows, &some.offsets[0]), (4, &vec![0, 3, 3, 5, 8]));
             assert_eq!(
                 (&some.offsets[1], some.values.bytes()),
@@ -220,18 +212,32 @@ mod tests {
             },
         };
         let arrays = [array(&[0, 1, 2, 3]), array(&[]), array(&[4, 5])];
-        let rows = Array::gather_from(&[(&arrays, &[2, 0]), (&arrays[..1], &[1])], false).unwrap();
+        let places = [(2, 0), (0, 0), (0, 1)].map(|(array, row)| Place { array, row });
+        let rows = Array::gather(&arrays, &places, Words::new).unwrap();
         assert_eq!((rows.rows, rows.per_row, rows.values.bytes()), (3, Some(2), &[4, 5, 0, 1, 2, 3][..]));
+        let rows = Array::copied(vec![(&arrays[2], 0..1), (&arrays[1], 0..0), (&arrays[0], 1..2)], false).unwrap();
+        assert_eq!((rows.rows, rows.per_row, rows.values.bytes()), (2, Some(2), &[4, 5, 2, 3][..]));
     }
 
     #[test]
     fn rows_of_every_width_are_gathered() {
         for stride in [1, 2, 3, 4, 8, 12] {
             let values: Vec<u8> = (0..5 * stride as u8).collect();
-            let mut out = vec![0; 3 * stride];
-            gather_fixed(&values, stride, &[4, 0, 2], &mut out);
+            let array = |values: &[u8]| {
+                let mut words = Words::new(values.len()).unwrap();
+                words.bytes_mut().copy_from_slice(values);
+                Array { element: Element::Uint8, rows: 0, per_row: None, offsets: Vec::new(), values: words }
+            };
             let expected: Vec<u8> =
                 [4, 0, 2].iter().flat_map(|row| &values[row * stride..(row + 1) * stride]).copied().collect();
+            let mut out = vec![0; 3 * stride];
+            gather_fixed(&[array(&values)], stride, &[4_u32, 0, 2], &mut out);
+            assert_eq!(out, expected);
+            // The same rows of two arrays.
+            let (apart, place) = (values.split_at(3 * stride), |array, row| Place { array, row });
+            let apart = [array(apart.0), array(apart.1)];
+            out.fill(0);
+            gather_fixed(&apart, stride, &[place(1, 1), place(0, 0), place(0, 2)], &mut out);
             assert_eq!(out, expected);
         }
     }

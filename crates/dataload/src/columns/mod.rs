@@ -15,7 +15,7 @@ mod row;
 mod table;
 mod words;
 
-pub(crate) use array::{Array, Chosen};
+pub(crate) use array::{Array, Place};
 pub(crate) use element::{Element, encode};
 pub use field::{Field, FieldKind};
 pub use ragged::Ragged;

@@ -62,14 +62,14 @@ impl Seek for ReadLimiter {
 /// A reader that knows its file's path and its offset in it.
 pub(crate) struct Content {
     path: Arc<Path>,
-    source: Source,
+    source: Packing,
     /// Bytes of (decompressed) content read so far.
     at: u64,
     /// Makes the next read an error.
     cancelled: Cancellation,
 }
 
-enum Source {
+enum Packing {
     /// An uncompressed file and its length in bytes.
     Plain { reader: BufReader<ReadLimiter>, bytes: u64 },
     /// Decompressed as it is read; its length is known only at the end.
@@ -104,7 +104,7 @@ impl Content {
     pub(crate) fn open_plain(path: Arc<Path>) -> Result<Self, DataError> {
         let (input, bytes) = Input::open(&path)?;
         let reader = BufReader::with_capacity(BUFFER_BYTES, ReadLimiter::new(input));
-        Ok(Self { path, source: Source::Plain { reader, bytes }, at: 0, cancelled: Cancellation::default() })
+        Ok(Self { path, source: Packing::Plain { reader, bytes }, at: 0, cancelled: Cancellation::default() })
     }
 
     /// The content of `bytes`; `path` only names them in errors.
@@ -123,11 +123,11 @@ impl Content {
         };
         let source = if start.starts_with(GZIP_MAGIC) {
             let decoder = BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(reader));
-            Source::Packed { reader: Box::new(decoder), format: "gzip" }
+            Packing::Packed { reader: Box::new(decoder), format: "gzip" }
         } else if start.starts_with(ZSTD_MAGIC) {
-            Source::Packed { reader: zstd_decoder(reader, &path)?, format: "zstd" }
+            Packing::Packed { reader: zstd_decoder(reader, &path)?, format: "zstd" }
         } else {
-            Source::Plain { reader, bytes }
+            Packing::Plain { reader, bytes }
         };
         Ok(Self { path, source, at: 0, cancelled: Cancellation::default() })
     }
@@ -198,7 +198,7 @@ impl Content {
     fn read_around_buffer(&mut self, length: u64, bytes: &mut Vec<u8>) -> Result<bool, DataError> {
         let left = length - bytes.len() as u64;
         match &mut self.source {
-            Source::Plain { reader, .. } if left >= DIRECT_BYTES && reader.buffer().is_empty() => {
+            Packing::Plain { reader, .. } if left >= DIRECT_BYTES && reader.buffer().is_empty() => {
                 let before = bytes.len();
                 let outcome = (&mut reader.get_mut().input).take(left).read_to_end(bytes);
                 let got = bytes.len() - before;
@@ -214,7 +214,7 @@ impl Content {
     pub(crate) fn skip(&mut self, length: u64, what: &str) -> Result<(), DataError> {
         let start = self.at;
         let known = self.check(length, what)?;
-        if let (Source::Plain { reader, .. }, true) = (&mut self.source, known) {
+        if let (Packing::Plain { reader, .. }, true) = (&mut self.source, known) {
             if length >= HEADER_BYTES as u64 {
                 reader.get_mut().most = HEADER_BYTES;
             }
@@ -278,7 +278,7 @@ impl Content {
     /// Moves to an offset; an error for a file that is compressed as a whole.
     pub(crate) fn seek(&mut self, to: u64) -> Result<(), DataError> {
         match &mut self.source {
-            Source::Plain { reader, .. } => {
+            Packing::Plain { reader, .. } => {
                 if to.abs_diff(self.at) >= HEADER_BYTES as u64 {
                     reader.get_mut().most = HEADER_BYTES;
                 }
@@ -288,7 +288,7 @@ impl Content {
                 self.at = to;
                 Ok(())
             }
-            Source::Packed { reader, format } => match reader.seek(to) {
+            Packing::Packed { reader, format } => match reader.seek(to) {
                 Ok(Some(at)) => {
                     self.at = at;
                     self.skip(to - at, "the content before a sample")
@@ -303,8 +303,8 @@ impl Content {
     /// where it can only be read from front to back. Moves to the start.
     pub(crate) fn seekable_length(&mut self) -> Result<u64, DataError> {
         let length = match &mut self.source {
-            Source::Plain { bytes, .. } => Ok(*bytes),
-            Source::Packed { reader, format } => match reader.content_length() {
+            Packing::Plain { bytes, .. } => Ok(*bytes),
+            Packing::Packed { reader, format } => match reader.content_length() {
                 Ok(Some(length)) => Ok(length),
                 Ok(None) => {
                     let expected = "a file that is not compressed, or by zstd in frames with a table of them";
@@ -320,8 +320,8 @@ impl Content {
     /// The length of the file; `None` where it is compressed.
     pub(crate) fn length(&self) -> Option<u64> {
         match &self.source {
-            Source::Plain { bytes, .. } => Some(*bytes),
-            Source::Packed { .. } => None,
+            Packing::Plain { bytes, .. } => Some(*bytes),
+            Packing::Packed { .. } => None,
         }
     }
 
@@ -348,8 +348,8 @@ impl Content {
         // `fill_buf` is called twice, since the borrow checker does not see that an error in the loop borrows nothing.
         loop {
             let outcome = match &mut self.source {
-                Source::Plain { reader, .. } => reader.fill_buf().map(drop),
-                Source::Packed { reader, .. } => reader.fill_buf().map(drop),
+                Packing::Plain { reader, .. } => reader.fill_buf().map(drop),
+                Packing::Packed { reader, .. } => reader.fill_buf().map(drop),
             };
             match outcome {
                 Ok(()) => break,
@@ -358,16 +358,16 @@ impl Content {
             }
         }
         let chunk = match &mut self.source {
-            Source::Plain { reader, .. } => reader.fill_buf(),
-            Source::Packed { reader, .. } => reader.fill_buf(),
+            Packing::Plain { reader, .. } => reader.fill_buf(),
+            Packing::Packed { reader, .. } => reader.fill_buf(),
         };
         chunk.map_err(DataError::io(&self.path))
     }
 
     fn consume(&mut self, count: usize) {
         match &mut self.source {
-            Source::Plain { reader, .. } => reader.consume(count),
-            Source::Packed { reader, .. } => reader.consume(count),
+            Packing::Plain { reader, .. } => reader.consume(count),
+            Packing::Packed { reader, .. } => reader.consume(count),
         }
         self.at += count as u64;
     }
@@ -376,7 +376,7 @@ impl Content {
         use io::ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
         match (&self.source, error.kind()) {
             _ if NotFetched::is(&error) => DataError::io(&self.path)(error),
-            (Source::Packed { format, .. }, InvalidData | InvalidInput | UnexpectedEof | Other) => {
+            (Packing::Packed { format, .. }, InvalidData | InvalidInput | UnexpectedEof | Other) => {
                 self.corrupt(self.at, format!("intact {format} data"), error.to_string())
             }
             _ => DataError::Io { path: self.path.to_path_buf(), error },

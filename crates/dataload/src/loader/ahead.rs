@@ -1,14 +1,13 @@
 //! The lanes of a stream with the items read ahead from each, so that several are read and decompressed at once.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use crate::loader::guard::message_of;
+use crate::loader::guard::survived;
 use crate::loader::lane::{Item, Lane, LanePlan, LanePosition};
 use crate::loader::position::{Mark, StreamMark};
-use crate::loader::queue::Origin;
+use crate::loader::stream_feed::Origin;
 use crate::{Cancellation, Deferred, IterableDataset};
 
 /// What the items read ahead from all lanes together may take: 64 MiB.
@@ -155,13 +154,13 @@ impl<D: IterableDataset> ReadAhead<D> {
 
     /// Reads an item ahead. A panic waits for its turn, as the item would.
     fn read(&mut self, cancelled: &Cancellation) {
-        let next = catch_unwind(AssertUnwindSafe(|| self.lane.next(cancelled)));
+        let next = survived(|| self.lane.next(cancelled));
         // A cancelled lane is not used again.
         self.ended = !matches!(next, Ok(Some(_)));
         let next = match next {
             Ok(Some(item)) => Next::Item(item),
             Ok(None) => return,
-            Err(payload) => Next::Panicked(message_of(payload)),
+            Err(message) => Next::Panicked(message),
         };
         self.bytes += next.bytes();
         self.ahead.push_back((next, self.lane.position()));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 
 use crate::loader::tuner::local_ranks;
-use crate::loader::work::{Content, Made};
+use crate::loader::work::{Made, Outcome};
 use crate::tensor_batch::{Footprint, footprint_of};
 use crate::{Cancellation, TensorBatch};
 
@@ -75,7 +75,7 @@ impl<B> Budget<B> {
 
     fn footprint(&self, made: &Made<B>) -> Footprint {
         match &made.result {
-            Ok(Content::Batch { batch, .. }) => (self.allowance.footprint)(batch),
+            Ok(Outcome::Batch { batch, .. }) => (self.allowance.footprint)(batch),
             _ => Footprint::default(),
         }
     }

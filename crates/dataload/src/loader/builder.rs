@@ -1,7 +1,7 @@
 //! The options that loaders over datasets and over streams share, with PyTorch's names and meaning.
 
 use std::any::Any;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tch::Device;
@@ -11,10 +11,11 @@ use crate::loader::fault::{FaultLog, OnError};
 use crate::loader::num_workers::{Auto, MAX_WORKERS, NumWorkers};
 use crate::loader::stages::Stages;
 use crate::loader::stats::Counters;
+use crate::loader::thread::WorkerInit;
 use crate::loader::transfer::{TensorOps, Transfer};
 use crate::loader::tuner::{Limits, Tuner};
 use crate::loader::turns::ComputeThreads;
-use crate::loader::worker::{WorkerInit, WorkerOptions};
+use crate::loader::worker::WorkerOptions;
 use crate::tensor_batch::Footprint;
 use crate::{Collate, DataError, Stack, TensorBatch};
 
@@ -25,7 +26,8 @@ const MEMORY_BUDGET: usize = 512 << 20;
 /// tenth faster.
 const WORKER_NICE: i32 = 10;
 
-/// Where a loader's samples come from: [`FromDataset`](crate::FromDataset) or [`FromStream`](crate::FromStream).
+/// Where a loader's samples come from: [`FromDataset`](crate::FromDataset), [`FromStream`](crate::FromStream) or
+/// `FromParquet`.
 pub trait SampleSource {
     /// The samples that the collate function gets.
     type Sample;
@@ -59,11 +61,8 @@ pub(crate) struct Options {
     pin_memory: bool,
     device: Option<Device>,
     keep_on_device: bool,
-    /// Set for a source whose samples are whole batches (`ParquetBatches`). With `shuffle`, the loader passes its seed
-    /// through this cell, and the source shuffles rows; the loader then does not permute the batches.
-    pub(crate) shuffles_rows: Option<Arc<OnceLock<u64>>>,
-    /// Further settings that the order of the samples depends on.
-    pub(crate) order: Vec<(&'static str, i64)>,
+    /// How many threads read ahead for a loader without workers.
+    pub(crate) readers: usize,
     /// The batch type's [`TensorOps`], where an option needs it.
     tensor_ops: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -89,8 +88,7 @@ impl Default for Options {
             pin_memory: false,
             device: None,
             keep_on_device: false,
-            shuffles_rows: None,
-            order: Vec::new(),
+            readers: 0,
             tensor_ops: None,
         }
     }
@@ -213,8 +211,8 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
     /// with equal seeds are close but not equal. A compiled step keeps the number that it was compiled with.
     ///
     /// Of the batches ahead only one is left when workers begin again, so that a slow batch is waited for sooner. Workers do
-    /// not rest where [`memory_budget`](Self::memory_budget) has no room for all batches ahead; and what reads ahead by
-    /// itself, such as a Parquet file's decoding, goes on.
+    /// not rest where [`memory_budget`](Self::memory_budget) has no room for all batches ahead; and before they rest,
+    /// they decode a Parquet file's next row groups.
     pub fn compute_threads(mut self, threads: ComputeThreads) -> Self {
         self.options.compute_threads = Some(threads);
         self
@@ -362,6 +360,7 @@ impl Options {
             init: self.worker_init_fn,
             nice: self.worker_nice,
             compute_threads: self.compute_threads,
+            readers: self.readers,
             counters: counters.clone(),
         };
         let keep = ops.zip(self.device).filter(|_| self.keep_on_device);

@@ -8,12 +8,12 @@ use std::time::Instant;
 use overdrive_core::{Activity, activity, is_taken_ahead, when_handed_out};
 
 use crate::loader::budget::{Allowance, Budget};
-use crate::loader::position::{Given, Mark, Progress};
+use crate::loader::position::{EpochProgress, Given, Mark};
 use crate::loader::stats::Counters;
 use crate::loader::transfer::Used;
 use crate::loader::tuner::{Size, Tuner};
 use crate::loader::turns::Turns;
-use crate::loader::work::{Content, EpochWork, Made};
+use crate::loader::work::{EpochWork, Made, Outcome};
 use crate::loader::worker::{MOST_IN_FLIGHT, WorkerOptions, Workers, make_guarded};
 use crate::tensor_batch::Footprint;
 use crate::{Cancellation, DataError};
@@ -41,7 +41,7 @@ pub struct Epoch<B> {
 }
 
 /// Written by the epoch, and read by the loader to save its state.
-pub(crate) type SharedProgress = Arc<Mutex<Progress>>;
+pub(crate) type SharedProgress = Arc<Mutex<EpochProgress>>;
 
 /// Adjusts the number of workers while the epoch runs.
 pub(crate) struct Tuning<B> {
@@ -53,20 +53,11 @@ pub(crate) struct Tuning<B> {
 
 /// What makes the batches.
 enum Crew<B> {
-    /// Cancelled with the epoch, for what the work has begun in the background.
-    CallingThread(Arc<dyn EpochWork<B>>, Cancellation),
+    /// With threads that only read ahead, where it does.
+    CallingThread(Arc<dyn EpochWork<B>>, Option<Box<Workers<B>>>),
     Workers(Box<Workers<B>>),
     Failed(DataError),
     Ended,
-}
-
-impl<B> Crew<B> {
-    /// Workers are cancelled when they are dropped.
-    fn cancel(&self) {
-        if let Self::CallingThread(_, cancelled) = self {
-            cancelled.cancel();
-        }
-    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -76,7 +67,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<B: Send + 'static> Epoch<B> {
     pub(crate) fn start(
         work: Result<Arc<dyn EpochWork<B>>, DataError>,
-        progress: Progress,
+        progress: EpochProgress,
         batches: Option<usize>,
         worker_options: WorkerOptions,
         tuning: Tuning<B>,
@@ -91,7 +82,12 @@ impl<B: Send + 'static> Epoch<B> {
         let turns = worker_options.compute_threads.map(Turns::new);
         let crew = match work {
             Err(error) => Crew::Failed(error),
-            Ok(work) if workers == 0 => Crew::CallingThread(work, Cancellation::new()),
+            Ok(work) if workers == 0 => {
+                let readers = if left == 0 { 0 } else { worker_options.readers };
+                let readers =
+                    (readers > 0).then(|| Workers::spawn(work.clone(), readers, 0, first, worker_options, None));
+                readers.transpose().map_or_else(Crew::Failed, |it| Crew::CallingThread(work, it.map(Box::new)))
+            }
             Ok(work) => {
                 let budget = tuning.allowance.map(Budget::new);
                 let started = Workers::spawn(work, workers, in_flight, first, worker_options, budget);
@@ -122,7 +118,11 @@ impl<B: Send + 'static> Epoch<B> {
 
     fn make(&mut self) -> Result<Option<Made<B>>, DataError> {
         match &mut self.crew {
-            Crew::CallingThread(work, cancelled) => make_guarded(&**work, cancelled),
+            Crew::CallingThread(work, readers) => {
+                let made = make_guarded(&**work, &Cancellation::default());
+                readers.iter().for_each(|readers| readers.read_ahead());
+                made
+            }
             Crew::Workers(workers) => workers.receive(lock(&self.progress).now().batch),
             Crew::Failed(_) => match std::mem::replace(&mut self.crew, Crew::Ended) {
                 Crew::Failed(error) => Err(error),
@@ -136,7 +136,7 @@ impl<B: Send + 'static> Epoch<B> {
     fn take(&mut self) -> Result<Option<(B, usize)>, DataError> {
         loop {
             let Some(mut made) = self.make()? else { return Ok(None) };
-            if let Ok(Content::Batch { batch, uploaded: Some(uploaded), .. }) = &mut made.result {
+            if let Ok(Outcome::Batch { batch, uploaded: Some(uploaded), .. }) = &mut made.result {
                 self.used.get_or_insert_with(|| uploaded.used());
                 uploaded.adopt(batch)?;
             }
@@ -145,12 +145,12 @@ impl<B: Send + 'static> Epoch<B> {
             }
             let Made { number, result, mark } = made;
             match result? {
-                Content::Batch { batch, samples, .. } => {
+                Outcome::Batch { batch, samples, .. } => {
                     self.give(number, mark);
                     return Ok(Some((batch, samples)));
                 }
-                Content::Nothing | Content::Delivered => lock(&self.progress).delivered(number, mark, Given::Nothing),
-                Content::Later => lock(&self.progress).delivered(number, mark, Given::Later),
+                Outcome::Nothing | Outcome::Delivered => lock(&self.progress).delivered(number, mark, Given::Nothing),
+                Outcome::Later => lock(&self.progress).delivered(number, mark, Given::Later),
             }
         }
     }
@@ -167,7 +167,6 @@ impl<B: Send + 'static> Epoch<B> {
     }
 
     fn end(&mut self) {
-        self.crew.cancel();
         self.crew = Crew::Ended;
         self.used = None;
         self.turns = None;
@@ -240,7 +239,6 @@ impl<B: Send + 'static> FusedIterator for Epoch<B> {}
 impl<B> Drop for Epoch<B> {
     /// The next epoch of a stream continues with the batches that were not taken.
     fn drop(&mut self) {
-        self.crew.cancel();
         lock(&self.progress).broken_off();
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::cache::{CacheKind, DeviceStore};
 use crate::loader::builder::{DataLoaderBuilder, SampleSource};
-use crate::loader::indexed::Indexed;
+use crate::loader::indexed::{Indexed, Open};
 use crate::loader::position::Identity;
 use crate::loader::torch_order::TorchOrder;
 use crate::{
@@ -128,35 +128,15 @@ where
         }
         let (len, seed) = (dataset.len(), options.seed);
         let mut order = vec![("shuffle", i64::from(options.shuffle)), ("drop_last", i64::from(options.drop_last))];
-        order.extend(&options.order);
-        if torch_order.is_some() {
-            if options.shuffles_rows.is_some() {
-                let expected = "no dataset of whole batches, which permutes its rows in an order of its own";
-                return Err(DataError::option("generator", expected, "one"));
-            }
-            order.push(("torch_order", 1));
-        }
-        let shuffles_rows = options.shuffles_rows.as_ref().filter(|_| options.shuffle);
-        if let Some(seed_cell) = shuffles_rows {
-            // Makes the state differ from that of a loader that permutes whole batches.
-            order.push(("shuffle_rows", 1));
-            _ = seed_cell.set(seed);
-        }
+        order.extend(torch_order.as_ref().map(|_| ("torch_order", 1)));
         let batch_sampler: Arc<dyn BatchSampler> = match batch_sampler {
             Some(batch_sampler) => Arc::from(batch_sampler),
             None => {
-                let sampler = sampler.unwrap_or_else(|| match options.shuffle && shuffles_rows.is_none() {
+                let sampler = sampler.unwrap_or_else(|| match options.shuffle {
                     true => Box::new(RandomSampler::new(len, seed)),
                     false => Box::new(SequentialSampler::new(len)),
                 });
-                if options.shuffles_rows.is_some() && sampler.world_size() > 1 {
-                    tracing::warn!("every rank decodes all row groups: use `ParquetBatches::rank`, not a sampler");
-                }
-                let samples = sampler.len().saturating_mul(sampler.world_size());
-                if samples > MAX_ORDER {
-                    let expected = format!("at most {MAX_ORDER} samples an epoch, whose order is a list in memory");
-                    return Err(DataError::option("sampler", expected, samples));
-                }
+                check_order(&sampler)?;
                 Arc::new(FixedBatches::new(sampler, options.batch_size.unwrap_or(1), options.drop_last)?)
             }
         };
@@ -165,8 +145,18 @@ where
         let (stages, machinery) = options.assemble(collate)?;
         let store = machinery.keep.map(|(ops, device)| Arc::new(DeviceStore::new(ops, device, len)));
         let (dataset, stages) = (Arc::new(dataset), Arc::new(stages));
-        let known_order = Mutex::default();
-        let source = Indexed { dataset, stages, batch_sampler, identity, own_order, known_order, store, torch_order };
+        let (open, known_order): (Open<D>, _) = (Box::new(move |_| Ok(dataset.clone())), Mutex::default());
+        let source = Indexed { open, stages, batch_sampler, identity, own_order, known_order, store, torch_order };
         Ok(DataLoader::new(Arc::new(source), machinery))
     }
+}
+
+/// Refuses an order that would take too much memory.
+pub(crate) fn check_order(sampler: &impl Sampler) -> Result<(), DataError> {
+    let samples = sampler.len().saturating_mul(sampler.world_size());
+    if samples > MAX_ORDER {
+        let expected = format!("at most {MAX_ORDER} samples an epoch, whose order is a list in memory");
+        return Err(DataError::option("sampler", expected, samples));
+    }
+    Ok(())
 }

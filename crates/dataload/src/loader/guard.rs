@@ -36,6 +36,11 @@ pub(crate) fn guarded<T>(
     })
 }
 
+/// Runs `body`; its panic becomes an error, the panic's message.
+pub(crate) fn survived<T>(body: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(body)).map_err(message_of)
+}
+
 /// The message of a panic.
 pub(crate) fn message_of(payload: Box<dyn Any + Send>) -> String {
     let payload = match payload.downcast::<String>() {

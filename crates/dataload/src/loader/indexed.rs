@@ -4,27 +4,32 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
+use crate::batch_samples::{Stage, StageTimes};
 use crate::cache::DeviceStore;
 use crate::loader::fault::{Fault, OnError};
-use crate::loader::guard::{Place, guarded, message_of};
+use crate::loader::guard::{Place, guarded, survived};
 use crate::loader::position::{Bounds, Identity, Position};
 use crate::loader::reader::{Origin, Reader};
 use crate::loader::stages::Stages;
 use crate::loader::torch_order::TorchOrder;
-use crate::loader::work::{Content, EpochWork, Made, Source};
-use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Dataset};
+use crate::loader::work::{BatchSource, EpochWork, Lookup, Made, Outcome};
+use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError};
 
 /// Limit on how often `Replace` makes a batch again because its samples do not fit together; each time the whole batch
 /// is read again. Where seven of ten samples have a different shape, a batch of 64 still has one after 64 attempts in
 /// one of 100 million cases.
 const MAX_REMAKES: usize = 64;
 
+/// Gives the samples of the epoch that begins at a position.
+pub(crate) type Open<D> = Box<dyn Fn(&Position) -> Result<Arc<D>, DataError> + Send + Sync>;
+
 pub(crate) struct Indexed<D, C: Collate<D::Sample>>
 where
-    D: Dataset,
+    D: Lookup,
 {
-    pub(crate) dataset: Arc<D>,
+    pub(crate) open: Open<D>,
     pub(crate) stages: Arc<Stages<C, C::Batch>>,
     pub(crate) batch_sampler: Arc<dyn BatchSampler>,
     pub(crate) identity: Identity,
@@ -37,9 +42,9 @@ where
     pub(crate) torch_order: Option<TorchOrder>,
 }
 
-impl<D, C> Source<C::Batch> for Indexed<D, C>
+impl<D, C> BatchSource<C::Batch> for Indexed<D, C>
 where
-    D: Dataset + 'static,
+    D: Lookup + 'static,
     C: Collate<D::Sample> + 'static,
 {
     fn begin(&self, position: &mut Position) -> Result<Arc<dyn EpochWork<C::Batch>>, DataError> {
@@ -55,7 +60,7 @@ where
             _ = known.set(pool);
         }
         Ok(Arc::new(IndexedEpoch {
-            dataset: self.dataset.clone(),
+            dataset: (self.open)(position)?,
             stages: self.stages.clone(),
             store: self.store.clone(),
             plan,
@@ -104,7 +109,7 @@ where
 
 impl<D, C> Indexed<D, C>
 where
-    D: Dataset,
+    D: Lookup,
     C: Collate<D::Sample>,
 {
     fn plan(&self, position: &mut Position) -> Result<BatchPlan, DataError> {
@@ -120,8 +125,7 @@ where
 
 /// Runs a sampler, which may be the user's, and turns a panic into an error.
 fn sampled<T>(sampler: impl FnOnce() -> T) -> Result<T, DataError> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(sampler))
-        .map_err(|payload| DataError::other(format!("the sampler panicked: {}", message_of(payload))))
+    survived(sampler).map_err(|message| DataError::other(format!("the sampler panicked: {message}")))
 }
 
 pub(super) struct IndexedEpoch<D, C, B> {
@@ -143,14 +147,14 @@ pub(super) struct IndexedEpoch<D, C, B> {
 
 impl<D, C> EpochWork<C::Batch> for IndexedEpoch<D, C, C::Batch>
 where
-    D: Dataset + 'static,
+    D: Lookup + 'static,
     C: Collate<D::Sample> + 'static,
 {
     fn make(&self, cancelled: &Cancellation) -> Option<Made<C::Batch>> {
         let begin = |number: usize| (number < self.plan.len()).then_some(number + 1);
         let number = self.next.fetch_update(Relaxed, Relaxed, begin).ok()?;
         if self.delivered.contains(&number) {
-            return Some(Made { number, result: Ok(Content::Delivered), mark: None });
+            return Some(Made { number, result: Ok(Outcome::Delivered), mark: None });
         }
         let result = match self.assemble(number, cancelled) {
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
@@ -158,22 +162,37 @@ where
         };
         Some(Made { number, result, mark: None })
     }
+
+    fn read_ahead(&self, cancelled: &Cancellation) -> bool {
+        let begun = Instant::now();
+        let read = self.dataset.read_ahead(cancelled);
+        self.stages.counters.worked(StageTimes::of(Stage::Read, begun.elapsed()));
+        read
+    }
+
+    fn can_read_ahead(&self) -> bool {
+        self.dataset.can_read_ahead()
+    }
+
+    fn shared_by(&self, workers: usize) {
+        self.dataset.shared_by(workers);
+    }
 }
 
 impl<D, C> IndexedEpoch<D, C, C::Batch>
 where
-    D: Dataset,
+    D: Lookup,
     C: Collate<D::Sample>,
 {
     /// Makes a batch. Where the collate function reports only at the end which sample does not fit, the batch is made
     /// again without that sample. A batch that loses all samples is filled with substitutes where other ranks make that
     /// step too.
-    fn assemble(&self, number: usize, cancelled: &Cancellation) -> Result<Content<C::Batch>, DataError> {
+    fn assemble(&self, number: usize, cancelled: &Cancellation) -> Result<Outcome<C::Batch>, DataError> {
         let indices = self.plan.batch(number).unwrap_or_default();
         if let Some(store) = &self.store
             && let Some(batch) = store.get(indices)?
         {
-            return Ok(Content::Batch { batch, samples: indices.len(), uploaded: None });
+            return Ok(Outcome::Batch { batch, samples: indices.len(), uploaded: None });
         }
         let place = Cell::new(Place::Collate);
         let mut unfit: Vec<Fault> = Vec::new();
@@ -216,7 +235,7 @@ where
                             let samples = counted.unwrap_or(drawn.len());
                             guarded(number, &place, |_| None, || self.finish(batch, &drawn, samples))
                         }
-                        Err(DataError::EmptyBatch) if bad > 0 => Ok(Content::Nothing),
+                        Err(DataError::EmptyBatch) if bad > 0 => Ok(Outcome::Nothing),
                         Err(error) => Err(self.named(error, &drawn)),
                     };
                 }
@@ -225,7 +244,7 @@ where
     }
 
     /// Starts the batch's transfer and, with `cache(OnDevice)`, keeps its samples there.
-    fn finish(&self, batch: C::Batch, drawn: &[usize], samples: usize) -> Result<Content<C::Batch>, DataError> {
+    fn finish(&self, batch: C::Batch, drawn: &[usize], samples: usize) -> Result<Outcome<C::Batch>, DataError> {
         let (batch, mut uploaded) = self.stages.send(batch)?;
         if let Some(store) = &self.store {
             if let Some(uploaded) = &mut uploaded {
@@ -233,7 +252,7 @@ where
             }
             store.put(drawn, &batch)?;
         }
-        Ok(Content::Batch { batch, samples, uploaded })
+        Ok(Outcome::Batch { batch, samples, uploaded })
     }
 
     /// Adds the sample's index to an error that only knows its position in the batch.
@@ -249,7 +268,7 @@ where
     }
 }
 
-impl<D: Dataset, C, B> IndexedEpoch<D, C, B> {
+impl<D: Lookup, C, B> IndexedEpoch<D, C, B> {
     pub(super) fn of_sample(&self, index: usize, error: DataError) -> DataError {
         DataError::Sample { index, key: self.dataset.key(index), error: Box::new(error) }
     }

@@ -17,13 +17,14 @@ mod order;
 mod position;
 #[cfg(feature = "progress")]
 mod progress;
-mod queue;
 mod ranges;
 mod reader;
 mod reorder;
 mod stages;
 mod stats;
+mod stream_feed;
 mod streamed;
+mod thread;
 mod torch_order;
 mod transfer;
 mod tuner;
@@ -43,15 +44,23 @@ pub use epoch::Epoch;
 pub use fault::{Fault, OnError};
 pub use from_dataset::FromDataset;
 pub(crate) use from_dataset::MAX_ORDER;
+#[cfg(feature = "parquet")]
+pub(crate) use from_dataset::check_order;
 pub use from_stream::FromStream;
 pub(crate) use from_stream::{fingerprint, names};
+#[cfg(feature = "parquet")]
+pub(crate) use indexed::{Indexed, Open};
 pub use num_workers::{Auto, NumWorkers};
 pub(crate) use order::draw;
+#[cfg(feature = "parquet")]
+pub(crate) use position::Identity;
 #[cfg(feature = "progress")]
 pub use progress::Progress;
 pub use stats::LoaderStats;
 pub(crate) use transfer::TensorOps;
 pub use turns::ComputeThreads;
+#[cfg(feature = "parquet")]
+pub(crate) use work::Lookup;
 
 use crate::tensor_batch::Footprint;
 use crate::{Dataset, IterableDataset};
@@ -59,10 +68,10 @@ use budget::Allowance;
 use builder::Machinery;
 use epoch::{SharedProgress, Tuning, lock};
 use fault::FaultLog;
-use position::{LaneBounds, Position, Progress as EpochProgress};
+use position::{EpochProgress, LaneBounds, Position};
 use stats::Counters;
 use tuner::Tuner;
-use work::Source;
+use work::BatchSource;
 use worker::WorkerOptions;
 
 /// Batches of a dataset or a stream, made ahead of time on background threads.
@@ -88,7 +97,7 @@ use worker::WorkerOptions;
 /// # Source
 /// `torch.utils.data.DataLoader`; the state is that of `torchdata.stateful_dataloader.StatefulDataLoader`.
 pub struct DataLoader<B> {
-    source: Arc<dyn Source<B>>,
+    source: Arc<dyn BatchSource<B>>,
     worker_options: WorkerOptions,
     tuner: Arc<Mutex<Tuner>>,
     measure: Option<fn(&B) -> Footprint>,
@@ -134,7 +143,7 @@ impl DataLoader<()> {
 }
 
 impl<B: Send + 'static> DataLoader<B> {
-    pub(crate) fn new(source: Arc<dyn Source<B>>, machinery: Machinery<B>) -> Self {
+    pub(crate) fn new(source: Arc<dyn BatchSource<B>>, machinery: Machinery<B>) -> Self {
         let Machinery { worker_options, tuner, measure, allowance, counters, faults, keep: _ } = machinery;
         Self {
             source,
@@ -166,7 +175,16 @@ impl<B: Send + 'static> DataLoader<B> {
         // The loaded position is used up by the next epoch, whatever its number.
         let resumed = lock(&self.resume).take();
         let next = resumed.or_else(|| lock(&self.current).as_ref().map(|progress| lock(progress).following()));
-        let mut position = next.filter(|next| next.epoch == epoch).unwrap_or_else(|| Position::start_of(epoch));
+        self.start(next.filter(|next| next.epoch == epoch).unwrap_or_else(|| Position::start_of(epoch)), asked)
+    }
+
+    /// Starts an epoch of a dataset at batch `number`.
+    #[cfg(feature = "parquet")]
+    pub(crate) fn epoch_from(&self, epoch: u64, number: usize) -> Epoch<B> {
+        self.start(Position { batch: number, ..Position::start_of(epoch) }, Instant::now())
+    }
+
+    fn start(&self, mut position: Position, asked: Instant) -> Epoch<B> {
         let tuning = Tuning { tuner: self.tuner.clone(), measure: self.measure, allowance: self.allowance };
         let work = self.source.begin(&mut position);
         let (batches, worker_options) = (self.source.batches(), self.worker_options.clone());

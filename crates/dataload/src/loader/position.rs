@@ -67,7 +67,7 @@ pub(crate) struct Position {
 /// The position of a running epoch, and earlier positions, for batches that a caller took before it uses them
 /// (`overdrive_core::take_ahead`, as gradient accumulation does).
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Progress {
+pub(crate) struct EpochProgress {
     now: Position,
     /// The position before each batch that was taken and is not used yet, oldest first.
     earlier: VecDeque<Position>,
@@ -89,7 +89,7 @@ pub(crate) enum Given {
     Later,
 }
 
-impl Progress {
+impl EpochProgress {
     pub(crate) fn new(now: Position, lanes: Option<LaneBounds>) -> Self {
         Self { now, earlier: VecDeque::new(), lanes, over: false }
     }

@@ -3,12 +3,13 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 
-use crate::batch_samples::Draw;
+use crate::batch_samples::Feed;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
 use crate::loader::indexed::IndexedEpoch;
 use crate::loader::order::{Domain, below};
-use crate::{Cancellation, DataError, Dataset, Drawn};
+use crate::loader::work::Lookup;
+use crate::{Cancellation, DataError, Drawn};
 
 /// The most substitutes that are drawn for one bad sample. Where nine of ten samples are bad, all substitutes are bad
 /// for one sample in 500 billion (0.9^256 is 1.9e-12); where all are bad, the epoch ends after this many reads.
@@ -50,7 +51,7 @@ pub(super) struct Reader<'a, D, C, B> {
     pub(super) faults: Vec<Fault>,
 }
 
-impl<'a, D: Dataset, C, B> Reader<'a, D, C, B> {
+impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
     pub(super) fn new(
         work: &'a IndexedEpoch<D, C, B>,
         policy: OnError,
@@ -91,12 +92,24 @@ impl<'a, D: Dataset, C, B> Reader<'a, D, C, B> {
         }
     }
 
-    fn read(&self, index: usize) -> Result<D::Sample, DataError> {
-        let len = self.work.dataset.len();
-        if index >= len {
-            return Err(DataError::IndexOutOfRange { index, len });
+    /// The index of the next draw or substitute that no earlier attempt found unfit.
+    fn next_index(&mut self) -> Result<Option<usize>, DataError> {
+        while let Some(origin) = self.again.take().or_else(|| self.origins.next()) {
+            self.cancelled.check()?;
+            self.origin = origin;
+            let (index, len) = (self.substitute(origin), self.work.dataset.len());
+            self.place.set(Place::Sample(index as u64));
+            if index >= len {
+                self.pass_over(index, DataError::IndexOutOfRange { index, len })?;
+            } else if !self.unfit.contains(&index) {
+                return Ok(Some(index));
+            } else if origin.substitutes == MAX_SUBSTITUTES {
+                return Err(self.work.of_sample(index, DataError::other("no substitute fits into the batch")));
+            } else {
+                self.replace();
+            }
         }
-        self.work.dataset.get(index)
+        Ok(None)
     }
 
     /// Applies the policy to a bad sample.
@@ -119,34 +132,31 @@ impl<'a, D: Dataset, C, B> Reader<'a, D, C, B> {
     }
 }
 
-impl<D: Dataset, C, B> Draw<D::Sample> for Reader<'_, D, C, B> {
+impl<D: Lookup, C, B> Feed<D::Sample> for Reader<'_, D, C, B> {
     fn len(&self) -> usize {
         self.len
     }
 
     fn draw(&mut self) -> Result<Option<Drawn<D::Sample>>, DataError> {
-        loop {
-            let Some(origin) = self.again.take().or_else(|| self.origins.next()) else { return Ok(None) };
-            self.cancelled.check()?;
-            self.origin = origin;
-            let index = self.substitute(origin);
-            self.place.set(Place::Sample(index as u64));
-            if self.unfit.contains(&index) {
-                if origin.substitutes == MAX_SUBSTITUTES {
-                    return Err(self.work.of_sample(index, DataError::other("no substitute fits into the batch")));
-                }
-                self.replace();
-                continue;
-            }
-            match self.read(index) {
+        while let Some(index) = self.next_index()? {
+            match self.work.dataset.get(index, self.origin.substitutes > 0, self.cancelled) {
                 Ok(sample) => {
                     self.drawn.push(index);
                     self.rejectable = true;
-                    return Ok(Some(Drawn::new(sample, index as u64, origin.place)));
+                    return Ok(Some(Drawn::new(sample, index as u64, self.origin.place)));
                 }
                 Err(error) => self.pass_over(index, error)?,
             }
         }
+        Ok(None)
+    }
+
+    fn indices(&mut self) -> Result<Vec<u64>, DataError> {
+        let begun = self.drawn.len();
+        while let Some(index) = self.next_index()? {
+            self.drawn.push(index);
+        }
+        Ok(self.drawn[begun..].iter().map(|&index| index as u64).collect())
     }
 
     fn reject(&mut self, error: DataError) -> Result<(), DataError> {

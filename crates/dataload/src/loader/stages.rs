@@ -42,9 +42,7 @@ impl<C, B> Stages<C, B> {
         let _span = tracing::debug_span!("dataload_transfer").entered();
         let begun = Instant::now();
         let sent = transfer.send(batch)?;
-        let mut times = StageTimes::default();
-        times.add(Stage::Transfer, begun.elapsed());
-        self.counters.worked(times);
+        self.counters.worked(StageTimes::of(Stage::Transfer, begun.elapsed()));
         Ok(sent)
     }
 

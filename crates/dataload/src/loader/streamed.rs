@@ -12,9 +12,9 @@ use crate::loader::guard::{Place, guarded};
 use crate::loader::lane::{Item, LanePlan, LanePosition};
 use crate::loader::numbering::{Numbering, Turn};
 use crate::loader::position::{Bounds, Identity, LaneBounds, Mark, Position};
-use crate::loader::queue::{Origin, Queue};
 use crate::loader::stages::Stages;
-use crate::loader::work::{Content, EpochWork, Made, Source};
+use crate::loader::stream_feed::{Origin, StreamFeed};
+use crate::loader::work::{BatchSource, EpochWork, Made, Outcome};
 use crate::{BatchSamples, Cancellation, Collate, DataError, Deferred, IterableDataset};
 
 pub(crate) struct Streamed<D: IterableDataset, C: Collate<D::Sample>> {
@@ -40,7 +40,7 @@ pub(crate) struct StreamOptions {
     pub(crate) batches_per_epoch: Option<usize>,
 }
 
-impl<D, C> Source<C::Batch> for Streamed<D, C>
+impl<D, C> BatchSource<C::Batch> for Streamed<D, C>
 where
     D: IterableDataset + 'static,
     C: Collate<D::Sample> + 'static,
@@ -140,13 +140,13 @@ where
         let (number, mark) = (cut.number, cut.mark.clone());
         let making = Making(&self.numbering);
         if self.delivered.contains(&number) {
-            return Some(Made { number, result: Ok(Content::Delivered), mark });
+            return Some(Made { number, result: Ok(Outcome::Delivered), mark });
         }
         let result = match self.assemble(cut, cancelled) {
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             result => result,
         };
-        let gives_up = making.0.settle(matches!(result, Ok(Content::Later)));
+        let gives_up = making.0.settle(matches!(result, Ok(Outcome::Later)));
         let result = match self.options.batches_per_epoch {
             Some(batches) if gives_up => Err(DataError::StreamEnded { batch: number, batches }),
             _ => result,
@@ -214,9 +214,7 @@ where
     fn read_ahead(&self, cancelled: &Cancellation) -> bool {
         let begun = Instant::now();
         let read = self.lanes.read_ahead(cancelled);
-        let mut times = StageTimes::default();
-        times.add(Stage::Read, begun.elapsed());
-        self.stages.counters.worked(times);
+        self.stages.counters.worked(StageTimes::of(Stage::Read, begun.elapsed()));
         read
     }
 
@@ -279,14 +277,14 @@ where
         Ok(())
     }
 
-    fn assemble(&self, cut: Cut<D::Sample>, cancelled: &Cancellation) -> Result<Content<C::Batch>, DataError> {
+    fn assemble(&self, cut: Cut<D::Sample>, cancelled: &Cancellation) -> Result<Outcome<C::Batch>, DataError> {
         let Cut { number, samples, faults, error, read, .. } = cut;
         if let Some(error) = error {
             self.stages.report(faults.into_iter());
             return Err(error);
         }
         let place = Cell::new(Place::Collate);
-        let mut queue = Queue {
+        let mut feed = StreamFeed {
             dataset: &*self.dataset,
             len: samples.len(),
             drawn: Vec::with_capacity(samples.len()),
@@ -304,12 +302,12 @@ where
             &place,
             |_| None,
             || {
-                let mut samples = BatchSamples::new(&mut queue, self.epoch, number, self.stages.pinned);
+                let mut samples = BatchSamples::new(&mut feed, self.epoch, number, self.stages.pinned);
                 samples.spent(Stage::Read, read);
                 self.stages.collate(&mut samples)
             },
         );
-        self.stages.report(std::mem::take(&mut queue.faults).into_iter());
+        self.stages.report(std::mem::take(&mut feed.faults).into_iter());
         match result {
             Ok((batch, counted)) => guarded(
                 number,
@@ -317,14 +315,14 @@ where
                 |_| None,
                 || {
                     let (batch, uploaded) = self.stages.send(batch)?;
-                    Ok(Content::Batch { batch, samples: counted.unwrap_or(queue.drawn.len()), uploaded })
+                    Ok(Outcome::Batch { batch, samples: counted.unwrap_or(feed.drawn.len()), uploaded })
                 },
             ),
-            Err(DataError::EmptyBatch) if queue.rejected > 0 => match self.options.batches_per_epoch {
-                Some(_) => Ok(Content::Later),
-                None => Ok(Content::Nothing),
+            Err(DataError::EmptyBatch) if feed.rejected > 0 => match self.options.batches_per_epoch {
+                Some(_) => Ok(Outcome::Later),
+                None => Ok(Outcome::Nothing),
             },
-            Err(error) => Err(queue.named(error)),
+            Err(error) => Err(feed.named(error)),
         }
     }
 }

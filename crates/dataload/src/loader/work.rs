@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::loader::position::{Bounds, Identity, Mark, Position};
 use crate::loader::transfer::Uploaded;
-use crate::{Cancellation, DataError};
+use crate::{Cancellation, DataError, Dataset};
 
 /// Makes the batches of each epoch.
-pub(crate) trait Source<B>: Send + Sync {
+pub(crate) trait BatchSource<B>: Send + Sync {
     /// Starts an epoch at `position`, which gets the state of the generator that its order is drawn from; its threads
     /// share the result.
     fn begin(&self, position: &mut Position) -> Result<Arc<dyn EpochWork<B>>, DataError>;
@@ -36,18 +36,76 @@ pub(crate) trait Source<B>: Send + Sync {
 pub(crate) trait EpochWork<B>: Send + Sync {
     /// Makes the next batch that no thread has begun; `None` when no batch is left, or `cancelled` was set.
     fn make(&self, cancelled: &Cancellation) -> Option<Made<B>>;
+
+    /// Reads ahead a part of what later batches need; false where there is nothing left to read, or no room. Threads
+    /// that may not make a batch now call it.
+    fn read_ahead(&self, _cancelled: &Cancellation) -> bool {
+        false
+    }
+
+    /// Whether [`read_ahead`](Self::read_ahead) would have something to do.
+    fn can_read_ahead(&self) -> bool {
+        false
+    }
+
+    /// Tells how many workers share it from now on.
+    fn shared_by(&self, _workers: usize) {}
+}
+
+/// Samples by index, as the threads of one epoch read them: those of a [`Dataset`], or whole batches that are made of
+/// something larger.
+pub(crate) trait Lookup: Send + Sync {
+    type Sample: Send;
+
+    fn len(&self) -> usize;
+
+    /// The sample at `index`, which is below [`len`](Self::len). Each is asked for once, when it is due, and again as a
+    /// substitute for a bad one.
+    fn get(&self, index: usize, is_substitute: bool, cancelled: &Cancellation) -> Result<Self::Sample, DataError>;
+
+    /// A name for the sample.
+    fn key(&self, index: usize) -> Option<String>;
+
+    /// As [`EpochWork::read_ahead`].
+    fn read_ahead(&self, _cancelled: &Cancellation) -> bool {
+        false
+    }
+
+    /// As [`EpochWork::can_read_ahead`].
+    fn can_read_ahead(&self) -> bool {
+        false
+    }
+
+    /// As [`EpochWork::shared_by`].
+    fn shared_by(&self, _workers: usize) {}
+}
+
+impl<D: Dataset> Lookup for D {
+    type Sample = D::Sample;
+
+    fn len(&self) -> usize {
+        Dataset::len(self)
+    }
+
+    fn get(&self, index: usize, _is_substitute: bool, _cancelled: &Cancellation) -> Result<D::Sample, DataError> {
+        Dataset::get(self, index)
+    }
+
+    fn key(&self, index: usize) -> Option<String> {
+        Dataset::key(self, index)
+    }
 }
 
 /// A batch with its number in the epoch.
 pub(crate) struct Made<B> {
     pub(crate) number: usize,
-    pub(crate) result: Result<Content<B>, DataError>,
+    pub(crate) result: Result<Outcome<B>, DataError>,
     /// Where the source is after this batch.
     pub(crate) mark: Mark,
 }
 
 /// The outcome of a batch.
-pub(crate) enum Content<B> {
+pub(crate) enum Outcome<B> {
     Batch {
         batch: B,
         samples: usize,

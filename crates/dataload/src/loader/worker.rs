@@ -13,12 +13,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 
 use crate::loader::budget::Budget;
-use crate::loader::guard::message_of;
+use crate::loader::guard::survived;
 use crate::loader::reorder::Reorder;
 use crate::loader::stats::Counters;
+use crate::loader::thread::{WorkerInit, begin};
 use crate::loader::turns::{AtWork, ComputeThreads};
 use crate::loader::work::{EpochWork, Made};
 use crate::{Cancellation, DataError};
@@ -33,12 +34,11 @@ const MOST_AHEAD: usize = 1024;
 /// How long a dropped epoch waits for its threads, as long as PyTorch's loader waits for its workers.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A function that each worker calls with its number before its first batch.
-pub(crate) type WorkerInit = Arc<dyn Fn(usize) -> Result<(), DataError> + Send + Sync>;
-
 /// Messages to workers.
 enum Permit {
     Make,
+    /// There may be room to read ahead.
+    ReadAhead,
     /// The worker that receives this ends.
     End,
 }
@@ -63,6 +63,8 @@ pub(crate) struct WorkerOptions {
     pub(crate) nice: i32,
     /// Set if workers rest between making all batches ahead.
     pub(crate) compute_threads: Option<ComputeThreads>,
+    /// Without workers, how many threads read ahead for the calling thread.
+    pub(crate) readers: usize,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -153,6 +155,7 @@ impl<B: Send + 'static> Workers<B> {
             self.send(Permit::End);
             self.wanted -= 1;
         }
+        self.work.shared_by(in_flight.min(count));
         self.in_flight = in_flight.min(MOST_IN_FLIGHT);
         self.grant();
         Ok(())
@@ -169,13 +172,11 @@ impl<B: Send + 'static> Workers<B> {
         let (budget, at_work) = (self.budget.clone(), self.at_work.clone());
         Builder::new().name(format!("dataload-{worker}")).spawn(move || {
             let mut end_report = EndReport { reports, done: false, error: None };
-            lower_priority(options.nice);
-            use_one_thread();
             let send = |batch| {
                 unreceived.fetch_add(1, Ordering::Relaxed);
                 end_report.reports.send(Message::Made(batch)).is_ok()
             };
-            let served = begin(worker, options.init.as_ref());
+            let served = begin(worker, options.nice, options.init.as_ref());
             match served.and_then(|()| serve(&*work, &granted, send, budget.as_deref(), &at_work, &cancelled)) {
                 Ok(done) => end_report.done = done,
                 Err(error) => end_report.error = Some(error),
@@ -271,6 +272,13 @@ impl<B: Send + 'static> Workers<B> {
         }
     }
 
+    /// Wakes one of the threads where there is something to read ahead: they were permitted no batch.
+    pub(crate) fn read_ahead(&self) {
+        if self.granted.is_empty() && self.work.can_read_ahead() {
+            self.send(Permit::ReadAhead);
+        }
+    }
+
     fn send(&self, permit: Permit) {
         if let Some(permits) = &self.permits {
             // `self` holds a receiver, so the channel is never closed.
@@ -296,11 +304,15 @@ impl<B> Drop for EndReport<B> {
 /// Makes a batch, and turns a panic into an error: some of the user's code, such as `Dataset::key`, runs outside of
 /// [`guarded`](super::guard::guarded).
 pub(crate) fn make_guarded<B>(work: &dyn EpochWork<B>, cancelled: &Cancellation) -> Result<Option<Made<B>>, DataError> {
-    let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.make(cancelled)));
-    made.map_err(|payload| DataError::WorkerDied { message: message_of(payload) })
+    survived(|| work.make(cancelled)).map_err(died)
 }
 
-/// Makes batches until none are left (`true`), or until the thread is told to stop (`false`).
+fn died(message: String) -> DataError {
+    DataError::WorkerDied { message }
+}
+
+/// Makes batches until none are left (`true`), or until the thread is told to stop (`false`); reads ahead where it has
+/// no permit.
 fn serve<B>(
     work: &dyn EpochWork<B>,
     granted: &Receiver<Permit>,
@@ -309,13 +321,20 @@ fn serve<B>(
     at_work: &AtWork,
     cancelled: &Cancellation,
 ) -> Result<bool, DataError> {
-    for permit in granted {
+    loop {
         if cancelled.is_cancelled() {
             return Ok(false);
         }
+        let permit = match granted.try_recv() {
+            Err(TryRecvError::Empty) if survived(|| work.read_ahead(cancelled)).map_err(died)? => continue,
+            Err(TryRecvError::Empty) => granted.recv().ok(),
+            permit => permit.ok(),
+        };
         match permit {
-            Permit::End => return Ok(false),
-            Permit::Make => {
+            None => return Ok(true),
+            Some(Permit::End) => return Ok(false),
+            Some(Permit::ReadAhead) => {}
+            Some(Permit::Make) => {
                 let making = budget.map(|budget| budget.begin(cancelled));
                 if let Some(None) = making {
                     return Ok(false);
@@ -334,41 +353,7 @@ fn serve<B>(
             }
         }
     }
-    Ok(true)
 }
-
-/// Calls the user's `worker_init_fn`, if there is one.
-fn begin(worker: usize, init: Option<&WorkerInit>) -> Result<(), DataError> {
-    let Some(init) = init else { return Ok(()) };
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| init(worker)));
-    let failed = |error| DataError::WorkerInit { worker, error: Box::new(error) };
-    match outcome {
-        Ok(outcome) => outcome.map_err(failed),
-        Err(payload) => Err(failed(DataError::other(format!("it panicked: {}", message_of(payload))))),
-    }
-}
-
-/// Lowers the calling thread's priority; on Linux each thread has its own.
-#[cfg(target_os = "linux")]
-fn lower_priority(nice: i32) {
-    if nice != 0 {
-        let thread = rustix::thread::gettid();
-        // Fails where a sandbox forbids it: the worker then keeps its priority.
-        if let Err(error) = rustix::process::setpriority_process(Some(thread), nice) {
-            tracing::debug!(%error, "the worker keeps its priority");
-        }
-    }
-}
-
-/// Keeps libtorch's operators on the calling thread, so that no worker starts its own thread pool.
-fn use_one_thread() {
-    if let Err(error) = overdrive_ffi::context::use_one_thread() {
-        tracing::debug!(%error, "libtorch may use several threads in a worker");
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn lower_priority(_nice: i32) {}
 
 impl<B> Drop for Workers<B> {
     /// Stops every thread after the sample that it is reading, and joins it. A thread that does not stop in time is in

@@ -1,12 +1,15 @@
 //! Shuffled batches, from one window of row groups at a time.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
 use super::dataset::ParquetDataset;
 use super::epoch::ParquetEpoch;
-use crate::columns::{Array, Chosen, Recent, Spare, Table};
+use super::windows::{Window, Windows};
+use crate::columns::{Array, Place, Spare, Table};
+use crate::loader::Lookup;
 use crate::permutation::shuffle;
 use crate::rank::Rank;
 use crate::{Cancellation, DataError, Philox, RandomSampler, Sampler};
@@ -15,9 +18,6 @@ use crate::{Cancellation, DataError, Philox, RandomSampler, Sampler};
 const WINDOW: usize = 4;
 /// The bytes that a window of the default number of row groups may take: 256 MiB.
 const WINDOW_BYTES: usize = 256 << 20;
-/// [`ParquetBatches::batch`] keeps as many decoded windows as this many consecutive batches can span, and at least two
-/// and one read ahead, so that threads that make neighbouring batches do not decode a window twice.
-const CONCURRENT_BATCHES: usize = 16;
 /// The bit that keeps two kinds of random streams of one seed apart. It is set in the numbers of the streams that
 /// shuffle a window's rows, and not in those that order the row groups, which are the epochs' numbers.
 const ROWS: u64 = 1 << 63;
@@ -40,27 +40,29 @@ pub struct ParquetBatches {
     /// Which part of the rows belongs to this rank.
     rank: Rank,
     seed: u64,
-    recent: Arc<Recent<(u64, usize), Window>>,
     pub(super) spare: Arc<Spare>,
 }
 
 /// The order in which an epoch visits rows.
 pub(super) struct Plan {
-    epoch: u64,
+    pub(super) epoch: u64,
     /// The row groups in order, and which rows of each are used.
-    parts: Vec<(usize, Range<usize>)>,
+    pub(super) parts: Vec<(usize, Range<usize>)>,
     /// For each window, the range of its row groups in `parts`, and of its rows in the epoch.
     pub(super) windows: Vec<(Range<usize>, Range<usize>)>,
 }
 
-/// Decoded row groups, and the order of their rows.
-pub(super) struct Window {
-    /// The arrays of each column, as [`ParquetDataset::decode`] gives them.
-    pub(super) columns: Vec<Vec<Array>>,
-    /// The rows in the epoch's order.
-    order: Vec<u32>,
-    /// The range of its rows in the epoch.
-    pub(super) places: Range<usize>,
+impl Plan {
+    /// The row groups of a window, and which rows of each are used.
+    pub(super) fn groups_of(&self, window: usize) -> &[(usize, Range<usize>)] {
+        &self.parts[self.windows[window].0.clone()]
+    }
+
+    /// The windows with these rows of the epoch.
+    pub(super) fn windows_of(&self, places: &Range<usize>) -> Range<usize> {
+        let start = self.windows.partition_point(|(_, rows)| rows.end <= places.start);
+        start..self.windows.partition_point(|(_, rows)| rows.start < places.end).max(start)
+    }
 }
 
 impl ParquetBatches {
@@ -69,41 +71,39 @@ impl ParquetBatches {
             return Err(DataError::option("batch_size", "at least 1", batch_size));
         }
         let (window, window_bytes, shuffle, rank) = (None, None, false, Rank::new(1, 0)?);
-        let (spare, recent) = (Arc::default(), Arc::new(Recent::new(1)));
-        let new = Self { dataset, batch_size, window, window_bytes, shuffle, rank, seed: 0, recent, spare };
-        Ok(new.reset_cache())
+        Ok(Self { dataset, batch_size, window, window_bytes, shuffle, rank, seed: 0, spare: Arc::default() })
     }
 
     /// Whether rows are shuffled; off unless set.
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.shuffle = shuffle;
-        self.reset_cache()
+        self
     }
 
     /// The seed of the random order; 0 unless set.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
-        self.reset_cache()
+        self
     }
 
-    /// How many row groups are shuffled together, and held in memory by each thread; unless set 4, or fewer where these
-    /// take more than 256 MiB, but at least one.
+    /// How many row groups are shuffled together; unless set 4, or fewer where these take more than 256 MiB, but at least
+    /// one. Memory holds the windows that batches are being made of, one or two, and the one after them.
     pub fn window(mut self, row_groups: usize) -> Self {
         self.window = Some(row_groups.max(1));
-        self.reset_cache()
+        self
     }
 
     /// How many bytes the decoded rows of a [`window`](Self::window) may take, by what the files' footers say of the
     /// selected columns; a window has one row group at least. The order of the rows depends on it.
     pub fn window_bytes(mut self, bytes: usize) -> Self {
         self.window_bytes = Some(bytes);
-        self.reset_cache()
+        self
     }
 
     /// Whether an incomplete last batch is dropped; off unless set.
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.rank.drop_last = drop_last;
-        self.reset_cache()
+        self
     }
 
     /// Takes the part of rank `rank` of `world_size` ranks: each gets the same number of rows, and so of batches. All
@@ -121,7 +121,7 @@ impl ParquetBatches {
         let drop_last = self.rank.drop_last;
         self.rank = Rank::new(world_size, rank)?;
         self.rank.drop_last = drop_last;
-        Ok(self.reset_cache())
+        Ok(self)
     }
 
     /// The settings that the batches depend on, to be compared with a saved state.
@@ -145,13 +145,6 @@ impl ParquetBatches {
             identity.push(("parquet.drop_last", i64::from(self.rank.drop_last)));
         }
         identity
-    }
-
-    fn reset_cache(self) -> Self {
-        let (rows, groups) = (self.dataset.rows(), self.dataset.groups.len());
-        let rows_of_window = (rows / groups.max(1)).saturating_mul(self.window.unwrap_or(WINDOW)).max(1);
-        let keep = 3 + (CONCURRENT_BATCHES.saturating_mul(self.batch_size) / rows_of_window).min(groups);
-        Self { recent: Arc::new(Recent::new(keep)), ..self }
     }
 
     /// How many rows an epoch has on this rank.
@@ -180,64 +173,36 @@ impl ParquetBatches {
         ParquetEpoch::start(self.clone(), epoch, number)
     }
 
-    /// One batch of an epoch, a function of (seed, epoch, number). The windows of the latest calls stay decoded, so
-    /// that threads which make neighbouring batches share them.
+    /// One batch of an epoch, a function of (seed, epoch, number). Each call decodes all of the batch's window, on
+    /// [`threads`](ParquetDataset::threads) threads: take batches that follow each other from an
+    /// [`epoch`](Self::epoch) or a [`loader`](Self::loader).
     ///
     /// # Errors
     /// [`DataError::IndexOutOfRange`] for a number that is not below [`len`](Self::len); as [`ParquetDataset::read`].
     pub fn batch(&self, epoch: u64, number: usize) -> Result<Table, DataError> {
-        self.make(epoch, number, false, &Cancellation::default()).map(|(batch, _)| batch)
+        self.read_batch(epoch, number, false, &Cancellation::default())
     }
 
-    /// The same, in pinned memory when `pinned`, which gives up when `cancelled`, and then reads ahead: it decodes the
-    /// window after the batch's in the background.
-    pub(super) fn batch_ahead(
+    /// The same, in pinned memory when `pinned`, which gives up when `cancelled`.
+    pub(super) fn read_batch(
         &self,
         epoch: u64,
         number: usize,
         pinned: bool,
         cancelled: &Cancellation,
     ) -> Result<Table, DataError> {
-        let (batch, plan) = self.make(epoch, number, pinned, cancelled)?;
-        let end = self.places(number).end;
-        let next = plan.windows.partition_point(|(_, rows)| rows.start < end);
-        if next < plan.windows.len()
-            && let Some(slot) = self.recent.reserve((epoch, next))
-        {
-            let (batches, cancelled) = (self.clone(), cancelled.clone());
-            let decode = move || {
-                let threads = batches.dataset.options.threads;
-                // An error shows again where a batch needs the window.
-                _ = slot.get(|| batches.window_of(&plan, next, threads, &cancelled));
-            };
-            // Without the thread, the batch that needs the window decodes it.
-            if let Err(error) = thread::Builder::new().name("parquet-ahead".to_owned()).spawn(decode) {
-                tracing::warn!(%error, "the thread that reads ahead could not be started");
-            }
-        }
-        Ok(batch)
-    }
-
-    fn make(
-        &self,
-        epoch: u64,
-        number: usize,
-        pinned: bool,
-        cancelled: &Cancellation,
-    ) -> Result<(Table, Plan), DataError> {
         let len = self.len();
         if number >= len {
             return Err(DataError::IndexOutOfRange { index: number, len });
         }
-        let (plan, places) = (self.plan(epoch)?, self.places(number));
-        let spanned = plan.windows.iter().enumerate();
-        let spanned = spanned.filter(|(_, (_, rows))| places.start < rows.end && rows.start < places.end);
-        let threads = self.dataset.options.threads;
-        let windows = spanned
-            .map(|(number, _)| self.recent.get((epoch, number), || self.window_of(&plan, number, threads, cancelled)));
-        let windows = windows.collect::<Result<Vec<_>, _>>()?;
-        let batch = gather(windows.iter().map(|window| &**window), &places, pinned)?;
-        Ok((self.dataset.table(batch, places.len(), pinned)?, plan))
+        let windows = Windows::new(self.clone(), epoch, number..number + 1, &BTreeSet::new(), pinned)?;
+        thread::scope(|scope| {
+            for _ in 1..self.dataset.options.threads {
+                // Where no thread can be started, this one decodes all.
+                _ = thread::Builder::new().spawn_scoped(scope, || while windows.read_ahead(cancelled) {});
+            }
+            windows.get(number, false, cancelled)
+        })
     }
 
     /// The range of a batch's rows in its epoch.
@@ -305,57 +270,36 @@ impl ParquetBatches {
         parts
     }
 
-    /// Decodes a window and shuffles its rows.
-    pub(super) fn window_of(
-        &self,
-        plan: &Plan,
-        number: usize,
-        threads: usize,
-        cancelled: &Cancellation,
-    ) -> Result<Window, DataError> {
-        let (parts, places) = &plan.windows[number];
-        let parts = &plan.parts[parts.clone()];
-        let groups: Vec<usize> = parts.iter().map(|(group, _)| *group).collect();
-        let columns = self.dataset.decode(&groups, threads, &self.spare, cancelled)?;
-        let (mut first, mut order) = (0, Vec::with_capacity(places.len()));
-        for (group, part) in parts {
-            // `plan` has checked that there are fewer than 2^32.
-            order.extend(part.clone().map(|row| (first + row) as u32));
-            first += self.dataset.groups[*group].rows;
+    /// The shuffled rows of a window: the number of the row group in it, and the row in that.
+    pub(super) fn order_of(&self, plan: &Plan, number: usize) -> Vec<Place> {
+        let mut order = Vec::with_capacity(plan.windows[number].1.len());
+        for (array, (_, rows)) in plan.groups_of(number).iter().enumerate() {
+            // `plan` has checked that a window has fewer than 2^32 rows.
+            order.extend(rows.clone().map(|row| Place { array: array as u32, row: row as u32 }));
         }
-        if self.shuffle {
-            // Each rank has its own range of streams. It has at most `groups + 1` windows, because its piece may begin and
-            // end in one row group.
-            let number = self.rank.number() * (self.dataset.groups.len() as u64 + 2) + number as u64;
-            shuffled(&mut order, Philox::new(self.seed, ROWS | plan.epoch << 32 | number));
-        }
-        Ok(Window { columns, order, places: places.clone() })
+        // Each rank has its own range of streams. It has at most `groups + 1` windows, because its piece may begin and end
+        // in one row group.
+        let number = self.rank.number() * (self.dataset.groups.len() as u64 + 2) + number as u64;
+        let mut numbers = Philox::new(self.seed, ROWS | plan.epoch << 32 | number).iter();
+        // The iterator is endless.
+        shuffle(&mut order, || numbers.next().unwrap_or_default());
+        order
     }
-}
 
-/// The rows in this range of the epoch, of windows one behind the other, in pinned memory when `pinned`.
-pub(super) fn gather<'a>(
-    windows: impl Iterator<Item = &'a Window>,
-    places: &Range<usize>,
-    pinned: bool,
-) -> Result<Vec<Array>, DataError> {
-    let rows = windows.map(|window| {
-        let start = places.start.max(window.places.start) - window.places.start;
-        let end = places.end.min(window.places.end).saturating_sub(window.places.start).max(start);
-        (window, &window.order[start..end])
-    });
-    let rows: Vec<(&Window, &[u32])> = rows.collect();
-    let columns = rows.first().map_or(0, |(window, _)| window.columns.len());
-    let column = |column: usize| {
-        let chosen: Vec<Chosen<'_>> = rows.iter().map(|(window, rows)| (&*window.columns[column], *rows)).collect();
-        Array::gather_from(&chosen, pinned)
-    };
-    (0..columns).map(column).collect()
-}
-
-/// Puts rows into a random order.
-fn shuffled(rows: &mut [u32], numbers: Philox) {
-    let mut numbers = numbers.iter();
-    // The iterator is endless.
-    shuffle(rows, || numbers.next().unwrap_or_default());
+    /// The rows in this range of the epoch, of windows one behind the other, in pinned memory when `pinned`.
+    pub(super) fn rows_of(
+        &self,
+        windows: &[Arc<Window>],
+        places: &Range<usize>,
+        pinned: bool,
+    ) -> Result<Table, DataError> {
+        let pieces = windows.iter().flat_map(|window| window.pieces(places).map(move |piece| (window, piece)));
+        let pieces: Vec<_> = pieces.collect();
+        let column = |column: usize| {
+            let ranges = pieces.iter().map(|(window, (array, rows))| (&window.columns[column][*array], rows.clone()));
+            Array::copied(ranges.collect(), pinned)
+        };
+        let arrays = (0..self.dataset.columns.len()).map(column).collect::<Result<_, _>>()?;
+        self.dataset.table(arrays, places.len(), pinned)
+    }
 }

@@ -9,8 +9,8 @@ use ::parquet::file::metadata::ParquetMetaData;
 use super::batches::ParquetBatches;
 use super::buffers::Buffers;
 use super::field::{Leaf, leaves};
+use super::file::{ClosedFile, OpenFile};
 use super::footer::read_footer;
-use super::source::{OpenSource, Source};
 use crate::columns::{Array, Element, Field, Recent, Spare, Table, encode};
 use crate::shards::{expand_shards, require};
 use crate::{Cancellation, DataError};
@@ -51,7 +51,7 @@ const MAX_COLUMN_BYTES: u64 = 1 << 32;
 #[derive(Clone)]
 pub struct ParquetDataset {
     pub(super) files: Arc<[ParquetFile]>,
-    pub(super) opened: Arc<Recent<usize, OpenSource>>,
+    pub(super) opened: Arc<Recent<usize, OpenFile>>,
     pub(super) groups: Arc<[Group]>,
     /// The selected columns, in order.
     pub(super) columns: Arc<[Selected]>,
@@ -64,7 +64,7 @@ pub struct ParquetDataset {
 
 /// One file, whose footer has been read.
 pub(super) struct ParquetFile {
-    pub(super) source: Source,
+    pub(super) source: ClosedFile,
     pub(super) metadata: ParquetMetaData,
     pub(super) leaves: Vec<Leaf>,
 }
@@ -117,7 +117,7 @@ impl ParquetDataset {
             return Err(DataError::option("shards", "at least one file", 0));
         }
         require(&files)?;
-        Self::new(files.into_iter().map(|path| OpenSource::new(path.into())))
+        Self::new(files.into_iter().map(|path| OpenFile::new(path.into())))
     }
 
     /// A file that is already in memory; `path` only names it in errors.
@@ -125,10 +125,10 @@ impl ParquetDataset {
     /// # Errors
     /// As [`from_files`](Self::from_files).
     pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, DataError> {
-        Self::new([Ok(OpenSource::from_bytes(bytes, path))].into_iter())
+        Self::new([Ok(OpenFile::from_bytes(bytes, path))].into_iter())
     }
 
-    fn new(sources: impl ExactSizeIterator<Item = Result<OpenSource, DataError>>) -> Result<Self, DataError> {
+    fn new(sources: impl ExactSizeIterator<Item = Result<OpenFile, DataError>>) -> Result<Self, DataError> {
         let mut files: Vec<ParquetFile> = Vec::with_capacity(sources.len());
         let mut groups = Vec::new();
         let mut first_row = 0usize;

@@ -88,6 +88,35 @@ impl ParquetDataset {
         columns.into_iter().zip(&*self.columns).zip(&elements).map(finish).collect()
     }
 
+    /// Decodes one column of a row group, as [`decode`](Self::decode) does.
+    pub(super) fn decode_chunk(
+        &self,
+        group: usize,
+        column: usize,
+        spare: &Spare,
+        cancelled: &Cancellation,
+    ) -> Result<Array, DataError> {
+        let selected = &self.columns[column];
+        let (element, rows) = (self.element(selected)?, self.groups[group].rows);
+        let task = |target| Task { selected, element, group, packed_bytes: 0, target };
+        if self.is_flat(selected, element) {
+            self.check_bytes(group, element)?;
+            let mut values = spare.take(rows.saturating_mul(element.bytes()))?;
+            self.run_task(task(Target::Flat(values.bytes_mut())), cancelled)?;
+            return Ok(Array { element, rows, per_row: None, offsets: Vec::new(), values });
+        }
+        let memory = spare.take_empty(self.uncompressed_bytes(group, selected.leaf));
+        let mut array = Array::of_lists(element, vec![vec![0]; self.levels(selected, element)], memory);
+        self.run_task(task(Target::Lists(&mut array)), cancelled)?;
+        self.with_list_size(selected, Some(group), array)
+    }
+
+    /// The bytes of a column of a row group in its file.
+    pub(super) fn packed_bytes(&self, group: usize, column: usize) -> i64 {
+        let Group { file, index, .. } = self.groups[group];
+        self.files[file].metadata.row_group(index).column(self.columns[column].leaf).compressed_size()
+    }
+
     /// The levels of lists of a column that is not flat; strings are lists of bytes.
     fn levels(&self, selected: &Selected, element: Element) -> usize {
         self.leaf(selected).field.lists() + usize::from(element == Element::Bytes)
@@ -139,7 +168,7 @@ impl ParquetDataset {
 
     fn tasks<'a>(&'a self, groups: &[usize], elements: &[Element], columns: &'a mut [Begun]) -> Vec<Task<'a>> {
         let mut tasks = Vec::with_capacity(groups.len() * columns.len());
-        for ((selected, &element), column) in self.columns.iter().zip(elements).zip(columns) {
+        for (number, ((selected, &element), column)) in self.columns.iter().zip(elements).zip(columns).enumerate() {
             let (mut flat, mut lists) = match column {
                 Begun::Flat(values) => (values.bytes_mut(), [].iter_mut()),
                 Begun::Lists(arrays) => (&mut [][..], arrays.iter_mut()),
@@ -153,9 +182,7 @@ impl ParquetDataset {
                         Target::Flat(here)
                     }
                 };
-                let Group { file, index, .. } = self.groups[group];
-                let packed_bytes = self.files[file].metadata.row_group(index).column(selected.leaf).compressed_size();
-                tasks.push(Task { selected, element, group, packed_bytes, target });
+                tasks.push(Task { selected, element, group, packed_bytes: self.packed_bytes(group, number), target });
             }
         }
         // The largest first, so that no thread is still busy with one when the others are done.

@@ -9,8 +9,8 @@ use ::parquet::file::metadata::{
     ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader, ParquetStatisticsPolicy::SkipAll,
 };
 
+use super::file::OpenFile;
 use super::guard::guarded;
-use super::source::OpenSource;
 use super::thrift::{Malformed, Thrift, Wire};
 use crate::DataError;
 
@@ -24,7 +24,7 @@ const TAIL_BYTES: u64 = 8;
 const MAX_SCHEMA_DEPTH: usize = 64;
 
 /// Reads, parses and checks the footer.
-pub(super) fn read_footer(source: &OpenSource) -> Result<ParquetMetaData, DataError> {
+pub(super) fn read_footer(source: &OpenFile) -> Result<ParquetMetaData, DataError> {
     let corrupt = |offset, expected: &str, found: String| DataError::corrupt(source.path(), offset, expected, found);
     let mut magic = [0; 4];
     if source.len() < 4 + TAIL_BYTES {

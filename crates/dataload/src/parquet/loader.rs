@@ -1,22 +1,26 @@
 //! Batches of rows through the loader.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use super::batches::ParquetBatches;
+use super::windows::Windows;
 use crate::columns::Table;
-use crate::tensor_dataset::RowNumbers;
-use crate::{BatchSamples, Cancellation, Collate, DataError, DataLoader, DataLoaderBuilder, FromDataset};
+use crate::loader::{Identity, Indexed, Open, SampleSource, check_order};
+use crate::{
+    BatchSampler, BatchSamples, Collate, DataError, DataLoader, DataLoaderBuilder, FixedBatches, SequentialSampler,
+};
 
 impl ParquetBatches {
     /// A builder of a loader over these batches, with workers, resume, copies to a device and statistics as in any
     /// loader. Each of its samples is one whole batch, so `batch_size` stays 1, and [`OnError`](crate::OnError) skips or
-    /// replaces the batch of a bad row, which the fault names. While batches of one window are made, the next window is
-    /// decoded in the background.
+    /// replaces the batch of a bad row, which the fault names.
+    ///
+    /// Workers decode the columns of a window together, and the next window while they have no batch to make. With
+    /// `num_workers(0)`, batches are made on the calling thread, and the next window is decoded on as many others as
+    /// make up [`threads`](crate::ParquetDataset::threads).
     ///
     /// The loader's `shuffle(true)` is the same as [`shuffle`](Self::shuffle) with the loader's seed: it shuffles rows
-    /// within windows of row groups. It does not permute whole batches: then every batch would need another window to
-    /// be decoded. Nor should several ranks use a `sampler` over the batches' numbers: each would read every row group.
-    /// [`rank`](Self::rank) gives each rank its own row groups.
+    /// within windows of row groups. Of several ranks, [`rank`](Self::rank) gives each its own row groups.
     ///
     /// ```no_run
     /// use overdrive_dataload::ParquetDataset;
@@ -29,69 +33,78 @@ impl ParquetBatches {
     /// }
     /// # Ok::<(), overdrive_dataload::DataError>(())
     /// ```
-    pub fn loader(self) -> DataLoaderBuilder<FromDataset<RowNumbers>, MakeBatch> {
-        let mut builder = DataLoader::builder(RowNumbers::below(self.len()));
-        builder.options.order = self.identity();
-        let seed = Arc::<OnceLock<u64>>::default();
-        builder.options.shuffles_rows = Some(seed.clone());
-        builder.collate(MakeBatch { batches: self, seed, shuffled: OnceLock::new() })
+    pub fn loader(self) -> DataLoaderBuilder<FromParquet, WholeTable> {
+        let readers = (self.dataset.options.threads - 1).max(1);
+        let mut builder = DataLoaderBuilder::new(FromParquet(self)).collate(WholeTable);
+        builder.options.readers = readers;
+        builder
     }
 }
 
-/// A collate function that makes the batch whose number it gets; see [`ParquetBatches::loader`].
-pub struct MakeBatch {
-    batches: ParquetBatches,
-    /// The loader's seed, where its `shuffle` is on.
-    seed: Arc<OnceLock<u64>>,
-    /// The batches shuffled with that seed.
-    shuffled: OnceLock<ParquetBatches>,
+/// Batches of Parquet rows, in the order in which a loader reads them.
+pub struct FromParquet(ParquetBatches);
+
+impl SampleSource for FromParquet {
+    type Sample = Table;
 }
 
-impl MakeBatch {
-    fn batches(&self) -> &ParquetBatches {
-        match self.seed.get() {
-            Some(&seed) if !self.batches.shuffle => {
-                self.shuffled.get_or_init(|| self.batches.clone().seed(seed).shuffle(true))
-            }
-            _ => &self.batches,
+impl<C: Collate<Table> + 'static> DataLoaderBuilder<FromParquet, C> {
+    /// Makes the loader; no thread is started yet.
+    ///
+    /// # Errors
+    /// As [`build`](DataLoaderBuilder::build) of a dataset's loader.
+    pub fn build(self) -> Result<DataLoader<C::Batch>, DataError> {
+        let Self { source: FromParquet(mut batches), collate, options } = self;
+        let mut order = vec![("shuffle", i64::from(options.shuffle)), ("drop_last", i64::from(options.drop_last))];
+        order.extend(batches.identity());
+        if options.shuffle {
+            // Makes the state differ from that of a loader that permutes whole batches.
+            order.push(("shuffle_rows", 1));
+            batches = if batches.shuffle { batches } else { batches.seed(options.seed).shuffle(true) };
         }
-    }
-
-    fn make(&self, epoch: u64, number: i64, pinned: bool, cancelled: &Cancellation) -> Result<Table, DataError> {
-        self.batches().batch_ahead(epoch, number as usize, pinned, cancelled)
+        batches = if options.drop_last { batches.drop_last(true) } else { batches };
+        let (sampler, batch_size) = (SequentialSampler::new(batches.len()), options.batch_size.unwrap_or(1));
+        check_order(&sampler)?;
+        let sampler = FixedBatches::new(sampler, batch_size, false)?;
+        let (len, global_batch_size) = (batches.len(), sampler.global_batch_size());
+        let identity = Identity { stream: false, len, global_batch_size, seed: options.seed, order };
+        let (stages, machinery) = options.assemble(collate)?;
+        let pinned = stages.pinned;
+        let open: Open<Windows> = Box::new(move |position| match batch_size {
+            1 => {
+                let numbers = position.batch..usize::MAX;
+                Windows::new(batches.clone(), position.epoch, numbers, &position.before, pinned).map(Arc::new)
+            }
+            _ => Err(DataError::option("batch_size", "1, since each sample is a batch", batch_size)),
+        });
+        let source = Indexed {
+            open,
+            stages: Arc::new(stages),
+            batch_sampler: Arc::new(sampler),
+            identity,
+            own_order: false,
+            known_order: Mutex::default(),
+            store: None,
+            torch_order: None,
+        };
+        Ok(DataLoader::new(Arc::new(source), machinery))
     }
 }
 
-fn more_than_one(numbers: usize) -> DataError {
-    DataError::option("batch_size", "1, since each sample is a batch", numbers)
-}
+/// A collate function for samples that are whole batches; see [`ParquetBatches::loader`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WholeTable;
 
-impl Collate<i64> for MakeBatch {
+impl Collate<Table> for WholeTable {
     type Batch = Table;
 
-    /// The batch of epoch 0.
-    fn collate(&self, numbers: Vec<i64>) -> Result<Table, DataError> {
-        match numbers[..] {
-            [number] => self.make(0, number, false, &Cancellation::default()),
-            _ => Err(more_than_one(numbers.len())),
-        }
+    fn collate(&self, tables: Vec<Table>) -> Result<Table, DataError> {
+        tables.into_iter().next().ok_or(DataError::EmptyBatch)
     }
 
-    fn collate_from(&self, samples: &mut BatchSamples<'_, i64>) -> Result<Table, DataError> {
-        if samples.len() > 1 {
-            return Err(more_than_one(samples.len()));
-        }
-        while let Some(number) = samples.next()? {
-            let (epoch, pinned, cancelled) = (samples.epoch(), samples.pinned(), samples.cancelled());
-            match self.make(epoch, number.sample, pinned, &cancelled) {
-                Ok(table) => {
-                    samples.counts(table.rows());
-                    return Ok(table);
-                }
-                Err(DataError::Cancelled) => return Err(DataError::Cancelled),
-                Err(error) => samples.reject(error)?,
-            }
-        }
-        Err(DataError::EmptyBatch)
+    fn collate_from(&self, samples: &mut BatchSamples<'_, Table>) -> Result<Table, DataError> {
+        let table = self.collate(samples.all()?)?;
+        samples.counts(table.rows());
+        Ok(table)
     }
 }

@@ -1,7 +1,7 @@
 //! Parquet: columns of numbers, strings and lists, in row groups.
 //!
 //! ```text
-//! source ── footer ── pages ── chunk ── array ── column ── Table
+//! file ──── footer ── pages ── chunk ── array ── column ── Table
 //! (pread)   (checked) (checked, (parquet  (plain    (tensors)
 //!                     unpacked) decodes)  memory)
 //! ```
@@ -16,19 +16,19 @@ mod delta;
 mod element;
 mod epoch;
 mod field;
+mod file;
 mod footer;
 mod guard;
-mod in_order;
 mod levels;
 mod lists;
 mod loader;
 mod page_header;
 mod pages;
 mod row;
-mod source;
 mod thrift;
+mod windows;
 
 pub use batches::ParquetBatches;
 pub use dataset::ParquetDataset;
 pub use epoch::ParquetEpoch;
-pub use loader::MakeBatch;
+pub use loader::{FromParquet, WholeTable};

@@ -16,9 +16,9 @@ use bytes::Bytes;
 use super::buffers::{Buffer, Buffers};
 use super::codec::Codec;
 use super::delta;
+use super::file::OpenFile;
 use super::levels;
 use super::page_header::{PageHeader, PageKind};
-use super::source::OpenSource;
 use crate::DataError;
 
 /// Most headers take tens of bytes; one with statistics of long strings may take more.
@@ -28,7 +28,7 @@ const MAX_HEADER_BYTES: usize = 1 << 24;
 /// Locates a column chunk for error messages.
 #[derive(Clone)]
 pub(super) struct ChunkPlace {
-    pub(super) source: Arc<OpenSource>,
+    pub(super) source: Arc<OpenFile>,
     pub(super) column: Arc<str>,
     pub(super) row_group: usize,
     /// The offset of the page that is being read.
@@ -36,7 +36,7 @@ pub(super) struct ChunkPlace {
 }
 
 impl ChunkPlace {
-    pub(super) fn new(source: Arc<OpenSource>, column: Arc<str>, row_group: usize) -> Self {
+    pub(super) fn new(source: Arc<OpenFile>, column: Arc<str>, row_group: usize) -> Self {
         Self { source, column, row_group, at: Arc::default() }
     }
 

@@ -26,9 +26,10 @@ impl ParquetDataset {
     }
 
     fn row(&self, columns: &[Vec<Array>], row: usize) -> Result<Row, DataError> {
-        // Rows of one row group are indexed with 32 bits.
-        let row = u32::try_from(row).map_err(|_| DataError::IndexOutOfRange { index: row, len: u32::MAX as usize })?;
-        let arrays = columns.iter().map(|arrays| Array::gather_from(&[(arrays, &[row])], false));
+        // Those of one row group.
+        let arrays = columns
+            .iter()
+            .map(|arrays| Array::copied(arrays.iter().map(|array| (array, row..row + 1)).collect(), false));
         Row::new(self.columns.iter().map(|column| column.name.clone()).zip(arrays))
     }
 }

@@ -58,7 +58,7 @@ impl Scratch {
 }
 
 /// Where the pixels are.
-enum Source<'a> {
+enum Pixels<'a> {
     /// Not decoded yet; this region of the file is wanted.
     Encoded(Box<Jpeg<'a>>, Region),
     /// In the scratch's `pixels`: RGB and an unused byte.
@@ -95,7 +95,7 @@ impl ScaledRange {
 /// Where the image has a [`Target`], its boxes, masks and key points change with the image in everything that moves
 /// pixels: crops, borders, resizing, flips and the operations that shear, move and turn.
 pub struct Canvas<'a> {
-    source: Source<'a>,
+    source: Pixels<'a>,
     scratch: &'a mut Scratch,
     path: &'a Path,
     height: usize,
@@ -120,7 +120,7 @@ impl<'a> Canvas<'a> {
             let jpeg = jpeg::open(encoded, path)?;
             jpeg::check_size(&jpeg, RGB, path)?;
             let (height, width) = (jpeg.height(), jpeg.width());
-            Self::over(Source::Encoded(Box::new(jpeg), Region::whole(height, width)), scratch, path, [height, width])
+            Self::over(Pixels::Encoded(Box::new(jpeg), Region::whole(height, width)), scratch, path, [height, width])
         } else {
             let begun = Instant::now();
             let image = decode_image(encoded, Color::AsStored, path)?;
@@ -145,10 +145,10 @@ impl<'a> Canvas<'a> {
                 [] => [0; 4],
             });
         }
-        Ok(Self::over(Source::Decoded, scratch, path, [image.height(), image.width()]))
+        Ok(Self::over(Pixels::Decoded, scratch, path, [image.height(), image.width()]))
     }
 
-    fn over(source: Source<'a>, scratch: &'a mut Scratch, path: &'a Path, [height, width]: [usize; 2]) -> Self {
+    fn over(source: Pixels<'a>, scratch: &'a mut Scratch, path: &'a Path, [height, width]: [usize; 2]) -> Self {
         let (mirrored, upside_down, dct_scaling) = (false, false, false);
         Self { source, scratch, path, height, width, mirrored, upside_down, dct_scaling, target: None }
     }
@@ -181,7 +181,7 @@ impl<'a> Canvas<'a> {
         if self.upside_down {
             stored.top = height - region.top - region.height;
         }
-        if let Source::Encoded(_, wanted) = &mut self.source {
+        if let Pixels::Encoded(_, wanted) = &mut self.source {
             (stored.top, stored.left) = (wanted.top + stored.top, wanted.left + stored.left);
             *wanted = stored;
         } else if stored != Region::whole(height, width) {
@@ -205,7 +205,7 @@ impl<'a> Canvas<'a> {
     /// Decodes the wanted region scaled by `scale`, widened to whole pixels, and returns the exact region within the
     /// result: left, top, width, height.
     fn decode_scaled(&mut self, scale: Scale) -> Result<[f64; 4], DataError> {
-        let Source::Encoded(jpeg, region) = &self.source else {
+        let Pixels::Encoded(jpeg, region) = &self.source else {
             return Ok([0.0, 0.0, self.width as f64, self.height as f64]);
         };
         let [rows, columns] = [(region.top, region.height), (region.left, region.width)]
@@ -216,7 +216,7 @@ impl<'a> Canvas<'a> {
         pixels.resize(4 * scaled.height * scaled.width, 0);
         jpeg::decode_part::<4>(jpeg, &scaled, scale, pixels, self.path)?;
         self.scratch.decoding += begun.elapsed();
-        (self.source, self.height, self.width) = (Source::Decoded, scaled.height, scaled.width);
+        (self.source, self.height, self.width) = (Pixels::Decoded, scaled.height, scaled.width);
         Ok([columns.exact_start, rows.exact_start, columns.exact_length, rows.exact_length])
     }
 

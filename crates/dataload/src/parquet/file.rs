@@ -9,7 +9,7 @@ use crate::read::Input;
 
 /// A file, which is open only while it is read: a dataset may have more files than a process may have open.
 #[derive(Clone)]
-pub(super) struct Source {
+pub(super) struct ClosedFile {
     path: Arc<Path>,
     /// Its content, where that is in memory.
     memory: Option<Arc<Vec<u8>>>,
@@ -18,44 +18,44 @@ pub(super) struct Source {
 
 /// A file read by offset only. The `parquet` crate's file reader shares one position between all threads, so a thread
 /// may get the bytes that another asked for.
-pub(super) struct OpenSource {
-    source: Source,
+pub(super) struct OpenFile {
+    source: ClosedFile,
     /// `None` where the content is in memory.
     file: Option<Input>,
 }
 
-impl Source {
+impl ClosedFile {
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Opens the file again.
-    pub(super) fn open(&self) -> Result<OpenSource, DataError> {
+    pub(super) fn open(&self) -> Result<OpenFile, DataError> {
         if self.memory.is_some() {
-            return Ok(OpenSource { source: self.clone(), file: None });
+            return Ok(OpenFile { source: self.clone(), file: None });
         }
         let (file, bytes) = Input::open(&self.path)?;
         if bytes != self.bytes {
             let expected = format!("the {} bytes that it had when the dataset was opened", self.bytes);
             return Err(DataError::layout(&self.path, expected, format!("{bytes} bytes")));
         }
-        Ok(OpenSource { source: self.clone(), file: Some(file) })
+        Ok(OpenFile { source: self.clone(), file: Some(file) })
     }
 }
 
-impl OpenSource {
+impl OpenFile {
     pub(super) fn new(path: Arc<Path>) -> Result<Self, DataError> {
         let (file, bytes) = Input::open(&path)?;
-        Ok(Self { source: Source { path, memory: None, bytes }, file: Some(file) })
+        Ok(Self { source: ClosedFile { path, memory: None, bytes }, file: Some(file) })
     }
 
     pub(super) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Self {
         let length = bytes.len() as u64;
-        Self { source: Source { path: path.into(), memory: Some(Arc::new(bytes)), bytes: length }, file: None }
+        Self { source: ClosedFile { path: path.into(), memory: Some(Arc::new(bytes)), bytes: length }, file: None }
     }
 
     /// The file, closed.
-    pub(super) fn close(self) -> Source {
+    pub(super) fn close(self) -> ClosedFile {
         self.source
     }
 

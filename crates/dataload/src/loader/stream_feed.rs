@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::batch_samples::Draw;
+use crate::batch_samples::Feed;
 use crate::deferred::ItemKey;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
@@ -43,7 +43,7 @@ impl Origin {
 }
 
 /// Gives the samples of one batch, which have been read already.
-pub(crate) struct Queue<'a, D: IterableDataset> {
+pub(crate) struct StreamFeed<'a, D: IterableDataset> {
     pub(crate) dataset: &'a D,
     pub(crate) len: usize,
     pub(crate) samples: std::vec::IntoIter<(Origin, Deferred<D::Sample>)>,
@@ -58,7 +58,7 @@ pub(crate) struct Queue<'a, D: IterableDataset> {
     pub(crate) rejected: usize,
 }
 
-impl<D: IterableDataset> Queue<'_, D> {
+impl<D: IterableDataset> StreamFeed<'_, D> {
     /// Adds the item's shard and position to an error that only has its position in the batch, or its number.
     pub(crate) fn named(&self, error: DataError) -> DataError {
         match error {
@@ -81,7 +81,7 @@ impl<D: IterableDataset> Queue<'_, D> {
     }
 }
 
-impl<D: IterableDataset> Draw<D::Sample> for Queue<'_, D> {
+impl<D: IterableDataset> Feed<D::Sample> for StreamFeed<'_, D> {
     fn len(&self) -> usize {
         self.len
     }
