@@ -105,8 +105,8 @@ od_status od_tensor_take_grad(const at::Tensor* tensor, at::Tensor** out, od_err
     const at::Tensor grad = tensor->grad();
     *out = nullptr;
     if (!grad.defined()) return;
-    // The tensor has it, and this function. While a hook of the gradient runs, autograd has its memory under another name.
-    bool is_held = grad.use_count() > 2 || (overdrive::has_storage(grad) && grad.storage().use_count() > 2);
+    // The tensor has it, and this function. Its memory may be that of a gradient which other nodes of the graph still need.
+    bool is_held = grad.use_count() > 2 || (overdrive::has_storage(grad) && grad.storage().use_count() > 1);
     auto taken = std::make_unique<at::Tensor>(is_held ? grad.clone() : grad);
     tensor->mutable_grad().reset();
     *out = taken.release();

@@ -47,36 +47,59 @@ fn of_root<'a>(params: impl Iterator<Item = &'a Parameter>, root: usize, bytes: 
 }
 
 /// Broadcasts each bucket from its owner. All ranks hold the owners' parameters afterwards; after an error a rank may hold
-/// parts of both. Where this `looks`, returns whether any value of this rank's has changed.
+/// parts of both, and nothing is under way any more. Where this `looks`, returns whether any value of this rank's has changed.
 pub(crate) fn send(group: &ProcessGroup, buckets: &[Bucket], looks: bool) -> Result<bool, DdpError> {
-    let mut has_changed = false;
+    let mut sending = Sending { group, looks, has_changed: false, under_way: VecDeque::with_capacity(AT_ONCE) };
     if group.size() == 1 {
-        return Ok(has_changed);
+        return Ok(false);
     }
-    let mut finish = |(bucket, flat, work): (&Bucket, Tensor, Work)| -> Result<(), DdpError> {
-        work.wait()?;
-        if bucket.root != group.rank() {
-            has_changed |= bucket.take(&flat, looks)?;
-        }
-        Ok(())
-    };
     let _no_grad = tch::no_grad_guard();
-    let mut under_way: VecDeque<(&Bucket, Tensor, Work)> = VecDeque::with_capacity(AT_ONCE);
-    for bucket in buckets {
-        if under_way.len() == AT_ONCE
-            && let Some(first) = under_way.pop_front()
-        {
-            finish(first)?;
-        }
-        let mut flat = match bucket.root == group.rank() {
-            true => bucket.values()?,
-            false => bucket.memory(looks)?,
-        };
-        let work = group.broadcast_async(&mut flat, bucket.root)?;
-        under_way.push_back((bucket, flat, work));
+    let sent = buckets.iter().try_for_each(|bucket| sending.start(bucket));
+    // Also after a failure: what is under way is written into parameters.
+    let mut ended = sent;
+    while let Some(finished) = sending.finish_first() {
+        ended = ended.and(finished);
     }
-    under_way.into_iter().try_for_each(&mut finish)?;
-    Ok(has_changed)
+    ended.map(|()| sending.has_changed)
+}
+
+/// Broadcasts under way.
+struct Sending<'a> {
+    group: &'a ProcessGroup,
+    looks: bool,
+    has_changed: bool,
+    under_way: VecDeque<(&'a Bucket, Tensor, Work)>,
+}
+
+impl<'a> Sending<'a> {
+    fn start(&mut self, bucket: &'a Bucket) -> Result<(), DdpError> {
+        if self.under_way.len() == AT_ONCE {
+            self.finish_first().transpose()?;
+        }
+        let mut flat = match bucket.root == self.group.rank() {
+            true => bucket.values()?,
+            false => bucket.memory(self.looks)?,
+        };
+        let work = self.group.broadcast_async(&mut flat, bucket.root)?;
+        self.under_way.push_back((bucket, flat, work));
+        Ok(())
+    }
+
+    /// Waits for the broadcast that was started first, if there is one.
+    fn finish_first(&mut self) -> Option<Result<(), DdpError>> {
+        let (bucket, flat, work) = self.under_way.pop_front()?;
+        let waited = work.wait();
+        if bucket.root == self.group.rank() {
+            return Some(waited);
+        }
+        if let Some(param) = bucket.in_place(self.looks) {
+            // Also if a part of it alone was written.
+            bump_version(param);
+            return Some(waited);
+        }
+        let taken = waited.and_then(|()| bucket.take(&flat, self.looks));
+        Some(taken.map(|has_changed| self.has_changed |= has_changed))
+    }
 }
 
 impl Bucket {
@@ -110,10 +133,6 @@ impl Bucket {
     }
 
     fn take(&self, flat: &Tensor, looks: bool) -> Result<bool, DdpError> {
-        if let Some(param) = self.in_place(looks) {
-            bump_version(param);
-            return Ok(false);
-        }
         let mut has_changed = false;
         let sizes: Vec<i64> = self.params.iter().map(|param| param.numel() as i64).collect();
         for (param, part) in self.params.iter().zip(flat.f_split_with_sizes(&sizes, 0)?) {

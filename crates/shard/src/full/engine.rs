@@ -177,12 +177,15 @@ impl Engine {
         freed
     }
 
-    /// Frees the buffers of means that were started, where others are to be started: before memory for gathers is taken.
+    /// Frees the buffers of means that were started, where others are to be started: before memory for gathers is taken. Not
+    /// all ranks do, so nothing is sent.
     fn make_room(&mut self) -> Result<(), ShardError> {
-        match self.units.iter().any(|unit| unit.is_trained() && unit.is_ready() && !unit.is_sent) {
-            true => self.wait_for_means(),
-            false => Ok(()),
+        if !self.units.iter().any(|unit| unit.is_trained() && unit.is_ready() && !unit.is_sent) {
+            return Ok(());
         }
+        let under_way: Vec<usize> = self.pass.iter().flat_map(|pass| pass.under_way.iter().copied()).collect();
+        let waited = under_way.into_iter().try_for_each(|unit| self.units[unit].wait_for_parts());
+        self.link.watch(waited)
     }
 
     fn prepare(&mut self, unit: usize, ahead: Option<usize>) -> Result<Prepared, ShardError> {

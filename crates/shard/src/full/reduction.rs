@@ -112,13 +112,17 @@ impl Reduction {
         Ok(())
     }
 
+    /// Waits until what this rank has sent is freed. Nothing is sent.
+    pub(super) fn wait_for_parts(&mut self) -> Result<(), ShardError> {
+        let work = self.under_way.as_mut().and_then(|it| it.work.take());
+        Ok(work.map_or(Ok(()), Work::wait)?)
+    }
+
     /// Waits for the means, and takes them home. Where the home has no room, they stay: [`take_home`](Self::take_home) tries
     /// again when nothing more is to be sent, so that no other rank waits for this one.
     pub(super) fn wait(&mut self, home: &mut Home) -> Result<(), ShardError> {
+        self.wait_for_parts()?;
         let Some(under_way) = &mut self.under_way else { return Ok(()) };
-        if let Some(work) = under_way.work.take() {
-            work.wait()?;
-        }
         // All ranks wait in the same order.
         if let Some(replicas) = under_way.replicas.take() {
             replicas.all_reduce(&mut under_way.own, ReduceOp::Sum)?;

@@ -148,9 +148,24 @@ pub fn training(meeting: &Meeting) -> Result<()> {
         Way { name: "AdamW, one unit", build: adamw, units: &[], ..WAY },
         Way { name: "AdamW, kept after the forward", build: adamw, reshards: false, ..WAY },
         Way { name: "AdamW, not prefetched", build: adamw, prefetches: false, ..WAY },
-        Way { name: "SGD, large parameters", model: Model::large, micro_batches: 2, ..WAY },
+        Way { name: "SGD, large parameters", model: Model::large, ..WAY },
+        Way { name: "SGD, large parameters, uneven", model: Model::large_uneven, micro_batches: 2, ..WAY },
         Way { name: "SGD, accumulated with exchange", micro_batches: 3, ..WAY },
         Way { name: "SGD, accumulated without exchange", micro_batches: 3, adding: Adding::Held, ..WAY },
+        Way {
+            name: "SGD, large parameters, accumulated without exchange",
+            model: Model::large,
+            micro_batches: 3,
+            adding: Adding::Held,
+            ..WAY
+        },
+        Way {
+            name: "SGD, large parameters, accumulator",
+            model: Model::large,
+            micro_batches: 3,
+            adding: Adding::Accumulator,
+            ..WAY
+        },
         Way { name: "AdamW, accumulator", build: adamw, micro_batches: 3, adding: Adding::Accumulator, ..WAY },
         Way { name: "AdamW, clipped", build: adamw, max_norm: Some(0.5), ..WAY },
         Way {

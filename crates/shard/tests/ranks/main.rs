@@ -41,6 +41,7 @@ mod resharded_wrappers;
 mod saved;
 mod sharded;
 mod sharded_failures;
+mod shared_gradients;
 mod zero;
 
 use std::process::ExitCode;
@@ -89,11 +90,13 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_order", full::order),
     ("full_random", full_random::scenario),
     ("full_hybrid", full_hybrid::scenario),
+    ("full_hybrid_nothing", full_hybrid::with_nothing),
     ("full_forward", full_failures::forward),
     ("full_backward", full_failures::backward_passes),
     ("full_steps", full_failures::steps),
     ("full_refusals", full_refusals::scenario),
     ("counted", counted::scenario),
+    ("shared_gradients", shared_gradients::scenario),
     ("full_large", full_memory::scenario),
     ("full_on_disk", full_memory::on_disk),
     ("full_offload", full_offload::scenario),
@@ -142,6 +145,8 @@ fn main() -> Result<ExitCode> {
         ("zero_of_4_equals_the_large_batch", "zero", 4),
         ("zero_of_2_keeps_half_of_the_state_on_a_rank", "zero_memory", 2),
         ("zero_of_4_keeps_a_quarter_of_the_state_on_a_rank", "zero_memory", 4),
+        ("gradients_that_share_memory_are_averaged_apart_by_2", "shared_gradients", 2),
+        ("gradients_that_share_memory_are_averaged_apart_by_3", "shared_gradients", 3),
         ("stages_of_4_take_their_share_of_memory", "counted", 4),
         ("zero_of_4_with_two_parameters", "zero_few_parameters", 4),
         ("zero_of_4_resumes_to_the_bit_from_parts_and_from_the_whole", "zero_resume", 4),
@@ -181,6 +186,7 @@ fn main() -> Result<ExitCode> {
         ("full_units_are_gathered_ahead_in_the_order_of_the_last_pass", "full_order", 2),
         ("full_shards_of_3_through_random_passes_and_failures", "full_random", 3),
         ("full_shards_over_pairs_of_4_equal_the_large_batch", "full_hybrid", 4),
+        ("replicas_of_full_shards_close_with_nothing", "full_hybrid_nothing", 4),
         ("full_forward_that_fails_on_a_rank_fails_on_all", "full_forward", 3),
         ("full_backward_that_fails_on_a_rank_fails_on_all", "full_backward", 3),
         ("full_step_that_fails_on_a_rank_fails_on_all", "full_steps", 3),

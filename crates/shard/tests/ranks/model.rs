@@ -23,8 +23,14 @@ impl Model {
         Self::of(seed, &[[5, 16], [16, 12], [12, 8], [8, 3]])
     }
 
-    /// One whose second layer has a weight of over 1 MiB, which is exchanged by itself.
+    /// One whose second layer has a weight of over 1 MiB, which is exchanged by itself, in rows that 2, 3 and 4 ranks share
+    /// evenly.
     pub fn large(seed: i64) -> Self {
+        Self::of(seed, &[[5, 400], [400, 336], [336, 8], [8, 3]])
+    }
+
+    /// The same in rows that they do not share evenly.
+    pub fn large_uneven(seed: i64) -> Self {
         Self::of(seed, &[[5, 400], [400, 331], [331, 8], [8, 3]])
     }
 
