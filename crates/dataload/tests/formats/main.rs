@@ -42,7 +42,7 @@ mod lmdb;
 mod lmdb_writer;
 #[cfg(all(feature = "mds", feature = "zstd"))]
 mod mds;
-#[cfg(feature = "mds")]
+#[cfg(all(feature = "mds", feature = "webdataset"))]
 mod mds_writer;
 #[cfg(all(
     feature = "lmdb",
@@ -66,7 +66,7 @@ mod parquet_damage;
 mod parquet_map;
 #[cfg(feature = "parquet")]
 mod parquet_shuffle;
-#[cfg(any(feature = "mds", feature = "webdataset"))]
+#[cfg(all(feature = "mds", feature = "webdataset"))]
 mod python;
 #[cfg(feature = "parquet")]
 mod table;
@@ -77,6 +77,7 @@ mod tfrecord;
 mod tokens;
 #[cfg(feature = "webdataset")]
 mod webdataset;
+#[cfg(feature = "webdataset")]
 mod webdataset_damage;
 
 use std::path::PathBuf;
