@@ -14,6 +14,8 @@ use crate::harness::{Meeting, PATIENCE, all_through, free_port, start};
 /// Long enough for ranks to meet on a busy machine.
 const LIMIT: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
+/// How long a thread waits for its turn.
+const TURN: Duration = Duration::from_secs(5);
 /// Set if rank 1 wakes rank 0 again. Otherwise it ends before that.
 const THAWS: &str = "OVERDRIVE_TEST_THAWS";
 /// The server takes at most twice as much at once.
@@ -82,6 +84,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     }
     let waker = client(PATIENCE)?;
     let server = String::from_utf8(waker.get("server", PATIENCE)?)?;
+    takes_turns(&waker)?;
     let clients = QUESTIONS.iter().map(|_| client(LIMIT)).collect::<Result<Vec<_>, _>>()?;
     waker.set("freeze", b"")?;
     while !is_frozen(&server)? {
@@ -96,6 +99,29 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     kill_process(pid, Signal::CONT)?;
     goes_on(&clients)?;
     Ok(waker.set("done", b"")?)
+}
+
+/// Who waits too long for another thread is told so, has asked nothing, and spoils nothing.
+fn takes_turns(other: &Store) -> Result<()> {
+    let store = client(TURN)?;
+    scope(|scope| {
+        let waits = scope.spawn(|| store.wait(&["turn"], PATIENCE));
+        // Until the other thread has come.
+        let mut added = 0;
+        let error = loop {
+            match store.add("turns", 1) {
+                Ok(_) => added += 1,
+                Err(error) => break error,
+            }
+            sleep(PAUSE);
+        };
+        other.set("turn", b"")?;
+        waits.join().expect("no panic")?;
+        ensure!(error.kind() == TorchErrorKind::Timeout, "{error:?}");
+        ensure!(error.to_string().contains("another thread has waited for the store at 127.0.0.1"), "{error}");
+        ensure!(store.add("turns", 1)? == added + 1);
+        Ok(())
+    })
 }
 
 fn asks(group: &ProcessGroup, clients: &[Store]) -> Result<()> {
