@@ -125,7 +125,8 @@ struct Gloo final : c10d::ProcessGroupGloo {
 };
 
 // Gloo waits five times the timeout for a first connection, for example to a member that has published its address and
-// then died. So it connects on a thread that ends by itself, and the caller gets an error at the timeout.
+// then died. So it connects on a thread that ends by itself, and the caller gets an error after the timeout, which leaves
+// Gloo and the store a moment to say what is missing.
 c10::intrusive_ptr<Gloo> connected(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                    const c10::intrusive_ptr<c10d::ProcessGroupGloo::Options>& options) {
   auto made = std::make_shared<std::promise<c10::intrusive_ptr<Gloo>>>();
@@ -137,7 +138,8 @@ c10::intrusive_ptr<Gloo> connected(const c10::intrusive_ptr<c10d::Store>& store,
       made->set_exception(std::current_exception());
     }
   }).detach();
-  if (backend.wait_for(options->timeout) != std::future_status::ready)
+  constexpr std::chrono::seconds kGrace{2};
+  if (backend.wait_for(options->timeout + kGrace) != std::future_status::ready)
     C10_THROW_ERROR(DistNetworkError, c10::str("timed out: no connection to every member after ",
                                                options->timeout.count(), " ms"));
   return backend.get();

@@ -19,16 +19,9 @@ std::vector<std::string> strings_of(const char* const* keys, size_t n) {
   return std::vector<std::string>(keys, keys + n);
 }
 
-// A store that this process serves itself: the server lives as long as one of its stores here. libtorch could share
-// servers too, but finds them only by port, not by the address to which the given socket is bound.
-struct Served final : overdrive::TcpClient {
-  Served(const std::string& host, const c10d::TCPStoreOptions& client, std::shared_ptr<c10d::TCPStore> server)
-      : overdrive::TcpClient(host, client), server(std::move(server)) {}
-
-  std::shared_ptr<c10d::TCPStore> server;
-};
-
-// A new server on `socket`; without one, the server that this process already has at the port.
+// A new server on `socket`; without one, the server that this process already has at the port. It lives as long as one of
+// its stores here. libtorch could share servers too, but finds them only by port, not by the address to which the given
+// socket is bound.
 std::shared_ptr<c10d::TCPStore> server_at(const std::string& host, const c10d::TCPStoreOptions& wanted, int socket) {
   static std::mutex lock;
   static std::map<uint16_t, std::weak_ptr<c10d::TCPStore>> servers;
@@ -57,14 +50,15 @@ od_status od_tcp_store_new(const od_tcp_store* options, od_store** out, od_error
     if (options->world_size > 0) client.numWorkers = static_cast<size_t>(options->world_size);
     client.waitWorkers = options->wait_workers != 0;
     client.timeout = std::chrono::milliseconds(options->timeout_ms);
+    auto connect = [&] { return c10::make_intrusive<c10d::TCPStore>(host, client); };
     if (options->is_server == 0) {
-      *out = new od_store{c10::make_intrusive<overdrive::TcpClient>(host, client)};
+      *out = new od_store{c10::make_intrusive<overdrive::TcpClient>(connect())};
       return;
     }
     // Only the server waits, so that this process is counted once.
     client.waitWorkers = false;
     auto server = server_at(host, client, options->socket);
-    auto store = c10::make_intrusive<Served>(host, client, server);
+    auto store = c10::make_intrusive<overdrive::TcpClient>(connect(), server);
     if (options->wait_workers != 0 && options->socket >= 0) server->waitForWorkers();
     *out = new od_store{std::move(store)};
   });

@@ -267,7 +267,7 @@ mod tests {
     fn a_gradient_is_taken_or_copied_where_others_have_it() {
         let x = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         assert!(take_grad(&x).unwrap().is_none());
-        let mut backward = || {
+        let backward = || {
             x.square().sum(Kind::Float).backward();
             x.grad().data_ptr()
         };

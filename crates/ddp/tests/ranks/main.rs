@@ -8,6 +8,7 @@ mod collectives;
 mod combinations;
 mod ends;
 mod faults;
+mod frozen;
 mod harness;
 mod hierarchy;
 mod hook_failures;
@@ -89,6 +90,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("other_shape", faults::other_shape),
     ("monitored", faults::monitored),
     ("dropped_work", faults::dropped_work),
+    ("frozen", frozen::scenario),
     ("ends_with_work", faults::ends_with_work),
     ("windows", windows::scenario),
     ("within_backward", windows::within_backward),
@@ -181,7 +183,7 @@ fn main() -> Result<ExitCode> {
         plain("a_group_waits_at_its_end_for_members_that_connect", "late", 2),
     ];
     type Test = fn() -> Result<()>;
-    let more: [(&'static str, Test); 18] = [
+    let more: [(&'static str, Test); 20] = [
         ("a_launcher_checks_its_host_by_overdrive_node_check", node_checks::by_a_launcher),
         ("a_rank_that_stalls_is_reported", faults::stalled),
         ("dropped_work_neither_waits_nor_ends_the_process", faults::dropped),
@@ -190,6 +192,8 @@ fn main() -> Result<ExitCode> {
         ("ranks_killed_at_12_fixed_moments_in_backward_are_reported", kills::in_backward),
         ("a_killed_rank_is_reported_in_collectives", faults::killed_in_collectives),
         ("a_killed_rank_is_reported_in_backward", faults::killed_in_backward),
+        ("a_frozen_server_of_the_store_ends_questions_at_the_timeout", frozen::ends_questions),
+        ("a_server_of_the_store_that_thaws_gives_no_wrong_answers", frozen::goes_on_when_it_thaws),
         ("a_wrong_world_size_is_reported", faults::wrong_world_size),
         ("a_taken_port_is_reported", faults::taken_port),
         ("a_missing_rank_is_reported", faults::absent_rank),

@@ -17,6 +17,11 @@ use crate::raw_c10d as raw;
 /// A key-value store shared by ranks. Its calls take turns, so a call that waits blocks others: give each thread that
 /// waits its own store.
 ///
+/// The process that serves a store over TCP may be frozen, or its host gone. Then calls fail with a timeout, a second
+/// after their own timeout or else the store's; PyTorch waits without a limit. What failed may still take effect if the
+/// server goes on. Until it does, further calls to this store fail at once. `set` does not wait for an answer: only a large
+/// value can fail so.
+///
 /// # Source
 /// `torch.distributed.Store`
 #[derive(Debug)]
@@ -46,7 +51,7 @@ pub struct TcpStoreOptions<'a> {
     pub world_size: usize,
     /// Whether a server waits until all clients have connected.
     pub wait_for_workers: bool,
-    /// How long connecting, waiting for clients and later waiting for keys may take.
+    /// How long connecting, waiting for clients and later each answer of the server may take.
     pub timeout: Duration,
 }
 
@@ -65,7 +70,8 @@ impl Store {
     pub fn tcp(options: &TcpStoreOptions<'_>) -> Result<(Self, u16), Error> {
         let (is_server, port, one_host, timeout) = (options.is_server, options.port, options.one_host, options.timeout);
         let place = format!("{}:{port}", options.host);
-        // libtorch waits forever for an answer if another program listens at this port: hence a thread and a deadline.
+        // libtorch waits forever for an answer if the server is frozen, or another program listens at this port: hence a
+        // thread and a deadline.
         const GRACE: Duration = Duration::from_secs(2);
         let (sender, receiver) = std::sync::mpsc::channel();
         let workers = (i64::try_from(options.world_size).unwrap_or(i64::MAX), options.wait_for_workers);
@@ -88,10 +94,14 @@ impl Store {
             if !is_known.load(Ordering::Relaxed) {
                 return Err(unknown(options.host, timeout));
             }
-            let what = if is_server { "serving a store at" } else { "no store answers at" };
-            Err(Error::timed_out(format!(
-                "timed out after {timeout:.1?}: {what} {place}; does another program use that port?"
-            )))
+            Err(Error::timed_out(if is_server {
+                format!("timed out after {timeout:.1?}: serving a store at {place}; does another program use that port?")
+            } else {
+                format!(
+                    "timed out: the store at {place} has not answered within {timeout:.1?}; is rank 0's process stopped, \
+                     or does another program use that port?"
+                )
+            }))
         })
     }
 
@@ -170,7 +180,7 @@ impl Store {
     /// Sets a key.
     ///
     /// # Errors
-    /// When the server is gone.
+    /// When the server is gone, or does not answer within the store's timeout.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
         let key = c_string(key)?;
         // SAFETY: key and value outlive the call.
@@ -180,7 +190,7 @@ impl Store {
     /// Waits until a key is set, and returns its value.
     ///
     /// # Errors
-    /// When it is not set within the timeout, or the server is gone.
+    /// When it is not set within the timeout, or the server is gone or does not answer.
     ///
     /// # Syncs
     /// Waits for the key.
@@ -198,7 +208,7 @@ impl Store {
     /// Sets a key if its value is `expected` (empty: if it is not set), and returns its value afterwards.
     ///
     /// # Errors
-    /// When the server is gone.
+    /// When the server is gone, or does not answer within the store's timeout.
     pub fn compare_set(&self, key: &str, expected: &[u8], value: &[u8]) -> Result<Vec<u8>, Error> {
         let key = c_string(key)?;
         let mut now = Vec::new();
@@ -223,7 +233,7 @@ impl Store {
     /// Adds to a counter, which starts at 0, and returns its new value.
     ///
     /// # Errors
-    /// When the server is gone.
+    /// When the server is gone, or does not answer within the store's timeout.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64, Error> {
         let key = c_string(key)?;
         let mut sum = 0;
@@ -235,7 +245,7 @@ impl Store {
     /// Whether all keys are set.
     ///
     /// # Errors
-    /// When the server is gone.
+    /// When the server is gone, or does not answer within the store's timeout.
     pub fn check(&self, keys: &[&str]) -> Result<bool, Error> {
         let keys = keys.iter().map(|key| c_string(key)).collect::<Result<Vec<_>, _>>()?;
         let pointers: Vec<_> = keys.iter().map(|key| key.as_ptr()).collect();
@@ -248,7 +258,7 @@ impl Store {
     /// Waits until all keys are set.
     ///
     /// # Errors
-    /// When one is not set within the timeout, or the server is gone.
+    /// When one is not set within the timeout, or the server is gone or does not answer.
     ///
     /// # Syncs
     /// Waits for the keys.
@@ -264,7 +274,7 @@ impl Store {
     /// Deletes a key, and returns whether it existed.
     ///
     /// # Errors
-    /// When the server is gone.
+    /// When the server is gone, or does not answer within the store's timeout.
     pub fn delete(&self, key: &str) -> Result<bool, Error> {
         let key = c_string(key)?;
         let mut deleted = 0;

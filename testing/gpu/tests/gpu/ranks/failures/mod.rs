@@ -27,6 +27,8 @@ pub use rank::scenario;
 const SIZE: usize = 3;
 /// How long ranks wait for one that stays away until they have given it up.
 const SHORT: Duration = Duration::from_secs(2);
+/// The same, but long enough to meet on a busy machine.
+const FIRST: Duration = Duration::from_secs(20);
 /// Between two looks at a file.
 const PAUSE: Duration = Duration::from_millis(5);
 /// A quarter of the watchdog's pause, in milliseconds.
@@ -154,10 +156,11 @@ pub fn a_dead_rank_is_lost() -> Result<()> {
 pub fn a_rank_that_has_lost_another_ends() -> Result<()> {
     let since = Instant::now();
     for what in ["barrier", "sums"] {
-        let (_folder, ranks) = begin(SIZE, "dead, ends", what, AT_ONCE)?;
+        let (_folder, ranks) = begin(SIZE, "dead and ends", what, AT_ONCE)?;
         for running in ranks {
             let Ended { status, output, errors } = running.end(since)?;
-            ensure!(!status.success(), "{what}: {status}\n{output}\n{errors}");
+            let is_end = status.signal() == Some(SIGABRT) || errors.contains("the connection to another rank failed");
+            ensure!(!status.success() && is_end, "{what}: {status}\n{output}\n{errors}");
         }
     }
     Ok(())
@@ -224,14 +227,26 @@ pub fn a_stalled_rank_ends_the_others_where_the_device_waits() -> Result<()> {
 /// libtorch waits without a limit for a store that does not answer, and its watchdog waits for whoever asks the store, or
 /// asks itself.
 pub fn a_frozen_rank_that_serves_the_store_ends_the_others() -> Result<()> {
-    for propagates in ["0", "1"] {
+    for asks in [None, Some("TORCH_NCCL_PROPAGATE_ERROR"), Some("TORCH_NCCL_DESYNC_DEBUG")] {
         let since = Instant::now();
         // The store is asked at once.
-        let often = [("TORCH_NCCL_COORD_CHECK_MILSEC", "10"), ("TORCH_NCCL_PROPAGATE_ERROR", propagates)];
-        let variables = [&[(DUMP_PAUSE, AT_ONCE)], &often[..]].concat();
+        let mut variables = vec![(DUMP_PAUSE, AT_ONCE), ("TORCH_NCCL_COORD_CHECK_MILSEC", "10")];
+        variables.extend(asks.map(|variable| (variable, "1")));
         let (_folder, ranks) = begin_with(2, "frozen", &free_port().to_string(), &variables)?;
         the_others_end(ranks, 0, since)?;
+        // The store's own timeout is longer.
+        ensure!(since.elapsed() < PATIENCE, "{asks:?}: the watchdog has waited for the store");
     }
+    Ok(())
+}
+
+/// The others get the communicator's id from the store.
+pub fn a_frozen_rank_that_serves_the_store_times_out_in_the_first_collective() -> Result<()> {
+    let since = Instant::now();
+    let (_folder, mut ranks) = begin_with(2, "frozen first", &free_port().to_string(), &[(DUMP_PAUSE, AT_ONCE)])?;
+    let Ended { status, output, errors } = ranks.remove(1).end(since)?;
+    ensure!(status.success() && output.contains("was told"), "{status}\n{output}\n{errors}");
+    ensure!(ranks[0].is_running()?, "the frozen rank has ended");
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use overdrive::core::{GradientSync, RankGroup, SyncError};
@@ -14,7 +15,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use super::super::PATIENCE;
 use super::super::processes::Meeting;
 use super::ends::{comes_late, drops, goes_on_without_a_rank, waits_again};
-use super::{PAUSE, SHORT};
+use super::{FIRST, PAUSE, SHORT};
 
 /// A rank that has met the others, and summed with them once.
 pub struct Rank {
@@ -168,8 +169,10 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             .context("it met")?;
         return leave(meeting, name(&error));
     }
-    if case == "frozen" {
-        return freezes(meeting, what.parse()?);
+    match case.as_str() {
+        "frozen" => return freezes_later(meeting, what),
+        "frozen first" => return freezes_first(meeting, what),
+        _ => {}
     }
     let mut rank = Rank::new(meeting, case.starts_with("verified"), what)?;
     match case.as_str() {
@@ -184,8 +187,8 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             ensure!(meets_anew || matches!(next, DdpError::Lost { .. } | DdpError::Ended { .. }), "{next}");
             leave(meeting, name(&error))
         }
-        "dead, ends" if meeting.rank == 1 => std::process::abort(),
-        "dead, ends" => Err(rank.first_error(what)?.into()),
+        "dead and ends" if meeting.rank == 1 => std::process::abort(),
+        "dead and ends" => Err(rank.first_error(what)?.into()),
         "stalls" | "verified stalls" if meeting.rank == 1 => stay_away(),
         "stalls" | "verified stalls" => {
             rank.group.set_timeout(SHORT)?;
@@ -216,24 +219,45 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     }
 }
 
-/// Rank 0, which serves the store, freezes when the program of the other asks the store nothing any more.
-fn freezes(meeting: &Meeting, port: u16) -> Result<()> {
+fn meets_at(port: &str, meeting: &Meeting, timeout: Duration) -> Result<(ProcessGroup, Tensor)> {
     let (rank, world_size) = (meeting.rank, meeting.size);
-    let method = InitMethod::Tcp { host: "127.0.0.1".to_owned(), port, rank, world_size };
-    let group = ProcessGroup::builder(Backend::Nccl).timeout(PATIENCE).cuda_device(rank).init(&method)?;
-    let mut sum = Tensor::ones([8], (Kind::Float, Device::Cuda(rank)));
-    group.all_reduce(&mut sum, ReduceOp::Avg)?;
-    ensure!(sum.double_value(&[7]) == 1.0, "{sum}");
-    group.set_timeout(SHORT)?;
+    let method = InitMethod::Tcp { host: "127.0.0.1".to_owned(), port: port.parse()?, rank, world_size };
+    let group = ProcessGroup::builder(Backend::Nccl).timeout(timeout).cuda_device(rank).init(&method)?;
+    Ok((group, Tensor::ones([8], (Kind::Float, Device::Cuda(rank)))))
+}
+
+/// Rank 0, which serves the store, freezes when the program of the other asks the store nothing more.
+fn freezes(meeting: &Meeting) -> Result<()> {
     tell(meeting, "met")?;
-    if rank == 0 {
+    if meeting.rank == 0 {
         while !told_at(&meeting.file, 1).exists() {
             std::thread::sleep(PAUSE);
         }
         kill_process(getpid(), Signal::STOP)?;
     }
+    Ok(())
+}
+
+fn freezes_later(meeting: &Meeting, port: &str) -> Result<()> {
+    let (group, mut sum) = meets_at(port, meeting, PATIENCE)?;
+    group.all_reduce(&mut sum, ReduceOp::Avg)?;
+    ensure!(sum.double_value(&[7]) == 1.0, "{sum}");
+    group.set_timeout(SHORT)?;
+    freezes(meeting)?;
     group.all_reduce(&mut sum, ReduceOp::Sum)?;
     println!("read {sum}");
+    Ok(())
+}
+
+/// The communicator's id goes through the store.
+fn freezes_first(meeting: &Meeting, port: &str) -> Result<()> {
+    let (group, mut sum) = meets_at(port, meeting, FIRST)?;
+    freezes(meeting)?;
+    let error = group.all_reduce(&mut sum, ReduceOp::Sum).err().context("a frozen rank has summed")?;
+    let DdpError::TimedOut { source, .. } = &error else { anyhow::bail!("{error:?}") };
+    let late = format!("the store at 127.0.0.1:{port} has not answered within {} s", FIRST.as_secs());
+    ensure!(source.to_string().contains(&late), "{error}");
+    println!("was told");
     Ok(())
 }
 
