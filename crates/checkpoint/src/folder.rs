@@ -130,6 +130,12 @@ impl Folder {
         Ok(steps)
     }
 
+    /// Whether there is a checkpoint of this step.
+    pub fn has(&self, step: u64) -> Result<bool, CheckpointError> {
+        let path = self.step(step);
+        path.try_exists().when("read its metadata", &path)
+    }
+
     /// Renames the folder that was written to its final name. An earlier checkpoint of the step is set aside, and
     /// removed by [`remove`](Self::remove); if this fails, it is restored.
     pub fn publish(&self, step: u64) -> Result<(), CheckpointError> {

@@ -10,6 +10,7 @@ use crate::error::CheckpointError;
 use crate::load::{check_all_parts, load_all, names};
 use crate::read::Saved;
 use crate::search::{Passed, Wanted};
+use crate::write::not_removed;
 
 /// The checkpoint that [`Checkpoint::resume`] has loaded.
 #[derive(Debug)]
@@ -70,6 +71,10 @@ impl Checkpoint {
         self.load_everywhere(saved, parts)?;
         let set_aside = self.set_aside(step, &damaged);
         self.ranks.all("set later checkpoints aside", set_aside)?;
+        if self.ranks.writes() {
+            // Left where ranks were ended before they could remove them.
+            self.warnings.extend(not_removed(self.run.remove_notes(), step));
+        }
         Ok(Some(Resumed { step, folder, skipped, left_out }))
     }
 
