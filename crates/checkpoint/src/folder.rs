@@ -50,6 +50,19 @@ impl Folder {
         Self { root: root.to_path_buf(), lock: None }
     }
 
+    /// An error if another process writes there now, as far as locks tell.
+    pub fn check_unused(&self) -> Result<(), CheckpointError> {
+        let path = self.root.join(".lock");
+        let lock = match File::options().write(true).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            lock => LockedFile::new(lock.when("open it", &path)?),
+        };
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(CheckpointError::InUse { folder: self.root.clone() }),
+            _ => Ok(()),
+        }
+    }
+
     fn open_on(root: &Path, system: &System) -> Result<Self, CheckpointError> {
         make(root, system.sync)?;
         let path = root.join(".lock");

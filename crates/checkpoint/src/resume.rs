@@ -57,7 +57,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// When the checkpoint does not fit the parts or has a newer format, when every checkpoint is damaged, and when
-    /// ranks have several checkpoints, but no step in common; [`OtherRun`](CheckpointError::OtherRun) and
+    /// ranks have several checkpoints, but no step in common; [`InUse`](CheckpointError::InUse) where ranks of another number,
+    /// or a single process, still write later checkpoints of this run; [`OtherRun`](CheckpointError::OtherRun) and
     /// [`OtherRanks`](CheckpointError::OtherRanks).
     ///
     /// # Syncs
@@ -147,6 +148,10 @@ impl Checkpoint {
     fn set_aside(&self, step: u64, damaged: &[u64]) -> Result<(), CheckpointError> {
         if !self.ranks.writes() {
             return Ok(());
+        }
+        if self.ranks.rank() == 0 {
+            // Now, and not at the first save, perhaps an hour later.
+            self.run.check_others_ended(step)?;
         }
         damaged.iter().try_for_each(|&step| self.folder.set_damaged_aside(step))?;
         if self.ranks.are_several() { self.folder.abandon(step + 1, None) } else { Ok(()) }

@@ -64,6 +64,16 @@ impl Run {
         Ok(())
     }
 
+    /// An error where one of those whose checkpoints after this step are to be set aside is still there.
+    pub fn check_others_ended(&self, step: u64) -> Result<(), CheckpointError> {
+        for folder in self.others()? {
+            if folder.steps()?.last().is_some_and(|&last| last > step) {
+                folder.check_unused()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether there is a note that this step, of which some rank has a checkpoint, was never completed: a note of one of
     /// the ranks that were saving it then. `own`: this rank, whose note alone counts where it sees no such checkpoint.
     ///
