@@ -70,15 +70,20 @@ fn remove_left(target: &Path) {
     let (prefix, entries) = (prefix(target), fs::read_dir(folder_of(target)));
     for entry in entries.into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix))
-            && File::options().write(true).open(entry.path()).is_ok_and(|file| file.try_lock().is_ok())
+            && let Ok(file) = File::options().write(true).open(entry.path())
+            && file.try_lock().is_ok()
         {
             let _ = fs::remove_file(entry.path());
+            // Locked until it is gone: who has just made it sees that it is not its own any more.
+            drop(file);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     #[test]
@@ -95,5 +100,30 @@ mod tests {
         two.publish(&target).unwrap();
         assert!(target.exists());
         assert_eq!(names().len(), 2);
+    }
+
+    /// Several threads look for left files as fast as they can while one makes files.
+    #[test]
+    fn what_another_writes_is_not_taken_for_a_left_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("whole.safetensors");
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !is_done.load(Ordering::Relaxed) {
+                        remove_left(&target);
+                    }
+                });
+            }
+            let mut lost = 0;
+            for _ in 0..300 {
+                let aside = Aside::new(&target).unwrap();
+                std::thread::yield_now();
+                lost += usize::from(!aside.path.exists());
+            }
+            is_done.store(true, Ordering::Relaxed);
+            assert_eq!(lost, 0);
+        });
     }
 }

@@ -100,8 +100,9 @@ impl CheckpointBuilder {
 
     /// Parts of which ranks save different states that are no shards, and of which rank 0's is right for another number of
     /// ranks: a module whose batch norms have each rank's running statistics, say, of which `DistributedDataParallel` takes
-    /// rank 0's in each pass; or the buffers of a sharded one. Without this, such a run is refused
-    /// ([`CheckpointError::RanksDiffer`]). As many ranks load their own.
+    /// rank 0's in each pass; or the buffers of a sharded one. Not for what each rank computes from its own shard, which is
+    /// wrong for others. Without this, such a run is refused ([`CheckpointError::RanksDiffer`]). As many ranks load their
+    /// own.
     ///
     /// # Source
     /// `torch.distributed.checkpoint`, which saves what is not sharded from one rank alone

@@ -58,7 +58,9 @@ pub struct Checkpoint {
     unconfirmed: Option<u64>,
     /// The last step that all ranks have.
     everywhere: Option<u64>,
-    warnings: Vec<CheckpointError>,
+    /// Nothing was found to resume from: what is there was never complete.
+    pub(crate) begins: bool,
+    pub(crate) warnings: Vec<CheckpointError>,
 }
 
 /// A write in the background.
@@ -102,6 +104,7 @@ impl Checkpoint {
             resumed: None,
             unconfirmed: None,
             everywhere: None,
+            begins: false,
             warnings: Vec::new(),
         }
     }
@@ -189,19 +192,26 @@ impl Checkpoint {
         if !self.ranks.writes() {
             return Ok(None);
         }
+        let abandoned_from = match self.last {
+            Some(last) => last.min(step) + 1,
+            None if self.begins => 0,
+            None => step + 1,
+        };
         if several {
             // Before any rank writes this step: otherwise, if a rank died meanwhile, its old checkpoint of this step
             // could be taken for one that matches the other ranks' new ones.
-            let from = self.last.map_or(step, |last| last + 1);
+            let from = abandoned_from.min(step);
             self.folder.abandon(from, None)?;
             if self.ranks.rank() == 0 {
                 self.run.abandon_others(from)?;
             }
-            if self.ranks.mark().is_some() {
-                first::begin(&self.folder, step)?;
+            // Where a step is complete, this is not the first, though it may be in this folder.
+            if let Some(mark) = self.ranks.mark()
+                && self.everywhere.is_none()
+            {
+                first::begin(&self.folder, step, mark.world_size)?;
             }
         }
-        let abandoned_from = self.last.map_or(step, |last| last.min(step)) + 1;
         let (fields, run) = (self.fields.clone(), (!several).then(|| self.run.clone()));
         let mut pending = Pending { step, abandoned_from, run, ranks: None, metric: None, parts: Vec::new(), fields };
         let names: BTreeSet<&str> = parts.iter().map(|(name, _)| *name).collect();
@@ -241,13 +251,14 @@ impl Checkpoint {
     /// Writes in the background.
     fn start(&mut self, pending: Pending) {
         let (folder, retention, step) = (self.folder.clone(), self.retention.clone(), pending.step);
-        let run = self.run.clone();
+        let (run, mark) = (self.run.clone(), self.ranks.mark());
         // Other ranks may not have this step yet.
         let upto = if self.ranks.are_several() { self.everywhere } else { Some(step) };
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(move || {
             let _span = tracing::debug_span!("checkpoint_write", step).entered();
             let written = write(&folder, &pending);
-            let removed = |()| upto.map_or(Vec::new(), |upto| remove_surplus(&run, &folder, &retention, upto, step));
+            let removed =
+                |()| upto.map_or(Vec::new(), |upto| remove_surplus(&run, (&folder, mark), &retention, upto, step));
             (pending, written.map(removed))
         });
         self.writing = Some(Writing { step, thread });
@@ -272,7 +283,8 @@ impl Checkpoint {
     /// Removes surplus checkpoints, up to the last step that all ranks have.
     fn remove_surplus(&mut self) {
         if let Some(upto) = self.everywhere.filter(|_| self.ranks.writes()) {
-            self.warnings.extend(remove_surplus(&self.run, &self.folder, &self.retention, upto, upto));
+            let folder = (&*self.folder, self.ranks.mark());
+            self.warnings.extend(remove_surplus(&self.run, folder, &self.retention, upto, upto));
         }
     }
 
@@ -351,14 +363,14 @@ impl Checkpoint {
     }
 
     /// The step of the best checkpoint by [`keep_best`](CheckpointBuilder::keep_best)'s metric, for
-    /// [`load`](Self::load); none if no checkpoint has that metric. It may be one that another number of ranks has saved.
+    /// [`load`](Self::load); none if no complete checkpoint has that metric. It may be one that another number of ranks has saved.
     ///
     /// # Errors
     /// [`CheckpointError::Io`]
     pub fn best(&self) -> Result<Option<u64>, CheckpointError> {
         let Some(best) = &self.retention.best else { return Ok(None) };
         let steps = self.run.steps(&self.folder)?;
-        Ok(best.of(&self.run, &self.folder, &steps).first().copied())
+        Ok(best.of(&self.run, (&self.folder, self.ranks.mark()), &steps)?.first().copied())
     }
 
     /// The folder of a step's checkpoint, whether it exists or not.

@@ -225,8 +225,8 @@ pub enum CheckpointError {
     /// rank's would be right for another number of ranks is unknown.
     #[error(
         "{part}: the {saved} ranks that have saved it have different states (`{entry}`), of which there is no whole: resume \
-         with {saved} ranks; or name the part in `from_rank_0` of the builder, and all load rank 0's; or in `begin_anew`, and \
-         it keeps the state it has"
+         with {saved} ranks; or name the part in `from_rank_0` of the builder, and all load rank 0's, if that is right for \
+         all of them, as running statistics are; or in `begin_anew`, and it keeps the state it has"
     )]
     RanksDiffer {
         /// The part's name.

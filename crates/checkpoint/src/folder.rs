@@ -50,6 +50,19 @@ impl Folder {
         Self { root: root.to_path_buf(), lock: None }
     }
 
+    /// An error if another process writes there now, as far as locks tell.
+    pub fn check_unused(&self) -> Result<(), CheckpointError> {
+        let path = self.root.join(".lock");
+        let lock = match File::options().write(true).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            lock => LockedFile::new(lock.when("open it", &path)?),
+        };
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(CheckpointError::InUse { folder: self.root.clone() }),
+            _ => Ok(()),
+        }
+    }
+
     fn open_on(root: &Path, system: &System) -> Result<Self, CheckpointError> {
         make(root, system.sync)?;
         let path = root.join(".lock");
@@ -128,6 +141,12 @@ impl Folder {
         let mut steps: Vec<u64> = self.names()?.iter().filter_map(number).collect();
         steps.sort_unstable();
         Ok(steps)
+    }
+
+    /// Whether there is a checkpoint of this step.
+    pub fn has(&self, step: u64) -> Result<bool, CheckpointError> {
+        let path = self.step(step);
+        path.try_exists().when("read its metadata", &path)
     }
 
     /// Renames the folder that was written to its final name. An earlier checkpoint of the step is set aside, and

@@ -60,8 +60,8 @@ impl Whole {
         self.pieces.iter().find(|piece| (piece.first..piece.first + piece.count).contains(&row))
     }
 
-    /// Sorts the pieces; returns the first row that none has. Where there is no such row, the tensor is as large as the
-    /// files at most.
+    /// Sorts the pieces; returns the first row that none has. Where there is no such row, the tensor is as large as its
+    /// pieces at most.
     pub fn first_missing(&mut self) -> Option<i64> {
         self.pieces.sort_by_key(|piece| piece.first);
         let mut reached = 0;
@@ -76,6 +76,14 @@ impl Whole {
 }
 
 impl Outline {
+    /// The bytes of all tensors, tied ones once.
+    pub fn bytes(&self) -> u64 {
+        let tied = self.tied();
+        let own = self.tensors.iter().filter(|(name, _)| !tied.contains_key(name.as_str()));
+        let bytes = |tensor: &Whole| (tensor.rows().end as u64).saturating_mul(tensor.row_bytes() as u64);
+        own.fold(0, |sum, (_, tensor)| sum.saturating_add(bytes(tensor)))
+    }
+
     /// Names that are tied to others, each with the one under which the tensor is kept.
     pub fn tied(&self) -> BTreeMap<&str, &str> {
         let (mut kept, mut tied) = (BTreeMap::new(), BTreeMap::new());

@@ -10,6 +10,7 @@ use crate::error::CheckpointError;
 use crate::load::{check_all_parts, load_all, names};
 use crate::read::Saved;
 use crate::search::{Passed, Wanted};
+use crate::write::not_removed;
 
 /// The checkpoint that [`Checkpoint::resume`] has loaded.
 #[derive(Debug)]
@@ -56,7 +57,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// When the checkpoint does not fit the parts or has a newer format, when every checkpoint is damaged, and when
-    /// ranks have several checkpoints, but no step in common; [`OtherRun`](CheckpointError::OtherRun) and
+    /// ranks have several checkpoints, but no step in common; [`InUse`](CheckpointError::InUse) where ranks of another number,
+    /// or a single process, still write later checkpoints of this run; [`OtherRun`](CheckpointError::OtherRun) and
     /// [`OtherRanks`](CheckpointError::OtherRanks).
     ///
     /// # Syncs
@@ -70,6 +72,10 @@ impl Checkpoint {
         self.load_everywhere(saved, parts)?;
         let set_aside = self.set_aside(step, &damaged);
         self.ranks.all("set later checkpoints aside", set_aside)?;
+        if self.ranks.writes() {
+            // Left where ranks were ended before they could remove them.
+            self.warnings.extend(not_removed(self.run.remove_notes(), step));
+        }
         Ok(Some(Resumed { step, folder, skipped, left_out }))
     }
 
@@ -142,6 +148,10 @@ impl Checkpoint {
     fn set_aside(&self, step: u64, damaged: &[u64]) -> Result<(), CheckpointError> {
         if !self.ranks.writes() {
             return Ok(());
+        }
+        if self.ranks.rank() == 0 {
+            // Now, and not at the first save, perhaps an hour later.
+            self.run.check_others_ended(step)?;
         }
         damaged.iter().try_for_each(|&step| self.folder.set_damaged_aside(step))?;
         if self.ranks.are_several() { self.folder.abandon(step + 1, None) } else { Ok(()) }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use crate::error::CheckpointError;
 use crate::folder::Folder;
-use crate::manifest::Metric;
+use crate::manifest::{Metric, Rank};
 use crate::run::Run;
 
 /// Whether a smaller or a larger metric is better.
@@ -34,8 +34,14 @@ pub(crate) struct Best {
 
 impl Retention {
     /// The steps whose checkpoints in this folder are to be removed, up to `upto`. `written`, the step that was just saved,
-    /// is always kept.
-    pub fn surplus(&self, run: &Run, folder: &Folder, upto: u64, written: u64) -> Result<Vec<u64>, CheckpointError> {
+    /// is always kept. `mark`: the rank whose folder it is.
+    pub fn surplus(
+        &self,
+        run: &Run,
+        (folder, mark): (&Folder, Option<Rank>),
+        upto: u64,
+        written: u64,
+    ) -> Result<Vec<u64>, CheckpointError> {
         let upto = |mut steps: Vec<u64>| {
             steps.retain(|&step| step <= upto);
             steps
@@ -46,7 +52,7 @@ impl Retention {
         // Reading manifests takes time, so they are read only if a checkpoint may be removed.
         let best = match &self.best {
             // Another number of ranks may have saved the best: then it is in their folders, and none of these is.
-            Some(best) if surplus > 0 => best.of(run, folder, &upto(run.steps(folder)?)),
+            Some(best) if surplus > 0 => best.of(run, (folder, mark), &upto(run.steps(folder)?))?,
             _ => Vec::new(),
         };
         Ok(old().filter(|step| !best.contains(step)).collect())
@@ -54,14 +60,23 @@ impl Retention {
 }
 
 impl Best {
-    /// The best of these steps, best first. Leaves out steps whose manifest cannot be read or has no metric of this
-    /// name, and those whose metric is NaN.
-    pub fn of(&self, run: &Run, folder: &Folder, steps: &[u64]) -> Vec<u64> {
-        let metric = |&step: &u64| {
-            let Metric { name, value } = run.metric(folder, step)?;
-            (name == self.metric && !value.is_nan()).then_some((value, step))
-        };
-        let mut known: Vec<(f64, u64)> = steps.iter().filter_map(metric).collect();
+    /// The best of these steps, best first. Leaves out steps that are not complete, whose manifest is damaged or has no
+    /// metric of this name, and those whose metric is NaN.
+    pub fn of(
+        &self,
+        run: &Run,
+        (folder, mark): (&Folder, Option<Rank>),
+        steps: &[u64],
+    ) -> Result<Vec<u64>, CheckpointError> {
+        let mut known: Vec<(f64, u64)> = Vec::new();
+        for &step in steps {
+            if let Some(Metric { name, value }) = run.metric(folder, mark, step)?
+                && name == self.metric
+                && !value.is_nan()
+            {
+                known.push((value, step));
+            }
+        }
         let order = |one: &(f64, u64), other: &(f64, u64)| {
             let by_metric = one.0.partial_cmp(&other.0).unwrap_or(Ordering::Equal);
             let by_metric = if self.goal == Goal::Max { by_metric.reverse() } else { by_metric };
@@ -70,6 +85,6 @@ impl Best {
             by_metric.then(one.1.cmp(&other.1))
         };
         known.sort_by(order);
-        known.into_iter().take(self.count).map(|(_, step)| step).collect()
+        Ok(known.into_iter().take(self.count).map(|(_, step)| step).collect())
     }
 }

@@ -10,7 +10,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::CheckpointError;
 use crate::folder::Folder;
 use crate::load::{check_all_parts, names};
-use crate::manifest::Manifest;
+use crate::manifest::{FILE, Manifest};
 use crate::ranks::Verdict;
 use crate::read::{Saved, read_entries, read_parts};
 use crate::together::Together;
@@ -86,7 +86,11 @@ impl Checkpoint {
                 passed.found = Some(saved.step);
                 Ok(Some((saved, passed)))
             }
-            None => self.nothing_found(&steps, passed.skipped.into_iter().next()).map(|()| None),
+            None => {
+                self.nothing_found(&steps, passed.skipped.into_iter().next())?;
+                self.begins = true;
+                Ok(None)
+            }
         }
     }
 
@@ -145,10 +149,17 @@ impl Checkpoint {
     /// Reads what this rank needs of a step; without parts, only the fields, but what is read is compared with its
     /// checksums all the same.
     pub(crate) fn read(&self, step: u64, wanted: Option<&Wanted<'_>>) -> Result<Saved, CheckpointError> {
-        if let Some((folder, own)) = self.own(step, wanted)? {
-            return read_parts(&folder, own, |_| true);
-        }
-        let all = Together::open(self.run.root(), step, &self.from_rank_0)?;
+        let damage = match self.own(step, wanted) {
+            Ok(Some((folder, own))) => return read_parts(&folder, own, |_| true),
+            Ok(None) => None,
+            // The checkpoints of all ranks may do.
+            Err(error) if error.is_damage() => Some(error),
+            Err(error) => return Err(error),
+        };
+        let all = match (Together::open(self.run.root(), step, &self.from_rank_0), damage) {
+            (Err(error), Some(damage)) if error.is_damage() => return Err(damage),
+            (all, _) => all?,
+        };
         let first = all.first();
         let own = all.own(self.ranks.mark(), self.ranks.rank());
         let there = match own {
@@ -184,11 +195,10 @@ impl Checkpoint {
     fn own(&self, step: u64, wanted: Option<&Wanted<'_>>) -> Result<Option<(PathBuf, Manifest)>, CheckpointError> {
         let (folder, mark) = (self.folder.step(step), self.ranks.mark());
         // Of one step, the checkpoint of a single process counts.
-        if mark.is_some() && Folder::reading(self.run.root()).step(step).exists() {
+        if !self.folder.has(step)? || mark.is_some() && Folder::reading(self.run.root()).has(step)? {
             return Ok(None);
         }
-        // One that cannot be read is reported where the checkpoints of all ranks are opened, if there is no other.
-        let Ok(own) = Manifest::of_step(&folder, step) else { return Ok(None) };
+        let own = Manifest::of_step(&folder, step)?;
         let is_ours = mark.is_none_or(|mark| own.ranks.is_some_and(|found| found.is(&mark)));
         let fits = is_ours && wanted.map_or(Ok(true), |wanted| wanted.all_fit(&own))?;
         Ok(fits.then_some((folder, own)))
@@ -206,11 +216,13 @@ impl Checkpoint {
         // A rank may have been ended while the very first checkpoint was written: then others have one, and it has a note.
         let is_only = steps.iter().all(|&step| step as i64 == newest);
         let never_complete = match u64::try_from(newest) {
-            Ok(newest) if is_only => self.run.was_never_complete(newest),
+            Ok(newest) if is_only => self.run.was_never_complete(newest, self.ranks.mark()),
             _ => Ok(false),
         };
         let own = match (never_complete, skipped) {
             (Err(error), _) => Err(error),
+            // What is there, but damaged, may have been complete.
+            (_, Some(error)) if !is_missing(&error) => Err(error),
             (Ok(true), _) => Ok(()),
             (_, Some(error)) => Err(error),
             _ if newest < 0 => Ok(()),
@@ -219,5 +231,17 @@ impl Checkpoint {
             _ => nothing(),
         };
         self.ranks.all("find a step that all ranks have", own)
+    }
+}
+
+/// Whether nothing is damaged here: another rank says what is, or a rank has no checkpoint of the step.
+fn is_missing(error: &CheckpointError) -> bool {
+    match error {
+        CheckpointError::OtherRank { .. } => true,
+        CheckpointError::Damaged { path, .. } => {
+            path.file_name() == Some(FILE.as_ref())
+                && path.parent().is_some_and(|step| matches!(step.try_exists(), Ok(false)))
+        }
+        _ => false,
     }
 }

@@ -29,7 +29,7 @@ impl Together {
     /// Finds the step's checkpoint below `root`: that of a single process, which is in `root` itself, or those of all ranks.
     pub fn open(root: &Path, step: u64, from_rank_0: &BTreeSet<String>) -> Result<Self, CheckpointError> {
         let alone = Folder::reading(root).step(step);
-        let damage = match alone.exists().then(|| Self::alone(&alone, step)).transpose() {
+        let damage = match Folder::reading(root).has(step)?.then(|| Self::alone(&alone, step)).transpose() {
             Ok(None) => None,
             Ok(Some(saved)) => return Ok(Self::of(saved, step, from_rank_0)),
             // Ranks may have the same step.
@@ -128,7 +128,9 @@ impl Together {
             return Ok(());
         }
         for rank in 1..self.ranks() {
-            if let Some(entry) = first.difference(self.part(rank, name)?) {
+            // Rank 0 alone may have saved the part.
+            let entry = self.saved[rank].1.parts.get(name).map_or(Some("*"), |part| first.difference(part));
+            if let Some(entry) = entry {
                 return Err(self.differs(name, entry));
             }
         }
@@ -180,7 +182,7 @@ impl Together {
         // The checksums of tensors that are whole, and so the same where several ranks have them.
         let mut whole: BTreeMap<String, String> = BTreeMap::new();
         let mut plain: BTreeMap<&String, &Plain> = BTreeMap::new();
-        let from_rank_0 = self.from_rank_0.contains(of);
+        let (from_rank_0, mut files) = (self.from_rank_0.contains(of), 0u64);
         for (rank, part) in self.owners(of)? {
             for (key, value) in &part.values {
                 if *plain.entry(key).or_insert(value) != value && !from_rank_0 {
@@ -195,6 +197,7 @@ impl Together {
                 return Err(source.damaged("pieces", "checksums of single tensors", "none"));
             };
             let (header, start) = source.checked_header(pieces)?;
+            files = files.saturating_add(expected.bytes);
             for (key, (info, names)) in names_of(&header, &|_| true) {
                 for name in names {
                     let rows = part.rows.get(&name);
@@ -226,6 +229,17 @@ impl Together {
             if let Some(row) = tensor.first_missing() {
                 return Err(self.missing(of, key, row));
             }
+        }
+        // Each is as large as its pieces at most. But names may be tied to pieces in more ways than ranks would tie them.
+        let (there, named) = (files, outline.bytes());
+        if named > there {
+            let expected = format!("{there} bytes at most, which all files have");
+            return Err(CheckpointError::damaged(
+                &self.folder,
+                format!("the tensors of the part {of:?}"),
+                expected,
+                named,
+            ));
         }
         Ok(outline)
     }
@@ -264,7 +278,9 @@ impl Together {
     /// Reads some of these parts to compare checksums: all ranks together, of which this is `rank` of so many, read all.
     pub fn verify(&self, parts: &BTreeSet<String>, rank: usize, ranks: usize) -> Result<(), CheckpointError> {
         for name in parts {
-            for (key, tensor) in &self.outline(name)?.tensors {
+            let outline = self.outline(name)?;
+            let tied = outline.tied();
+            for (key, tensor) in outline.tensors.iter().filter(|(key, _)| !tied.contains_key(key.as_str())) {
                 let rows = tensor.rows().end;
                 let share = (rows / ranks as i64).saturating_add(1);
                 let first = share.saturating_mul(rank as i64).min(rows);

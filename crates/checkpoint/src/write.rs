@@ -140,7 +140,7 @@ pub(crate) fn write(folder: &Folder, pending: &Pending) -> Result<(), Checkpoint
         .and_then(|()| folder.abandon(pending.abandoned_from, Some(pending.step)))
         .and_then(|()| pending.abandon_others(pending.abandoned_from))
         .and_then(|()| folder.publish(pending.step))
-        .and_then(|()| first::end(folder))
+        .and_then(|()| first::end(folder.root()))
         // One of the same step counted until now.
         .and_then(|()| pending.abandon_others(pending.step));
     if written.is_err() {
@@ -150,21 +150,26 @@ pub(crate) fn write(folder: &Folder, pending: &Pending) -> Result<(), Checkpoint
     written
 }
 
-/// Removes the surplus checkpoints up to `upto`, after `written` is in place. Returns and logs those that could not be
-/// removed.
+/// Removes the surplus checkpoints up to `upto`, which all ranks have, after `written` is in place, and notes of ranks that
+/// there is none yet. Returns and logs those that could not be removed.
 pub(crate) fn remove_surplus(
     run: &Run,
-    folder: &Folder,
+    (folder, mark): (&Folder, Option<manifest::Rank>),
     retention: &Retention,
     upto: u64,
     written: u64,
 ) -> Vec<CheckpointError> {
-    let removed = match retention.surplus(run, folder, upto, written) {
+    let removed = match retention.surplus(run, (folder, mark), upto, written) {
         Ok(surplus) => folder.remove(&surplus),
         Err(error) => vec![error],
     };
-    let not_removed = |error| CheckpointError::NotRemoved { step: written, error: Box::new(error) };
-    removed.into_iter().map(not_removed).inspect(|warning| tracing::warn!("{warning}")).collect()
+    not_removed(removed.into_iter().chain(run.remove_notes()), written)
+}
+
+/// Warnings, which are logged, beside a checkpoint of this step.
+pub(crate) fn not_removed(errors: impl IntoIterator<Item = CheckpointError>, step: u64) -> Vec<CheckpointError> {
+    let warning = |error| CheckpointError::NotRemoved { step, error: Box::new(error) };
+    errors.into_iter().map(warning).inspect(|warning| tracing::warn!("{warning}")).collect()
 }
 
 fn fill(aside: &Path, pending: &Pending) -> Result<(), CheckpointError> {

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use overdrive_core::{
-    Activity, Behavior, Entry, Optimizer, OptimizerError, Parameter, Rows, RowsToLoad, Shapes, StateDict, StateError,
-    Stateful, TorchError, activity,
+    Activity, Behavior, Entry, Optimizer, OptimizerError, Parameter, Rows, RowsToLoad, Shapes, ShardedBy, StateDict,
+    StateError, Stateful, TorchError, activity,
 };
 use overdrive_ffi::{TensorId, TensorList};
 use tch::{Kind, Tensor};
@@ -246,6 +246,14 @@ impl<O: Optimizer> Stateful for Lookahead<O> {
     }
 
     fn rows_to_load(&self, values: &StateDict, shapes: &Shapes) -> Result<RowsToLoad, StateError> {
+        let shard = (&self.inner as &dyn Optimizer).state_dict()?.shard();
+        let is_of_rows = shard.is_some_and(|shard| shard.ranks > 1 && shard.by == ShardedBy::Rows);
+        if is_of_rows && shapes.keys().any(|key| key.starts_with("slow.")) {
+            return Err(StateError::NotSaved {
+                reason: "the slow weights of a `Lookahead` around rows are each rank's own, and another rank's would have \
+                         the same shapes: resume with the ranks that saved them",
+            });
+        }
         let of_inner = |key: &str| key.strip_prefix("inner.").map(str::to_owned);
         let inner = shapes.iter().filter_map(|(key, shape)| Some((of_inner(key)?, shape.clone()))).collect();
         let inner = (&self.inner as &dyn Optimizer).rows_to_load(&values.nested("inner"), &inner)?;

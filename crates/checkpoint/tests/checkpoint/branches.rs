@@ -155,6 +155,25 @@ fn checkpoints_of_a_process_that_still_writes_are_not_set_aside() {
     assert_eq!(living.steps().unwrap(), [10, 20]);
 }
 
+/// Nor does a run go on from before them for an hour, until its first save.
+#[test]
+fn a_rank_that_is_still_there_is_told_when_others_resume() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), 4, &[10, 20]);
+    fs::remove_dir_all(step(folder.path(), 2, 20)).unwrap();
+    let living = Checkpoint::builder(folder.path().join("rank-3")).build().unwrap();
+    for (number, told) in resume(folder.path(), 2).into_iter().enumerate() {
+        let told = told.unwrap_err();
+        match number {
+            0 => assert!(matches!(&told, CheckpointError::InUse { folder } if folder.ends_with("rank-3")), "{told}"),
+            _ => assert!(matches!(told, CheckpointError::OtherRank { .. }), "{told}"),
+        }
+    }
+    assert!(step(folder.path(), 3, 20).exists());
+    drop(living);
+    assert_eq!(resumed_at(folder.path(), 2), Some(10));
+}
+
 /// Rank 0 writes for all; before, each rank has written its own.
 #[test]
 fn ranks_of_which_one_writes_resume_what_each_has_saved() {

@@ -6,7 +6,7 @@ use std::path::Path;
 use overdrive_checkpoint::{
     Checkpoint, CheckpointBuilder, CheckpointError, Resumed, Writers, consolidate, consolidate_from_rank_0,
 };
-use overdrive_core::{Entry, RankGroup};
+use overdrive_core::{Entry, RankGroup, Stateful};
 use tch::Tensor;
 
 use crate::Plain;
@@ -166,6 +166,43 @@ fn ranks_with_checkpoints_of_several_single_processes_are_told() {
         });
         for (told, mean) in found {
             assert!(matches!(told, Err(CheckpointError::OtherRun { .. })) && mean == -1.0, "{told:?}");
+        }
+    }
+}
+
+/// A part that rank 0 alone saves, such as averages of the weights that it alone keeps.
+#[test]
+fn a_part_of_rank_0_alone_is_loaded_by_others_where_the_run_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    run(Rank::group(2, &[]), |rank| {
+        let (number, part, average) = (rank.rank(), statistics(1.0, 1), statistics(5.0, 5));
+        let mut checkpoint = Checkpoint::builder(folder.path()).ranks(rank, Writers::Each).build().unwrap();
+        let parts: [(&str, &dyn Stateful); 2] = [("model", &part), ("average", &average)];
+        checkpoint.save(1, &parts[..2 - number]).unwrap();
+        checkpoint.finish().unwrap();
+    });
+    let resumed = |ranks: usize, options: fn(CheckpointBuilder) -> CheckpointBuilder| {
+        run(Rank::group(ranks, &[]), |rank| {
+            let (mut part, mut average) = (statistics(-1.0, -1), statistics(-1.0, -1));
+            let mut checkpoint =
+                options(Checkpoint::builder(folder.path())).ranks(rank, Writers::Each).build().unwrap();
+            let resumed = checkpoint.resume(&mut [("model", &mut part), ("average", &mut average)]);
+            (resumed, mean(&part), mean(&average))
+        })
+    };
+    for ranks in [1, 3] {
+        for (told, part, _) in resumed(ranks, |builder| builder) {
+            let told = told.unwrap_err();
+            let is_it = matches!(&told, CheckpointError::RanksDiffer { part, entry, saved: 2 } if part == "average" && entry == "*");
+            assert!(is_it && part == -1.0, "{told}");
+        }
+        for (resumed, part, average) in resumed(ranks, |builder| builder.begin_anew(["average"])) {
+            assert_eq!(resumed.unwrap().unwrap().left_out, ["average"]);
+            assert_eq!((part, average), (1.0, -1.0));
+        }
+        for (resumed, part, average) in resumed(ranks, |builder| builder.from_rank_0(["average"])) {
+            assert!(resumed.unwrap().unwrap().left_out.is_empty());
+            assert_eq!((part, average), (1.0, 5.0));
         }
     }
 }

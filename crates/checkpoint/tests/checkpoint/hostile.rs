@@ -3,8 +3,9 @@
 use std::fs;
 
 use overdrive_checkpoint::{Checkpoint, CheckpointError, Writers, consolidate};
-use overdrive_core::RankGroup;
+use overdrive_core::{RankGroup, Rows, Shard, ShardedBy, StateDict, StateError, Stateful};
 use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
 
 use crate::edit_manifest;
 use crate::group::{Rank, run};
@@ -132,4 +133,56 @@ fn names_of_other_folders_are_no_steps_and_no_ranks() {
     });
     let told = consolidate(folder.path(), Some(u64::MAX), "sharded", folder.path().join("x.safetensors")).unwrap_err();
     assert!(matches!(told, CheckpointError::NoSuchStep { .. }), "{told}");
+}
+
+/// Rows of one tensor under many names, loaded whole.
+struct Tied(Shard);
+
+const ROWS: i64 = 1024;
+const NAMES: usize = 1100;
+
+impl Stateful for Tied {
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        let (tensor, first) = (Tensor::zeros([ROWS, 256], (Kind::Float, Device::Cpu)), ROWS * self.0.rank as i64);
+        let mut state = StateDict::of_shard(self.0);
+        for name in 0..NAMES {
+            let rows = Rows { first, whole: vec![2 * ROWS, 256] };
+            state.insert_rows(format!("name{name}"), tensor.shallow_clone(), rows);
+        }
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, _: &StateDict) -> Result<(), StateError> {
+        Ok(())
+    }
+}
+
+/// Each name has other rows of the same two pieces of a megabyte: together they would take gigabytes.
+#[test]
+fn names_that_are_tied_in_other_ways_on_each_rank_take_no_more_than_the_files() {
+    let before = peak();
+    for edited in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        run(Rank::group(2, &[]), |rank| {
+            let part = Tied(Shard { rank: rank.rank(), ranks: 2, by: ShardedBy::Rows });
+            let mut checkpoint = Checkpoint::builder(folder.path()).ranks(rank, Writers::Each).build().unwrap();
+            checkpoint.save(1, &[("tied", &part)]).unwrap();
+            checkpoint.finish().unwrap();
+        });
+        for rank in (0..2).filter(|_| edited) {
+            let edit = |manifest: &mut Value| {
+                for name in 0..NAMES.min(ROWS as usize) {
+                    let (first, whole) = (rank * (ROWS - name as i64), [2 * ROWS - name as i64, 256]);
+                    manifest["parts"]["tied"]["rows"][format!("name{name}")] = json!({"first": first, "whole": whole});
+                }
+            };
+            edit_manifest(&step(folder.path(), rank as usize, 1), edit).unwrap();
+        }
+        let mut part = Tied(Shard { rank: 0, ranks: 1, by: ShardedBy::Rows });
+        let mut checkpoint = Checkpoint::builder(folder.path()).build().unwrap();
+        let resumed = checkpoint.resume(&mut [("tied", &mut part)]);
+        let file = consolidate(folder.path(), None, "tied", folder.path().join("whole.safetensors"));
+        assert_eq!((resumed.is_err(), file.is_err()), (edited, edited), "{resumed:?}, {file:?}");
+    }
+    assert!(peak() - before < MOST_GROWTH, "{} bytes more", peak() - before);
 }

@@ -5,6 +5,8 @@ mod branches;
 mod child;
 mod consolidated;
 mod differing;
+mod disks;
+mod first;
 mod group;
 mod hostile;
 mod kept;

@@ -124,3 +124,61 @@ fn the_best_of_before_a_resume_stays_the_best() {
     }
     assert_eq!((checkpoint.best().unwrap(), checkpoint.steps().unwrap()), (Some(1), vec![7]));
 }
+
+/// What the ranks that are left have removed is not complete: it is not the best, though others still have their parts.
+#[test]
+fn the_best_is_one_that_is_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let saves = |ranks: usize, from: Option<u64>, losses: &[(u64, f64)]| {
+        run(Rank::group(ranks, &[]), |rank| {
+            let number = rank.rank();
+            let builder = Checkpoint::builder(folder.path()).keep(2).keep_best(1, "loss", Goal::Min);
+            let mut checkpoint = builder.ranks(rank, Writers::Each).build().unwrap();
+            let (mut sharded, mut vs) = (Sharded::new(number, ranks, 0.0), model(0.0));
+            if let Some(from) = from {
+                checkpoint.load(from, &mut [("sharded", &mut sharded), ("model", &mut vs)]).unwrap();
+            }
+            for &(step, loss) in losses {
+                checkpoint.set("loss", &loss).unwrap();
+                let parts = (Sharded::new(number, ranks, step as f64), model(step as f64));
+                checkpoint.save(step, &[("sharded", &parts.0), ("model", &parts.1)]).unwrap();
+            }
+            checkpoint.wait().unwrap();
+            let best = checkpoint.best().unwrap().unwrap();
+            let steps = checkpoint.steps().unwrap();
+            checkpoint.load(best, &mut [("sharded", &mut sharded), ("model", &mut vs)]).unwrap();
+            sharded.check(best as f64);
+            (best, steps)
+        })
+    };
+    assert_eq!(saves(4, None, &[(100, 0.1), (200, 0.9)]), vec![(100, vec![100, 200]); 4]);
+    assert_eq!(saves(2, Some(200), &[(300, 0.05)]), vec![(300, vec![200, 300]); 2]);
+    assert!(step(folder.path(), 3, 100).exists(), "of a rank that is no more");
+    let losses = [(400, 0.3), (500, 0.2), (600, 0.4), (700, 0.5)];
+    assert_eq!(saves(2, Some(200), &losses), vec![(500, vec![500, 600, 700]); 2]);
+}
+
+/// A manifest that cannot be read for a moment: nothing is removed, because it may be the best.
+#[test]
+fn where_a_metric_cannot_be_read_nothing_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let builder = Checkpoint::builder(folder.path()).keep(1).keep_best(1, "loss", Goal::Min).background(false);
+    let mut checkpoint = builder.build().unwrap();
+    let save = |checkpoint: &mut Checkpoint, step: u64| {
+        checkpoint.set("loss", &(step as f64)).unwrap();
+        checkpoint.save(step, &[("model", &model(0.0))]).unwrap();
+    };
+    save(&mut checkpoint, 1);
+    let (manifest, moved) = (folder.path().join("step-000000000001/manifest.json"), folder.path().join("moved"));
+    fs::rename(&manifest, &moved).unwrap();
+    fs::create_dir(&manifest).unwrap();
+    save(&mut checkpoint, 2);
+    save(&mut checkpoint, 3);
+    assert!(matches!(checkpoint.best(), Err(CheckpointError::Io { .. })));
+    let told = checkpoint.take_warnings();
+    assert!(told.iter().all(|told| matches!(told, CheckpointError::NotRemoved { .. })) && told.len() == 2, "{told:?}");
+    fs::remove_dir(&manifest).unwrap();
+    fs::rename(&moved, &manifest).unwrap();
+    save(&mut checkpoint, 4);
+    assert_eq!((checkpoint.best().unwrap(), checkpoint.steps().unwrap()), (Some(1), vec![1, 4]));
+}

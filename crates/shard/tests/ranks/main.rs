@@ -122,6 +122,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("resharded_memory", resharded::memory),
     ("resharded_killed", resharded_kills::scenario),
     ("resharded_wrappers", resharded_wrappers::scenario),
+    ("resharded_slow_rows", resharded_wrappers::pairs),
     ("resharded_hybrid", resharded::hybrid),
     ("resharded_other_model", resharded::other_model),
     ("lost_memory", lost::memory),

@@ -35,6 +35,7 @@ pub const TESTS: &[Test] = &[
     ("states_of_4_2_3_4_and_1_ranks_and_of_all_stages_are_the_same_to_the_bit", || run("resharded_stages", 4)),
     ("ranks_that_load_shards_of_others_need_memory_for_their_own", || run("resharded_memory", 4)),
     ("wrappers_of_sharded_optimizers_are_loaded_by_others_or_refused", || run("resharded_wrappers", 2)),
+    ("slow_rows_of_a_lookahead_are_not_taken_from_rank_0", || run("resharded_slow_rows", 4)),
     ("shards_over_pairs_of_4_are_loaded_by_3_and_the_other_way_round", || run("resharded_hybrid", 4)),
     ("shards_of_another_model_are_an_error_on_every_rank", || run("resharded_other_model", 3)),
 ];

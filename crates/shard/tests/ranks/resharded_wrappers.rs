@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use overdrive_checkpoint::CheckpointError;
+use overdrive_checkpoint::{Checkpoint, CheckpointError, Writers};
 use overdrive_core::{IntoParameters, Optimizer, OptimizerError, Parameter, StateDict, Stateful};
 use overdrive_ddp::ProcessGroup;
 use overdrive_optim::{AdamW, Joint, Lookahead};
-use overdrive_shard::{FullyShardedOptimizer, ZeroRedundancyOptimizer};
+use overdrive_shard::{DeviceMesh, FullyShardedDataParallel, FullyShardedOptimizer, ZeroRedundancyOptimizer};
 
 use crate::full::Sharded;
 use crate::harness::Meeting;
@@ -50,6 +50,38 @@ fn load(folder: &Path, alone: &ProcessGroup, opt: &mut dyn Stateful) -> Result<R
     Ok(checkpoint(folder, alone)?.resume(&mut [("optimizer", opt)]).map(drop))
 }
 
+fn train(sharded: &Sharded, opt: &mut dyn Optimizer) -> Result<()> {
+    for step in 0..2 {
+        sharded.fsdp.backward(&sharded.loss(&data(step, 0, 0))?)?;
+        opt.step()?;
+        opt.zero_grad()?;
+    }
+    Ok(())
+}
+
+/// Rank 0's slow rows, which have the same shapes as those of every second rank here, are not taken for others' rows.
+pub fn pairs(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let folder = folder()?;
+    if let Some(pair) = group.new_group(&[0, 1])? {
+        let sharded = Sharded::new(&pair, 1)?;
+        let mut opt = slow(sharded.fsdp.optimizer(adamw)?)?;
+        train(&sharded, &mut opt)?;
+        save(&folder, &pair, &opt)?;
+    }
+    group.barrier()?;
+    let mesh = DeviceMesh::new(&group, &[("replicate", 2), ("shard", 2)])?;
+    let part = mesh.group("shard")?;
+    let builder = FullyShardedDataParallel::hybrid(&mesh, "replicate", "shard")?;
+    let sharded = Sharded::over(builder, 1, &[1, 2], (part.rank(), part.size()))?;
+    let mut opt = slow(sharded.fsdp.optimizer(adamw)?)?;
+    let builder = Checkpoint::builder(&folder).ranks(group.clone(), Writers::Each).from_rank_0(["optimizer"]);
+    let told = builder.build()?.resume(&mut [("optimizer", &mut opt)]).err().context("it was loaded")?;
+    ensure!(matches!(&told, CheckpointError::Part { part, .. } if part == "optimizer"), "{told:?}");
+    ensure!(told.to_string().contains("slow weights"), "{told}");
+    Ok(())
+}
+
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let folder = folder()?;
@@ -65,11 +97,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let sharded = Sharded::new(&group, 1)?;
     let rows: FullyShardedOptimizer<AdamW> = sharded.fsdp.optimizer(adamw)?;
     let mut around = slow(rows)?;
-    for step in 0..2 {
-        sharded.fsdp.backward(&sharded.loss(&data(step, 0, 0))?)?;
-        around.step()?;
-        around.zero_grad()?;
-    }
+    train(&sharded, &mut around)?;
     save(&folder.join("around"), &group, &around)?;
 
     let Some(alone) = group.new_group(&[0])? else { return Ok(()) };

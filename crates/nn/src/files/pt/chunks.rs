@@ -37,6 +37,9 @@ pub(super) fn elements(shape: &[i64]) -> Option<i64> {
 }
 
 /// Checks that each element of a tensor of this shape is in exactly one chunk. Each chunk is within it, and has elements.
+///
+/// Refuses chunks that would need far more comparisons than a grid of as many, which hostile metadata may have: a million
+/// that are cut in 20 dimensions would take an hour.
 pub(super) fn check(name: &str, shape: &[i64], chunks: &[&Extent]) -> Result<(), Bad> {
     let there = chunks.iter().try_fold(0i64, |sum, chunk| sum.checked_add(elements(&chunk.sizes)?));
     if there.is_none_or(|there| Some(there) != elements(shape)) {
@@ -51,7 +54,13 @@ pub(super) fn check(name: &str, shape: &[i64], chunks: &[&Extent]) -> Result<(),
     let mut sorted = chunks.to_vec();
     sorted.sort_by_key(|chunk| chunk.offsets[dim]);
     let mut open: Vec<&Extent> = Vec::new();
+    let (count, mut compared) = (chunks.len(), 0);
+    let most = 64 * count * count.max(2).ilog2() as usize;
     for chunk in sorted {
+        compared += open.len();
+        if compared > most {
+            return Err(Bad::Refused(format!("`{name}` in {count} chunks that are cut in too many dimensions")));
+        }
         open.retain(|other| other.end(dim) > chunk.offsets[dim]);
         if let Some(other) = open.iter().find(|other| other.overlaps(chunk)) {
             let (one, two) = (&other.offsets, &chunk.offsets);
@@ -116,6 +125,22 @@ mod tests {
                 assert!(!is_whole(&grid));
             }
         }
+    }
+
+    /// What `DTensor`s make in one to three dimensions is compared, and what hostile metadata may have is not.
+    #[test]
+    fn chunks_cut_in_many_dimensions_are_refused() {
+        let grid = |cuts: i64, dims: usize| {
+            let at = |number: i64, dim: u32| number / cuts.pow(dim) % cuts;
+            let offsets = |number| (0..dims as u32).map(|dim| at(number, dim)).collect();
+            let extent = |number| Extent { offsets: offsets(number), sizes: vec![1; dims] };
+            let all: Vec<Extent> = (0..cuts.pow(dims as u32)).map(extent).collect();
+            check("weight", &vec![cuts; dims], &all.iter().collect::<Vec<_>>())
+        };
+        for (cuts, dims) in [(4096, 1), (64, 2), (16, 3), (2, 8)] {
+            assert!(grid(cuts, dims).is_ok(), "{dims} dimensions");
+        }
+        assert!(matches!(grid(2, 13), Err(Bad::Refused(_))));
     }
 
     #[test]
