@@ -2,6 +2,7 @@
 //! scenario. Each run has a time limit, after which its processes are killed and the test fails; nothing else is timed.
 
 mod beside_python;
+mod counted;
 mod deepspeed;
 mod deepspeed_full;
 mod edges;
@@ -91,6 +92,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_backward", full_failures::backward_passes),
     ("full_steps", full_failures::steps),
     ("full_refusals", full_refusals::scenario),
+    ("counted", counted::scenario),
     ("full_large", full_memory::scenario),
     ("full_on_disk", full_memory::on_disk),
     ("full_offload", full_offload::scenario),
@@ -138,6 +140,7 @@ fn main() -> Result<ExitCode> {
         ("zero_of_4_equals_the_large_batch", "zero", 4),
         ("zero_of_2_keeps_half_of_the_state_on_a_rank", "zero_memory", 2),
         ("zero_of_4_keeps_a_quarter_of_the_state_on_a_rank", "zero_memory", 4),
+        ("stages_of_4_take_their_share_of_memory", "counted", 4),
         ("zero_of_4_with_two_parameters", "zero_few_parameters", 4),
         ("zero_of_4_resumes_to_the_bit_from_parts_and_from_the_whole", "zero_resume", 4),
         ("zero_refuses_what_differs_or_fails_on_a_rank_on_all", "zero_refusals", 3),
