@@ -25,7 +25,7 @@ struct Cli {
     /// How long each rank multiplies matrices, in seconds
     #[arg(long, default_value_t = NodeCheckOptions::default().compute.as_secs_f64())]
     seconds: f64,
-    /// The side of these matrices, at most 4096; small ones keep no GPU busy
+    /// The side of these matrices, at most 4096; larger ones load a device more
     #[arg(long, default_value_t = NodeCheckOptions::default().side)]
     side: usize,
     /// The fewest GFLOP/s in products of matrices of float32
