@@ -113,7 +113,8 @@ fn pattern(start: i64, length: i64, mask: i32, device: Device) -> Result<Tensor,
     places.f_bitwise_xor_tensor(&Tensor::from(mask).f_to_device(device)?)
 }
 
-/// Multiplies matrices of small whole numbers, whose products are exact. Returns 10^9 operations per second.
+/// Multiplies matrices of small whole numbers, whose products are exact, also in TF32 and bfloat16 with sums in float32.
+/// Returns 10^9 operations per second.
 fn arithmetic(device: Device, options: &NodeCheckOptions) -> Result<f64, String> {
     let failed = |error: tch::TchError| format!("a product of matrices: {error}");
     // Sums of as many products of numbers up to 7 stay below 2^24.
@@ -121,15 +122,17 @@ fn arithmetic(device: Device, options: &NodeCheckOptions) -> Result<f64, String>
     let whole = |step: i64| -> Result<Tensor, tch::TchError> {
         let numbers = Tensor::f_arange(side * side, (Kind::Int64, device))?;
         let scaled = numbers.f_multiply(&Tensor::from(step).f_to_device(device)?)?;
-        scaled
-            .f_remainder_tensor(&Tensor::from(7i64).f_to_device(device)?)?
-            .f_to_kind(Kind::Float)?
-            .f_view([side, side])
+        scaled.f_remainder_tensor(&Tensor::from(7i64).f_to_device(device)?)?.f_view([side, side])
     };
-    let (left, right, ones) = (whole(5).map_err(failed)?, whole(3).map_err(failed)?, vec![1.0f32; side as usize]);
-    let ones = Tensor::from_slice(&ones).f_to_device(device).map_err(failed)?.unsqueeze(1);
-    // By two thin products, in another order of sums: as exact, and by other code.
-    let by_rows = right.f_matmul(&ones).and_then(|sums| left.f_matmul(&sums)).map_err(failed)?;
+    let (left, right) = (whole(5).map_err(failed)?, whole(3).map_err(failed)?);
+    // The sums of the product's rows, in whole numbers: float32 and TF32 could not hold them.
+    let by_rows = (|| {
+        let sums = right.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Int64)?;
+        left.f_multiply(&sums)?.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Int64)
+    })();
+    let by_rows = by_rows.and_then(|it| it.f_to_kind(Kind::Double)).map_err(failed)?;
+    let [left, right] = [left.f_to_kind(Kind::Float), right.f_to_kind(Kind::Float)];
+    let (left, right) = (left.map_err(failed)?, right.map_err(failed)?);
     let started = Instant::now();
     let mut products = 0u32;
     loop {
@@ -137,7 +140,8 @@ fn arithmetic(device: Device, options: &NodeCheckOptions) -> Result<f64, String>
         products += 1;
         let is_last = started.elapsed() >= options.compute;
         if is_last || products == 1 {
-            let off = product.f_matmul(&ones).and_then(|sums| sums.f_sub(&by_rows)).map_err(failed)?;
+            let off = product.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Double);
+            let off = off.and_then(|sums| sums.f_sub(&by_rows)).map_err(failed)?;
             let off = off.f_abs().and_then(|it| it.f_max()).map_err(failed)?;
             let off = f64::try_from(&off).map_err(failed)?;
             // A NaN is no 0.
@@ -157,17 +161,22 @@ fn all_reduce(group: &ProcessGroup) -> Result<f64, DdpError> {
     let (device, size) = (group.device(), group.size() as f64);
     let unfit = |reason: String| DdpError::UnfitNode { device, reason };
     let failed = |error: tch::TchError| unfit(format!("an all-reduce: {error}"));
-    let mut started = Instant::now();
+    let mut took = Duration::ZERO;
     for round in 0..=ROUNDS {
-        if round == 1 {
-            // The first one connects the ranks.
-            group.barrier()?;
-            started = Instant::now();
-        }
         let mine = (group.rank() as i64 + 1) * (round + 1);
         let mut sum = Tensor::from(mine as f32).f_to_device(device).map_err(failed)?;
         sum = sum.f_expand([REDUCED], false).and_then(|it| it.f_contiguous()).map_err(failed)?;
+        // A number that is read has been computed.
+        let wait = |sum: &Tensor| sum.f_double_value(&[0]).map_err(failed);
+        wait(&sum)?;
+        group.barrier()?;
+        let started = Instant::now();
         group.all_reduce(&mut sum, ReduceOp::Sum)?;
+        wait(&sum)?;
+        // The first one connects the ranks.
+        if round > 0 {
+            took += started.elapsed();
+        }
         let ends = [sum.f_min().map_err(failed)?, sum.f_max().map_err(failed)?];
         let [least, most] = ends.map(|it| f64::try_from(&it).unwrap_or(f64::NAN));
         let expected = size * (size + 1.0) / 2.0 * (round + 1) as f64;
@@ -176,5 +185,18 @@ fn all_reduce(group: &ProcessGroup) -> Result<f64, DdpError> {
         }
     }
     let bytes = 4.0 * (REDUCED * ROUNDS) as f64;
-    Ok(bytes / 1e6 / started.elapsed().as_secs_f64())
+    Ok(bytes / 1e6 / took.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_matrices_are_checked_exactly() {
+        for side in [1, 64, 2048] {
+            let options = NodeCheckOptions { side, compute: Duration::ZERO, ..Default::default() };
+            assert!(arithmetic(Device::Cpu, &options).unwrap() > 0.0);
+        }
+    }
 }

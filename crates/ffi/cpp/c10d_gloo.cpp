@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupWrapper.hpp>
 #include <torch/headeronly/version.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <future>
@@ -30,28 +31,28 @@ struct Gloo final : c10d::ProcessGroupGloo {
     return registered([&] { return ProcessGroupGloo::broadcast(tensors, options); });
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    return of_all([&] { return ProcessGroupGloo::allreduce(tensors, options); });
+    return of_all(has_numbers(tensors), [&] { return ProcessGroupGloo::allreduce(tensors, options); });
   }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
-    return of_all([&] { return ProcessGroupGloo::allreduce_coalesced(tensors, options); });
+    return of_all(has_numbers(tensors), [&] { return ProcessGroupGloo::allreduce_coalesced(tensors, options); });
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     return registered([&] { return ProcessGroupGloo::reduce(tensors, options); });
   }
   WorkPtr _reduce_scatter_base(at::Tensor& out, at::Tensor& in, const c10d::ReduceScatterOptions& options) override {
-    return of_all([&] { return ProcessGroupGloo::_reduce_scatter_base(out, in, options); });
+    return of_all(in.numel() > 0, [&] { return ProcessGroupGloo::_reduce_scatter_base(out, in, options); });
   }
   WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& options) override {
-    return of_all([&] { return ProcessGroupGloo::_allgather_base(out, in, options); });
+    return of_all(in.numel() > 0, [&] { return ProcessGroupGloo::_allgather_base(out, in, options); });
   }
   WorkPtr allgather(std::vector<Tensors>& out, Tensors& in, const c10d::AllgatherOptions& options) override {
-    return of_all([&] { return ProcessGroupGloo::allgather(out, in, options); });
+    return of_all(has_numbers(in), [&] { return ProcessGroupGloo::allgather(out, in, options); });
   }
   WorkPtr allgather_coalesced(std::vector<Tensors>& out, Tensors& in, const c10d::AllgatherOptions& options) override {
-    return of_all([&] { return ProcessGroupGloo::allgather_coalesced(out, in, options); });
+    return of_all(has_numbers(in), [&] { return ProcessGroupGloo::allgather_coalesced(out, in, options); });
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& out, Tensors& in, const c10d::AllgatherOptions& options) override {
-    return of_all([&] { return ProcessGroupGloo::allgather_into_tensor_coalesced(out, in, options); });
+    return of_all(has_numbers(in), [&] { return ProcessGroupGloo::allgather_into_tensor_coalesced(out, in, options); });
   }
   WorkPtr gather(std::vector<Tensors>& out, Tensors& in, const c10d::GatherOptions& options) override {
     return registered([&] { return ProcessGroupGloo::gather(out, in, options); });
@@ -60,17 +61,20 @@ struct Gloo final : c10d::ProcessGroupGloo {
     return registered([&] { return ProcessGroupGloo::scatter(out, in, options); });
   }
   WorkPtr reduce_scatter(Tensors& out, std::vector<Tensors>& in, const c10d::ReduceScatterOptions& options) override {
-    return of_all([&] { return ProcessGroupGloo::reduce_scatter(out, in, options); });
+    return of_all(has_numbers(out), [&] { return ProcessGroupGloo::reduce_scatter(out, in, options); });
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& out, Tensors& in, const c10d::ReduceScatterOptions& options) override {
-    return of_all([&] { return ProcessGroupGloo::reduce_scatter_tensor_coalesced(out, in, options); });
+    return of_all(has_numbers(in), [&] { return ProcessGroupGloo::reduce_scatter_tensor_coalesced(out, in, options); });
   }
   WorkPtr alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_splits,
                         std::vector<int64_t>& in_splits, const c10d::AllToAllOptions& options) override {
-    return of_all([&] { return ProcessGroupGloo::alltoall_base(out, in, out_splits, in_splits, options); });
+    // A member may have nothing for another one.
+    bool is_even = out_splits.empty() && in_splits.empty();
+    return of_all(is_even && in.numel() > 0,
+                  [&] { return ProcessGroupGloo::alltoall_base(out, in, out_splits, in_splits, options); });
   }
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    return of_all([&] { return ProcessGroupGloo::barrier(options); });
+    return of_all(true, [&] { return ProcessGroupGloo::barrier(options); });
   }
 
   // A group that verifies compares how many operations each rank has begun. Gloo counts sends and receives too, but
@@ -97,10 +101,17 @@ struct Gloo final : c10d::ProcessGroupGloo {
   bool has_met() const { return has_met_; }
 
  private:
+  // `meets`: without numbers, Gloo may return before the members have heard of each other.
   template <typename Body>
-  WorkPtr of_all(Body&& body) {
-    has_met_ = true;
-    return registered(body);
+  WorkPtr of_all(bool meets, Body&& body) {
+    auto work = registered(body);
+    // Not one that was refused.
+    if (meets) has_met_ = true;
+    return work;
+  }
+
+  static bool has_numbers(const Tensors& tensors) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.numel() > 0; });
   }
 
   template <typename Body>

@@ -49,8 +49,8 @@ bool is_idle_by(const od_group& group, Clock::time_point deadline) {
   return true;
 }
 
-// The key under `connections`.
-constexpr const char* CONNECTED = "connected";
+// The key under `connections`, which users' keys share.
+constexpr const char* CONNECTED = "overdrive/connected";
 // A member in Python does not count itself.
 constexpr auto LONGEST_HOLD = std::chrono::seconds(2);
 

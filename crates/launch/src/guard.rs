@@ -24,7 +24,7 @@ use crate::numa::{self, Binding};
 use crate::output::Console;
 use crate::plan::Plan;
 use crate::port::{self, ReservedPort};
-use crate::process;
+use crate::process::{self, DEATH_LIMIT};
 use crate::signals;
 use crate::together::together;
 
@@ -65,8 +65,7 @@ fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>>
         let console = Arc::new(Console::new()?);
         let health = Arc::new(Health::default());
         if let Some(port) = plan.health_port {
-            health::serve(port, plan.health_timeout, &health)
-                .map_err(LaunchError::system(format!("listen on port {port} for health checks")))?;
+            serve_health(&plan, port, &health, &console)?;
         }
         let visible = plan.variable_of_ranks("CUDA_VISIBLE_DEVICES");
         let of_ranks = |binding| numa::of_ranks(binding, plan.nproc, visible.as_deref());
@@ -95,7 +94,8 @@ fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>>
         if let Some(logs) = &logs {
             console.say(&format!("outputs are in {}", logs.display()));
         }
-        let errors = if logs.is_none() { folder_for_errors(&plan, &console) } else { None };
+        let wants_folder = logs.is_none() || plan.health_port.is_some();
+        let errors = if wants_folder { folder_for_errors(&plan, &console) } else { None };
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Ok(Host { plan, name, console, logs, errors, threads, bindings, health, events })
     })();
@@ -137,10 +137,40 @@ fn folder_for_logs(plan: &Plan) -> Result<PathBuf, LaunchError> {
     Ok(folder.keep())
 }
 
-/// Without the folder, ranks run as well, but cannot record their errors.
+/// Without the folder, ranks run as well, but cannot record their errors or give signs of life.
 fn folder_for_errors(plan: &Plan, console: &Console) -> Option<error_file::Folder> {
+    let what = match (plan.wants_files(), plan.health_port.is_some()) {
+        (false, false) => "record errors",
+        (false, true) => "record errors or give signs of life for health checks",
+        (true, _) => "give signs of life for health checks",
+    };
     let made = error_file::Folder::create(&plan.mark);
-    made.inspect_err(|error| console.say(&format!("ranks cannot record errors: no temporary folder: {error}"))).ok()
+    made.inspect_err(|error| console.say(&format!("ranks cannot {what}: no temporary folder: {error}"))).ok()
+}
+
+/// Where the port is only wished for, the run does not wait for it, and goes on without.
+fn serve_health(plan: &Plan, port: u16, health: &Arc<Health>, console: &Arc<Console>) -> Result<(), LaunchError> {
+    let (limit, health, said) = (plan.health_timeout, Arc::clone(health), Arc::clone(console));
+    let serve = move || {
+        let seconds = DEATH_LIMIT.as_secs();
+        let waits = || said.say(&format!("port {port} for health checks is taken; trying again for {seconds} s"));
+        health::serve(health::listen(port, DEATH_LIMIT, waits)?, limit, &health)
+    };
+    let failed = format!("listen on port {port} for health checks");
+    if !plan.health_is_optional {
+        return serve().map_err(LaunchError::system(failed));
+    }
+    let console = Arc::clone(console);
+    let serve = move || {
+        if let Err(error) = serve() {
+            console.say(&format!("no health checks: cannot {failed}: {error}"));
+        }
+    };
+    thread::Builder::new()
+        .name("health".to_owned())
+        .spawn(serve)
+        .map_err(LaunchError::system("serve health checks"))?;
+    Ok(())
 }
 
 /// `Ok(None)`: the launcher has died.

@@ -1,12 +1,11 @@
 //! Tells whoever asks by HTTP whether this launcher and its ranks go on: Kubernetes' probes, above all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -16,8 +15,15 @@ use crate::lock::lock;
 /// For a whole request; probes send theirs at once.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Requests at a time. Those beyond are closed without an answer.
-const MOST_REQUESTS: usize = 16;
+/// Between tries to listen.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Requests at a time. Beyond that, the one that has been open for longest is closed: probes send theirs at once, so it is
+/// none of those.
+const MOST_REQUESTS: usize = 64;
+
+/// Asked for, ranks do not count.
+const LAUNCHER_ALONE: &str = "/launcher";
 
 /// What is known of the loops of this process, and of the ranks that it has started.
 #[derive(Default)]
@@ -34,9 +40,8 @@ struct Rank {
 }
 
 impl Rank {
-    /// How long ago the last sign was given, at the least; None before the first.
-    fn silent_for(&mut self, now: Instant) -> Option<Duration> {
-        let time = fs::metadata(&self.file).and_then(|it| it.modified()).ok();
+    /// How long ago the last sign was given, at the least; None before the first. `time` is that of the file now.
+    fn silent_for(&mut self, time: Option<SystemTime>, now: Instant) -> Option<Duration> {
         self.seen = match (time, self.seen) {
             (Some(time), Some((last, at))) if time == last => Some((last, at)),
             (Some(time), _) => Some((time, now)),
@@ -65,8 +70,19 @@ impl Health {
         lock(&self.ranks).remove(&rank);
     }
 
-    /// What stands still for longer than `limit`, and a line for each loop and rank.
-    fn report(&self, now: Instant, limit: Duration) -> (Vec<String>, String) {
+    /// No rank runs any more, or can be ended.
+    pub fn all_ended(&self) {
+        lock(&self.ranks).clear();
+    }
+
+    /// What stands still for longer than `limit`, and a line for each loop and rank. `time_of` tells when a file was modified.
+    fn report(
+        &self,
+        now: Instant,
+        limit: Duration,
+        of_ranks: bool,
+        time_of: impl Fn(&Path) -> Option<SystemTime>,
+    ) -> (Vec<String>, String) {
         let (mut stuck, mut lines) = (Vec::new(), String::new());
         for (name, at) in &*lock(&self.loops) {
             let silent = now.saturating_duration_since(*at);
@@ -75,8 +91,17 @@ impl Health {
                 stuck.push(format!("the {name} stands still since {:.0} s", silent.as_secs_f64()));
             }
         }
-        for (number, rank) in &mut *lock(&self.ranks) {
-            let Some(silent) = rank.silent_for(now) else {
+        if !of_ranks {
+            return (stuck, lines);
+        }
+        // A file system may not answer. The lock, which the loops take too, is not held meanwhile.
+        let files: Vec<_> = lock(&self.ranks).iter().map(|(number, rank)| (*number, rank.file.clone())).collect();
+        let times: Vec<_> = files.into_iter().map(|(number, file)| (number, time_of(&file), file)).collect();
+        let mut ranks = lock(&self.ranks);
+        for (number, time, file) in times {
+            // It may have ended.
+            let Some(rank) = ranks.get_mut(&number).filter(|rank| rank.file == file) else { continue };
+            let Some(silent) = rank.silent_for(time, now) else {
                 let _ = writeln!(lines, "rank {number}: no sign of life yet, and none needed before the first");
                 continue;
             };
@@ -88,8 +113,9 @@ impl Health {
         (stuck, lines)
     }
 
-    fn answer(&self, limit: Duration) -> String {
-        let (stuck, lines) = self.report(Instant::now(), limit);
+    fn answer(&self, limit: Duration, path: &str) -> String {
+        let time_of = |file: &Path| fs::metadata(file).and_then(|it| it.modified()).ok();
+        let (stuck, lines) = self.report(Instant::now(), limit, path != LAUNCHER_ALONE, time_of);
         let (status, first) = match stuck.is_empty() {
             true => ("200 OK", "ok".to_owned()),
             false => {
@@ -105,11 +131,25 @@ impl Health {
     }
 }
 
-/// Listens on all addresses, because Kubernetes probes a pod at its own.
-pub fn serve(port: u16, limit: Duration, health: &Arc<Health>) -> io::Result<()> {
+/// Listens on all addresses, because Kubernetes probes a pod at its own. A port that is taken is tried again for as long as
+/// `patience`: a killed launcher's guard may still have it. `waits` is called before that.
+pub fn listen(port: u16, patience: Duration, waits: impl FnOnce()) -> io::Result<TcpListener> {
     let at: [SocketAddr; 2] = [(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()];
-    let listener = TcpListener::bind(&at[..])?;
-    let (health, open) = (Arc::clone(health), Arc::new(AtomicUsize::new(0)));
+    let (until, mut waits) = (Instant::now() + patience, Some(waits));
+    loop {
+        match TcpListener::bind(&at[..]) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
+                waits.take().into_iter().for_each(|waits| waits());
+                thread::sleep(RETRY);
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Answers whoever connects.
+pub fn serve(listener: TcpListener, limit: Duration, health: &Arc<Health>) -> io::Result<()> {
+    let (health, open) = (Arc::clone(health), Arc::new(Open::default()));
     thread::Builder::new().name("health".to_owned()).spawn(move || {
         for stream in listener.incoming() {
             let Ok(stream) = stream else {
@@ -117,13 +157,16 @@ pub fn serve(port: u16, limit: Duration, health: &Arc<Health>) -> io::Result<()>
                 thread::sleep(Duration::from_millis(100));
                 continue;
             };
-            let place = Place::take(&open);
+            // Threads that wait for a file system.
+            if Arc::strong_count(&open) > 4 * MOST_REQUESTS {
+                continue;
+            }
+            let Ok(place) = Place::take(&open, &stream) else { continue };
             let health = Arc::clone(&health);
             let answer = move || {
-                if place.is_free {
-                    // Whoever has asked may have gone.
-                    let _ = respond(stream, || health.answer(limit));
-                }
+                // Whoever has asked may have gone.
+                let _ = respond(stream, |path| health.answer(limit, path));
+                drop(place);
             };
             // Without a thread, this probe goes without an answer.
             let _ = thread::Builder::new().name("probe".to_owned()).spawn(answer);
@@ -132,42 +175,66 @@ pub fn serve(port: u16, limit: Duration, health: &Arc<Health>) -> io::Result<()>
     Ok(())
 }
 
-/// One of the requests at a time.
+/// The requests that are open, by age.
+#[derive(Default)]
+struct Open(Mutex<VecDeque<(SocketAddr, TcpStream)>>);
+
+/// One of them.
 struct Place {
-    open: Arc<AtomicUsize>,
-    is_free: bool,
+    open: Arc<Open>,
+    peer: SocketAddr,
 }
 
 impl Place {
-    fn take(open: &Arc<AtomicUsize>) -> Self {
-        Self { open: Arc::clone(open), is_free: open.fetch_add(1, Ordering::Relaxed) < MOST_REQUESTS }
+    fn take(open: &Arc<Open>, stream: &TcpStream) -> io::Result<Self> {
+        let (peer, copy) = (stream.peer_addr()?, stream.try_clone()?);
+        let mut all = lock(&open.0);
+        while all.len() >= MOST_REQUESTS
+            && let Some((_, oldest)) = all.pop_front()
+        {
+            // Its thread reads the end.
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        all.push_back((peer, copy));
+        Ok(Self { open: Arc::clone(open), peer })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
+        lock(&self.open.0).retain(|(peer, _)| *peer != self.peer);
     }
 }
 
-/// Answers any request alike.
-fn respond(mut stream: TcpStream, answer: impl FnOnce() -> String) -> io::Result<()> {
+/// Answers a request of any kind by its first line.
+fn respond(mut stream: TcpStream, answer: impl FnOnce(&str) -> String) -> io::Result<()> {
     let until = Instant::now() + REQUEST_TIMEOUT;
-    let (mut request, mut chunk) = (Vec::new(), [0; 1024]);
-    // The connection would be reset, and the answer lost, if it were closed before the request is read.
-    while !request.ends_with(b"\r\n\r\n") && request.len() < 16 << 10 {
+    let mut chunk = [0; 1024];
+    let mut read = |stream: &mut TcpStream| -> io::Result<Vec<u8>> {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
         stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut chunk)? {
-            0 => break,
-            read => request.extend_from_slice(&chunk[..read]),
+        let read = stream.read(&mut chunk)?;
+        Ok(chunk[..read].to_vec())
+    };
+    let mut request = Vec::new();
+    while !request.contains(&b'\n') && request.len() < 16 << 10 {
+        match read(&mut stream)? {
+            more if more.is_empty() => break,
+            more => request.extend(more),
         }
     }
+    let line = String::from_utf8_lossy(&request);
+    let path = line.split_ascii_whitespace().nth(1).unwrap_or_default();
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
     stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
-    stream.write_all(answer().as_bytes())
+    stream.write_all(answer(path).as_bytes())?;
+    stream.shutdown(Shutdown::Write)?;
+    // The connection would be reset, and the answer lost, if it were closed before the request is read.
+    while !read(&mut stream)?.is_empty() {}
+    Ok(())
 }
 
 #[cfg(test)]
@@ -183,7 +250,14 @@ mod tests {
         health.started(3, &file(3));
         health.started(4, &file(4));
         let start = Instant::now();
-        let stuck = |seconds: u64| health.report(start + Duration::from_secs(seconds), limit).0;
+        let time_of = |file: &Path| {
+            // Loops and ranks go on, however long the file system takes.
+            assert!(health.ranks.try_lock().is_ok() && health.loops.try_lock().is_ok());
+            fs::metadata(file).and_then(|it| it.modified()).ok()
+        };
+        let report =
+            |seconds: u64, of_ranks| health.report(start + Duration::from_secs(seconds), limit, of_ranks, time_of);
+        let stuck = |seconds: u64| report(seconds, true).0;
         assert_eq!(stuck(0), [""; 0]);
         // Rank 4 never gives a sign, and need not.
         fs::write(file(3), "").unwrap();
@@ -195,10 +269,26 @@ mod tests {
         let file = fs::File::options().write(true).open(file(3)).unwrap();
         file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
         assert_eq!(stuck(80), ["the launcher stands still since 80 s"]);
+        assert_eq!(report(139, false).0, ["the launcher stands still since 139 s"]);
         health.is_over("launcher");
         assert_eq!(stuck(139), [""; 0]);
         assert_eq!(stuck(141), ["rank 3 has given no sign of life for 61 s"]);
+        assert_eq!(report(141, false).0, [""; 0]);
         health.ended(3);
         assert_eq!(stuck(200), [""; 0]);
+        // Another one of the same file, which cannot be ended.
+        health.started(3, &folder.path().join("3"));
+        assert_eq!(stuck(210), [""; 0]);
+        assert_eq!(stuck(280).len(), 1);
+        health.all_ended();
+        assert_eq!(stuck(300), [""; 0]);
+    }
+
+    #[test]
+    fn a_port_that_stays_taken_is_an_error() {
+        let taken = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let error = listen(port, Duration::ZERO, || panic!("waits")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     }
 }

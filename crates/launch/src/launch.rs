@@ -265,19 +265,27 @@ impl Launch {
 
     /// Answers health checks by HTTP at this port, on all of this host's addresses, while [`run`](Self::run) runs: 200, or
     /// 503 and what stands still. The launcher's own loops count, and the ranks that have called
-    /// [`heartbeat`](crate::heartbeat).
+    /// [`heartbeat`](crate::heartbeat); at the path `/launcher` only the loops. A port that is taken is tried again for 30 s, and
+    /// is then an error.
     ///
     /// # Source
     /// torchrun's `TORCHELASTIC_HEALTH_CHECK_PORT`, where PyTorch itself serves nothing.
     #[doc(alias = "create_healthcheck_server")]
     #[must_use]
     pub fn health_port(mut self, port: u16) -> Self {
-        self.plan.health_port = Some(port);
+        (self.plan.health_port, self.plan.health_is_optional) = (Some(port), false);
+        self
+    }
+
+    /// As [`health_port`](Self::health_port), but the run does not wait for the port, and goes on without it if it stays taken.
+    #[must_use]
+    pub fn optional_health_port(mut self, port: u16) -> Self {
+        (self.plan.health_port, self.plan.health_is_optional) = (Some(port), true);
         self
     }
 
     /// How long the launcher or a rank may be silent before [health checks](Self::health_port) fail; 60 s unless set, as in
-    /// torchrun. A launcher that ends ranks which cannot be killed may be silent for 30 s.
+    /// torchrun, and 3 s at least. A launcher that ends ranks which cannot be killed may be silent for 30 s.
     #[must_use]
     pub fn health_timeout(mut self, timeout: Duration) -> Self {
         self.plan.health_timeout = limited(timeout);

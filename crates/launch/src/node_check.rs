@@ -66,9 +66,15 @@ pub fn run(host: &Host) -> Result<Found, LaunchError> {
     if let Some(signal) = told_to_end {
         return Err(LaunchError::Interrupted { signal, host: None });
     }
-    if timed_out {
-        let limit = check.timeout.as_secs_f64();
-        return Ok(Found::Unfit(Fault::short(format!("its check had not ended after {limit} s"))));
+    if timed_out && !matches!(outcome, Outcome::LauncherGone) {
+        let what = format!("its check had not ended after {} s", check.timeout.as_secs_f64());
+        return Ok(Found::Unfit(match outcome {
+            Outcome::Failed(failures) => {
+                let Fault { summary, report } = fault(failures, ends);
+                Fault { summary: format!("{what}: {summary}"), report: format!("{what}; then it was ended: {report}") }
+            }
+            _ => Fault::short(what),
+        }));
     }
     Ok(match outcome {
         Outcome::Done => {

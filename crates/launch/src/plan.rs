@@ -24,6 +24,8 @@ const MOST_RANKS: usize = 1024;
 const MOST_NODES: usize = 65_536;
 /// In bytes: nodes send the run's name in their greeting.
 const LONGEST_RUN_ID: usize = 1024;
+/// Signs of life come once a second where nothing happens.
+const SHORTEST_HEALTH: Duration = Duration::from_secs(3);
 /// etcd grants no shorter ones.
 const SHORTEST_LEASE: Duration = Duration::from_secs(2);
 
@@ -80,6 +82,8 @@ pub struct Plan {
     pub prefix: String,
     pub node_check: Option<NodeCheck>,
     pub health_port: Option<u16>,
+    /// Without the port, the run goes on.
+    pub health_is_optional: bool,
     /// How long a loop or a rank may be silent.
     pub health_timeout: Duration,
     pub signals: Vec<i32>,
@@ -126,6 +130,7 @@ impl Plan {
             prefix: "[rank${rank}]: ".to_owned(),
             node_check: None,
             health_port: None,
+            health_is_optional: false,
             health_timeout: Duration::from_secs(60),
             signals: signals::FORWARDED.to_vec(),
             forward_signals: false,
@@ -232,6 +237,12 @@ impl Plan {
             if port == Some(0) {
                 return refuse(format!("{option}: the port is 0; give 1 to 65535"));
             }
+        }
+        if self.health_port.is_some() && self.health_timeout < SHORTEST_HEALTH {
+            let (given, least) = (self.health_timeout.as_secs_f64(), SHORTEST_HEALTH.as_secs());
+            return refuse(format!(
+                "--health-timeout {given}: give {least} s or more; signs of life come once a second"
+            ));
         }
         Ok(())
     }

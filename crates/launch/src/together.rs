@@ -42,7 +42,8 @@ pub fn together(host: &Host, sender: &Sender<Event>) -> End {
     }
 }
 
-/// How long a host that has failed its check tries to tell node 0 so.
+/// How much longer than a check may take a host that has failed its own tries to tell node 0 so: node 0 listens when its own
+/// check is over.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(60);
 
 /// Tells node 0, unless this host is node 0 itself, that this host takes no part. If that fails, node 0 hears nothing of this
@@ -50,25 +51,45 @@ const LONGEST_FAREWELL: Duration = Duration::from_secs(60);
 fn tell_node_zero(host: &Host, sender: &Sender<Event>, fault: &Fault) {
     let plan = &host.plan;
     let Some((name, port)) = &plan.endpoint else { return };
-    let address = match plan.meeting {
-        Meeting::AtNodeZero => match Entry::find(plan, name, *port) {
-            Ok(Entry::Joins) => (name.clone(), *port),
-            _ => return,
-        },
-        Meeting::AtEtcd => match Election::new(plan, name, *port).leader() {
-            Ok(Some(address)) => address,
-            _ => return,
-        },
-    };
-    let hello = Hello::new(plan, &host.name, plan.node_rank, None).unfit(&fault.summary);
-    let stop = || told_to_stop(host).map(LaunchError::from);
-    let timeout = plan.join_timeout.min(LONGEST_FAREWELL);
-    let link = Link::join(plan, hello, (&address.0, address.1), timeout, None, sender.clone(), stop);
-    if let Ok(link) = link {
+    let checks = plan.node_check.as_ref().map(|check| check.timeout).unwrap_or_default();
+    let until = Instant::now() + plan.join_timeout.min(checks + LONGEST_FAREWELL);
+    let left = || until.saturating_duration_since(Instant::now());
+    host.console.say(&format!(
+        "this host has failed its check: {}; telling node 0 for up to {:.0} s",
+        fault.summary,
+        left().as_secs_f64()
+    ));
+    let farewell = |address: (&str, u16), timeout: Duration| {
+        let mut is_told = false;
+        let stop = || {
+            let stop = told_to_stop(host)?;
+            is_told = true;
+            Some(LaunchError::from(stop))
+        };
+        let hello = Hello::new(plan, &host.name, plan.node_rank, None).unfit(&fault.summary);
+        let link = Link::join(plan, hello, address, timeout, None, sender.clone(), stop);
+        let Ok(link) = link else { return is_told };
         // Its refusal means that it has heard.
         let until = Instant::now() + plan.silence;
         while let Ok(Event::Signal(signal_hook::consts::SIGCHLD)) = host.next_event(Some(until)) {}
         link.hang_up();
+        true
+    };
+    if plan.meeting == Meeting::AtNodeZero {
+        if matches!(Entry::find(plan, name, *port), Ok(Entry::Joins)) {
+            farewell((name, *port), left());
+        }
+        return;
+    }
+    // The others may not have elected node 0 yet, and its key may name one that is lost.
+    let election = Election::new(plan, name, *port);
+    while !left().is_zero() && told_to_stop(host).is_none() {
+        if let Ok(Some((name, port))) = election.leader()
+            && farewell((&name, port), left().min(2 * RETRY))
+        {
+            return;
+        }
+        std::thread::sleep(RETRY);
     }
 }
 
@@ -91,7 +112,7 @@ fn at_node_zero(host: &Host, sender: &Sender<Event>, name: &str, port: u16) -> E
     if let Some(coordinator) = coordinator
         && !matches!(part, Ok(Part::Ended(None)))
     {
-        let _told = coordinator.finish(attempt::longest_end(plan));
+        let _told = coordinator.finish(host, attempt::longest_end(plan));
     }
     match part? {
         Part::Ended(end) => Ok(end),
@@ -155,7 +176,7 @@ fn at_etcd(host: &Host, sender: &Sender<Event>, election: &Election) -> End {
         }
         let is_over = match coordinator {
             Some(coordinator) if !matches!(part, Ok(Part::Ended(None))) => {
-                coordinator.finish(attempt::longest_end(plan))
+                coordinator.finish(host, attempt::longest_end(plan))
             }
             _ => true,
         };

@@ -25,6 +25,9 @@ struct Cli {
     /// How long each rank multiplies matrices, in seconds
     #[arg(long, default_value_t = NodeCheckOptions::default().compute.as_secs_f64())]
     seconds: f64,
+    /// The side of these matrices, at most 4096; larger ones load a device more
+    #[arg(long, default_value_t = NodeCheckOptions::default().side)]
+    side: usize,
     /// The fewest GFLOP/s in products of matrices of float32
     #[arg(long, default_value_t = 0.0)]
     least_gflops: f64,
@@ -54,9 +57,9 @@ fn main() -> ExitCode {
     let options = NodeCheckOptions {
         memory_mib: cli.memory_mib,
         compute,
+        side: cli.side,
         least_gflops: cli.least_gflops,
         least_mb_per_second: cli.least_mb_per_second,
-        ..Default::default()
     };
     match check(cli.backend, timeout, &options) {
         Ok(line) => {

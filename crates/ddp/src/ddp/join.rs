@@ -57,8 +57,8 @@ impl DistributedDataParallel {
     /// collectives with gradients of zero until all have finished, and then takes the model of one that finished last.
     ///
     /// Gradients are always divided by the world size, or with `by_active_ranks` by the number of ranks that still have
-    /// inputs. Only DDP's own collectives are answered: not a [`SyncBatchNorm`](crate::SyncBatchNorm)'s, or sums of
-    /// losses in the loop.
+    /// inputs. A communication hook divides by itself: all of ours by the world size in either case. Only DDP's own
+    /// collectives are answered: not a [`SyncBatchNorm`](crate::SyncBatchNorm)'s, or sums of losses in the loop.
     ///
     /// # Errors
     /// With [`sparse_gradients`](super::DdpBuilder::sparse_gradients),

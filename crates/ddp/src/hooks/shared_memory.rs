@@ -8,8 +8,9 @@ use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use overdrive_ffi::c10d::{GradBucket, ReduceOp};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use tch::{Device, Kind, Tensor};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+use rustix::process::{Resource, getrlimit};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::CommHook;
 use crate::error::DdpError;
@@ -22,7 +23,8 @@ use crate::work::Work;
 ///
 /// Each rank writes its gradients once, and reads those of all ranks: it is meant for few ranks. Gloo still tells when all
 /// have written, by one number a bucket, so that lost and stalled ranks are noticed as without a hook. The memory is twice
-/// the gradients' on each rank. It has no name in the file system, and ends with the ranks.
+/// the gradients' on each rank, and taken when a bucket is first reduced. It has no name in the file system, and ends with
+/// the ranks.
 ///
 /// PyTorch has nothing like it for CPUs.
 #[derive(Debug)]
@@ -30,9 +32,9 @@ pub struct SharedMemory {
     group: ProcessGroup,
     /// By bucket.
     areas: HashMap<usize, Area>,
-    /// Of this hook among the group's agreements, and how many areas were made: the same on all ranks.
-    number: u64,
-    made: u64,
+    /// 1 / ranks, in float64 whatever the gradients' dtype is: rounded to it, a third of bfloat16 is 0.2 % too large. A tensor
+    /// without dimensions takes part as a number does.
+    share: Tensor,
 }
 
 /// The memory of one bucket.
@@ -41,10 +43,6 @@ struct Area {
     /// Of each rank, by turns: a rank that begins the next pass writes to the other half than those read that end this one.
     halves: [Vec<Tensor>; 2],
     pass: usize,
-    /// Of 1 / ranks, in the bucket's dtype.
-    share: Tensor,
-    /// Kept while others may not have mapped it yet.
-    _own: OwnedFd,
 }
 
 /// A bucket that all ranks write.
@@ -59,50 +57,71 @@ impl SharedMemory {
     ///
     /// # Errors
     /// On every rank [`DdpError::Unsupported`] if one cannot map the memory of all others, because they are on several hosts
-    /// or in several containers; also where the backend is not Gloo. When a rank does not call it within the timeout.
+    /// or in several containers; also where the backend is not Gloo. [`DdpError::Lost`] and [`DdpError::TimedOut`] where a rank
+    /// is missing.
+    ///
+    /// In a pass [`DdpError::Unsupported`], on every rank, where a host has less memory than the gradients take twice. The limit
+    /// of a container is not looked at: beyond it, the kernel ends the process.
     ///
     /// # Syncs
     /// Waits for all ranks.
     pub fn new(group: &ProcessGroup) -> Result<Self, DdpError> {
-        let unsupported = |reason: String| DdpError::Unsupported { op: "SharedMemory", reason };
         if group.backend() == Backend::Nccl {
             return Err(unsupported("NCCL shares memory between the GPUs of a host by itself".to_owned()));
         }
-        let mut hook = Self { group: group.clone(), areas: HashMap::new(), number: group.next_agreement(), made: 0 };
-        let mapped = hook.area(1, Kind::Float);
-        // All ranks have to know whether one cannot.
-        let mut can = Tensor::from(i64::from(mapped.is_ok()));
-        group.all_reduce(&mut can, ReduceOp::Min)?;
-        match (mapped, i64::try_from(&can)?) {
-            (Err(error), _) => Err(error),
-            (Ok(_), 0) => Err(unsupported("another rank cannot map the memory of all ranks".to_owned())),
-            (Ok(_), _) => Ok(hook),
-        }
+        let share = Tensor::from(1.0 / group.size() as f64);
+        let hook = Self { group: group.clone(), areas: HashMap::new(), share };
+        let _works = hook.area(1, Kind::Float)?;
+        Ok(hook)
     }
 
-    /// Makes and maps the memory of all ranks for so many numbers.
-    fn area(&mut self, numel: i64, kind: Kind) -> Result<Area, DdpError> {
-        let (rank, ranks) = (self.group.rank(), self.group.size());
-        let number = format!("{}.{}", self.number, self.made);
-        self.made += 1;
-        let own = Named::new(2 * numel * i64::try_from(kind.elt_size_in_bytes()).unwrap_or(8))?;
-        let key = |rank: usize| format!("shared memory/{number}/{rank}");
-        let store = self.group.store();
-        store.set(&key(rank), format!("{} {}", own.path, own.name).as_bytes())?;
-        let mut halves = [Vec::with_capacity(ranks), Vec::with_capacity(ranks)];
-        for peer in 0..ranks {
-            let told = store.get(&key(peer), self.group.timeout())?;
-            let whole = map(&String::from_utf8_lossy(&told), 2 * numel, kind).map_err(|why| {
-                let reason =
-                    format!("rank {rank} cannot map the memory of rank {peer}, which has to be on its host: {why}");
-                DdpError::Unsupported { op: "SharedMemory", reason }
-            })?;
-            halves[0].push(whole.f_narrow(0, 0, numel)?);
-            halves[1].push(whole.f_narrow(0, numel, numel)?);
+    /// Makes and maps the memory of all ranks for so many numbers. The ranks agree about it by collectives, which notice lost
+    /// ranks at once.
+    fn area(&self, numel: i64, kind: Kind) -> Result<Area, DdpError> {
+        let rank = self.group.rank();
+        let bytes = kind.elt_size_in_bytes() as u64 * 2 * numel.unsigned_abs();
+        let own = Named::new(bytes);
+        let told = match &own {
+            Ok(own) => own.note(),
+            Err(why) => why.clone(),
+        };
+        let mut note = told.into_bytes();
+        note.resize(NOTE, 0);
+        let notes = self.group.all_gather(&Tensor::from_slice(&note))?;
+        let notes: Vec<Vec<u8>> = notes.iter().map(Vec::try_from).collect::<Result<_, _>>()?;
+        let notes: Vec<_> = notes.iter().map(|note| String::from_utf8_lossy(note)).collect();
+        let notes = || notes.iter().map(|note| note.trim_end_matches('\0')).enumerate();
+        // All ranks read it.
+        if let Some((peer, why)) = notes().find(|(_, note)| !note.starts_with('/')) {
+            return Err(unsupported(format!("rank {peer} has no memory to share: {why}")));
         }
-        let share = Tensor::from(1.0 / ranks as f64).f_to_kind(kind)?;
-        Ok(Area { halves, pass: 0, share, _own: own.file })
+        let mapped: Result<Vec<Tensor>, DdpError> = notes()
+            .map(|(peer, note)| {
+                map(note, 2 * numel, kind).map_err(|why| {
+                    let peer = format!("the memory of rank {peer}, which has to be on its host");
+                    unsupported(format!("rank {rank} cannot map {peer}: {why}"))
+                })
+            })
+            .collect();
+        // All ranks have to know whether one cannot.
+        let mut can = Tensor::from(i64::from(mapped.is_ok()));
+        self.group.all_reduce(&mut can, ReduceOp::Min)?;
+        let mapped = mapped?;
+        if i64::try_from(&can)? == 0 {
+            return Err(unsupported("another rank cannot map the memory of all ranks".to_owned()));
+        }
+        let half = |start| -> Result<Vec<Tensor>, TchError> {
+            mapped.iter().map(|whole| whole.f_narrow(0, start, numel)).collect()
+        };
+        Ok(Area { halves: [half(0)?, half(numel)?], pass: 0 })
     }
+}
+
+/// In bytes: what a rank tells of its memory.
+const NOTE: usize = 256;
+
+fn unsupported(reason: String) -> DdpError {
+    DdpError::Unsupported { op: "SharedMemory", reason }
 }
 
 impl CommHook for SharedMemory {
@@ -126,8 +145,8 @@ impl CommHook for SharedMemory {
         let area = self.areas.get_mut(&bucket.index).ok_or(DdpError::NoParameters)?;
         let half = area.pass % 2;
         area.pass += 1;
-        // DDP's own division: by the inverse, before the sum.
-        let _written = bucket.buffer.f_mul_out(&area.halves[half][rank], &area.share)?;
+        // DDP's own division: by the inverse, before the sum, and rounded once.
+        let _written = bucket.buffer.f_mul_out(&area.halves[half][rank], &self.share)?;
         let written = self.group.all_reduce_async(&mut Tensor::from(0u8), ReduceOp::Max)?;
         Ok(SharedMemoryInFlight { half, written })
     }
@@ -154,27 +173,47 @@ impl CommHook for SharedMemory {
 
 /// Memory of this process that others can map, by a path and a name that tells whether it is the right one.
 struct Named {
+    /// Others open it by the path, until all have mapped it.
     file: OwnedFd,
-    path: String,
     name: String,
 }
 
 impl Named {
-    fn new(bytes: i64) -> Result<Self, DdpError> {
+    /// Takes the memory at once: pages that are not there when they are written would end the process.
+    fn new(bytes: u64) -> Result<Self, String> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let system = |error: rustix::io::Errno| DdpError::Unsupported {
-            op: "SharedMemory",
-            reason: format!("the system gives no memory to share: {error}"),
-        };
+        let failed = |error: rustix::io::Errno| format!("{bytes} bytes: {error}");
+        // The system would signal that, which ends the process, or give more than there is, and end one later.
+        if let Some(most) = getrlimit(Resource::Fsize).current.filter(|most| bytes > *most) {
+            return Err(format!("{bytes} bytes, and `ulimit -f` allows {most}"));
+        }
+        if let Some(left) = available().filter(|left| bytes > *left) {
+            return Err(format!("{bytes} bytes, and {left} are available on its host"));
+        }
         // Another process of the same number may be in another container.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let name = format!("overdrive-{}-{now}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let text = CString::new(name.clone()).unwrap_or_default();
-        let file = memfd_create(text.as_c_str(), MemfdFlags::CLOEXEC).map_err(system)?;
-        ftruncate(&file, u64::try_from(bytes).unwrap_or(0)).map_err(system)?;
-        let path = format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd());
-        Ok(Self { file, path, name })
+        let file = memfd_create(text.as_c_str(), MemfdFlags::CLOEXEC).map_err(failed)?;
+        if bytes > 0 {
+            fallocate(&file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
+        }
+        Ok(Self { file, name })
     }
+
+    /// What others map it by.
+    fn note(&self) -> String {
+        format!("/proc/{}/fd/{} {}", process::id(), self.file.as_raw_fd(), self.name)
+    }
+}
+
+/// Bytes of memory and swap that the host can still give; None where it does not say.
+fn available() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = |name: &str| -> Option<u64> {
+        text.lines().find_map(|line| line.strip_prefix(name))?.trim().strip_suffix(" kB")?.parse().ok()
+    };
+    Some((kib("MemAvailable:")? + kib("SwapFree:").unwrap_or(0)) << 10)
 }
 
 /// Maps what another rank has told of: its path and its name.
@@ -185,4 +224,21 @@ fn map(told: &str, numel: i64, kind: Kind) -> Result<Tensor, String> {
         return Err(format!("{path} is {} here", found.display()));
     }
     Tensor::f_from_file(path, true, numel, (kind, Device::Cpu)).map_err(|error| format!("{path}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_there_is_refused() {
+        let why = Named::new(1 << 60).err().unwrap();
+        assert!(
+            why.starts_with("1152921504606846976 bytes, and ") && why.ends_with(" are available on its host"),
+            "{why}"
+        );
+        // Nothing is promised that is not there.
+        let some = Named::new(1 << 16).unwrap();
+        assert_eq!(rustix::fs::fstat(&some.file).unwrap().st_blocks, (1 << 16) / 512);
+    }
 }

@@ -9,6 +9,8 @@ use tch::{Device, Kind, Tensor};
 use crate::harness::Meeting;
 use crate::hooks::close;
 
+const KINDS: [Kind; 4] = [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half];
+
 /// More than it takes to rebuild the buckets, and both halves of the memory are used several times.
 const STEPS: i64 = 7;
 
@@ -18,13 +20,18 @@ struct Training {
     ddp: DistributedDataParallel,
 }
 
+fn net(kind: Kind) -> (nn::VarStore, nn::Sequential) {
+    tch::manual_seed(1);
+    let mut vs = nn::VarStore::new(Device::Cpu);
+    let linear = |name, from, to| nn::linear(vs.root() / name, from, to, Default::default());
+    let net = nn::seq().add(linear("a", 24, 33)).add_fn(Tensor::relu).add(linear("b", 33, 7));
+    vs.set_kind(kind);
+    (vs, net)
+}
+
 impl Training {
     fn new(group: &ProcessGroup, kind: Kind, views: bool, hook: bool) -> Result<Self> {
-        tch::manual_seed(1);
-        let mut vs = nn::VarStore::new(Device::Cpu);
-        let linear = |name, from, to| nn::linear(vs.root() / name, from, to, Default::default());
-        let net = nn::seq().add(linear("a", 24, 33)).add_fn(Tensor::relu).add(linear("b", 33, 7));
-        vs.set_kind(kind);
+        let (vs, net) = net(kind);
         let ddp =
             DistributedDataParallel::builder(group).bucket_cap_mb(0.002).gradient_as_bucket_view(views).build(&vs)?;
         if hook {
@@ -55,7 +62,7 @@ impl Training {
 
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
-    for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {
+    for kind in KINDS {
         for views in [false, true] {
             let plain = Training::new(&group, kind, views, false)?;
             // Two at a time share nothing.
@@ -71,7 +78,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
                     let what = format!("{kind:?}, views: {views}");
                     if group.size() == 2 {
                         ensure!(found.equal(&expected), "{what}: not to the bit");
-                    } else if kind != Kind::BFloat16 {
+                    } else if matches!(kind, Kind::Float | Kind::Double) {
                         close(found, &expected.to_kind(Kind::Double), &what)?;
                     }
                 }
@@ -81,17 +88,51 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     Ok(group.close()?)
 }
 
-/// Rank 1 ends after some steps.
+/// All ranks have the same gradients: their mean is a sum of so many shares, each rounded once.
+pub fn divisions(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let ranks = group.size();
+    for kind in KINDS {
+        let (training, (vs, alone)) = (Training::new(&group, kind, false, true)?, net(kind));
+        tch::manual_seed(2);
+        let inputs = Tensor::randn([4, 24], (Kind::Float, Device::Cpu)).to_kind(kind);
+        let loss = |net: &nn::Sequential| net.forward(&inputs).square().mean(kind);
+        training.ddp.backward(&training.ddp.forward(|| loss(&training.net))?)?;
+        loss(&alone).backward();
+        for (found, grad) in training.vs.trainable_variables().iter().zip(vs.trainable_variables()) {
+            // In a wider type, so that only the share is rounded.
+            let wide = if kind == Kind::Double { Kind::Double } else { Kind::Float };
+            let share = (grad.grad().to_kind(wide) * (1.0 / ranks as f64)).to_kind(kind);
+            let mut mean = share.copy();
+            for _ in 1..ranks {
+                mean += &share;
+            }
+            ensure!(found.grad().equal(&mean), "{kind:?}: {} instead of {mean}", found.grad());
+        }
+    }
+    Ok(group.close()?)
+}
+
+/// Rank 1 ends before the first pass, which makes the memory.
+pub fn lost_at_first(meeting: &Meeting) -> Result<()> {
+    lost_after(meeting, 0)
+}
+
 pub fn lost(meeting: &Meeting) -> Result<()> {
+    lost_after(meeting, STEPS)
+}
+
+/// Rank 1 ends after so many steps.
+fn lost_after(meeting: &Meeting, steps: i64) -> Result<()> {
     let group = meeting.group()?;
     let training = Training::new(&group, Kind::Float, false, true)?;
-    for step in 0..STEPS {
+    for step in 0..steps {
         training.step(&group, step)?;
     }
     if group.rank() == 1 {
         return Ok(());
     }
-    let error = training.step(&group, STEPS).err().context("rank 1 has ended")?;
+    let error = training.step(&group, steps).err().context("rank 1 has ended")?;
     ensure!(
         matches!(error, DdpError::Hook(_)) && error.to_string().contains("the connection to another rank failed"),
         "{error}"

@@ -175,13 +175,23 @@ impl<'a> Attempt<'a> {
                 }
                 Err(RecvTimeoutError::Timeout) if self.stop_at.is_some() => {}
                 Err(RecvTimeoutError::Timeout) if self.kill_at.is_none() => {
-                    self.timed_out = true;
-                    self.outcome.get_or_insert(Cause::Other(Outcome::Interrupted(signal_hook::consts::SIGTERM)));
+                    self.time_out();
                     self.stop(Signal::TERM);
                 }
                 // The grace period is over. (The channel never closes, but without it nothing could stop the ranks.)
                 Err(_) => self.kill(),
             }
+        }
+    }
+
+    /// A check has no more time: the ranks that still run are what has failed.
+    fn time_out(&mut self) {
+        self.timed_out = true;
+        let now = Instant::now();
+        let running = self.ranks.iter().enumerate().filter(|(_, rank)| rank.end.is_none());
+        let mut running = running.map(|(place, _)| (place, now));
+        if let Some(first) = running.next() {
+            self.outcome.get_or_insert(Cause::Failed(first, running.collect()));
         }
     }
 
@@ -293,6 +303,7 @@ impl<'a> Attempt<'a> {
     }
 
     fn ended(mut self) -> Ended {
+        self.host.health.all_ended();
         let outcome = match self.outcome.take() {
             None => Outcome::Done,
             Some(Cause::Failed(first, also)) => {

@@ -48,8 +48,9 @@ impl Attempt<'_> {
         };
         // The rank inherits the CPUs of the thread that starts it.
         let bound = host.bindings.get(local_rank).map(Binding::enter).transpose()?;
-        let heartbeats = error_file.as_ref().filter(|_| plan.health_port.is_some());
-        let heartbeats = heartbeats.map(|file| file.with_extension("heartbeat"));
+        // Always on this host, because logs may be in a file system that does not answer.
+        let heartbeats = host.errors.as_ref().filter(|_| plan.health_port.is_some());
+        let heartbeats = heartbeats.map(|own| own.file(team.attempt, local_rank).with_extension("heartbeat"));
         let mut command = self.command(&place, error_file.as_deref());
         if let Some(file) = &heartbeats {
             // As with the error file.

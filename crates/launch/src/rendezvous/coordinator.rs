@@ -74,6 +74,7 @@ impl Coordinator {
             port: None,
             last_heartbeat: Instant::now(),
             told_to_end: false,
+            unfit: None,
         };
         let thread = named("coordinator").spawn(move || decider.run()).map_err(failed())?;
         Ok(Self { thread, address })
@@ -87,9 +88,10 @@ impl Coordinator {
     }
 
     /// Waits, for at most `limit`, until the other nodes have been told how the run ended. Returns whether they were.
-    pub fn finish(self, limit: Duration) -> bool {
+    pub fn finish(self, host: &Host, limit: Duration) -> bool {
         let start = Instant::now();
         while !self.thread.is_finished() && start.elapsed() < limit {
+            host.beat();
             thread::sleep(Duration::from_millis(2));
         }
         self.thread.is_finished()
@@ -118,6 +120,8 @@ struct Decider {
     last_heartbeat: Instant,
     /// A launcher got a signal that ends the run; in an elastic run only node 0's counts.
     told_to_end: bool,
+    /// A host that has failed its check during the attempt, while its place was free.
+    unfit: Option<LaunchError>,
 }
 
 impl Decider {
@@ -216,7 +220,8 @@ impl Decider {
                 Ok(Heard::Said(..)) => None,
                 Ok(Heard::Lost(id, why)) => self.node_left(id, &format!("was lost: {why}")),
                 Ok(Heard::Joined(id, speaker, hello)) => {
-                    self.members.admit(id, speaker, &hello);
+                    // The place of a lost node may be free already.
+                    self.unfit = self.admit(id, speaker, &hello).or(self.unfit.take());
                     None
                 }
                 // All nodes end their ranks when they lose the connection to this one.

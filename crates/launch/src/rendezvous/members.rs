@@ -81,8 +81,10 @@ impl Members {
         self.nodes.len() >= self.plan.nnodes
     }
 
-    pub fn admit(&mut self, id: usize, speaker: Speaker, hello: &Hello) {
-        let unfit = hello.unfit.as_ref().map(|why| format!("it has failed its check: {why}"));
+    /// Returns whether a node is missing now for its host's sake: one of this run, for which there was a place, has failed
+    /// its check.
+    pub fn admit(&mut self, id: usize, speaker: Speaker, hello: &Hello) -> bool {
+        let mut is_missed = false;
         let node = Node {
             id,
             speaker,
@@ -95,18 +97,24 @@ impl Members {
             succeeded: false,
             ends: Vec::new(),
         };
-        match self.objection(hello).or(unfit) {
-            Some(reason) => self.refuse(node, reason),
-            None => self.waiting.push((Instant::now() + self.plan.silence + 2 * self.plan.keep_alive, node)),
+        match (self.objection(hello), &hello.unfit) {
+            (Some(reason), _) => self.refuse(node, reason),
+            (None, Some(why)) => {
+                self.find_places();
+                is_missed = self.no_place(&node).is_none();
+                self.refuse(node, format!("it has failed its check: {why}"));
+            }
+            (None, None) => self.waiting.push((Instant::now() + self.plan.silence + 2 * self.plan.keep_alive, node)),
         }
         self.find_places();
+        is_missed
     }
 
     /// Admits the nodes that have joined as the run ended, so that they are told how.
     pub fn admit_last(&mut self, inbox: &Receiver<Heard>) {
         for heard in inbox.try_iter() {
             if let Heard::Joined(id, speaker, hello) = heard {
-                self.admit(id, speaker, &hello);
+                let _is_missed = self.admit(id, speaker, &hello);
             }
         }
     }

@@ -18,7 +18,11 @@ crate::tests![
     a_launcher_that_waits_for_others_is_healthy,
     a_rank_that_gives_no_more_signs_of_life_is_named,
     a_launcher_that_is_frozen_does_not_answer,
-    a_taken_port_is_an_error,
+    silent_connections_keep_no_probe_from_its_answer,
+    a_request_with_a_body_is_answered,
+    a_stuck_rank_is_not_the_launchers_fault,
+    a_port_is_waited_for,
+    a_run_does_not_depend_on_the_port_of_the_variable,
     impossible_health_checks_are_refused,
 ];
 
@@ -27,8 +31,12 @@ const PATIENT: &str = "--health-timeout=6000";
 
 /// Status and text of an answer, None if there is none.
 fn probe(port: u16) -> Option<(u16, String)> {
+    ask(port, "GET /healthz HTTP/1.1\r\nHost: pod\r\n\r\n")
+}
+
+fn ask(port: u16, request: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: pod\r\n\r\n").ok()?;
+    stream.write_all(request.as_bytes()).ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
     let (head, body) = answer.split_once("\r\n\r\n")?;
@@ -108,12 +116,12 @@ fn a_rank_that_gives_no_more_signs_of_life_is_named() {
     // The rank gives one sign, and more while a file exists.
     let script = "touch $OVERDRIVE_HEARTBEAT_FILE; while ! [ -e $FILE.done ]; do \
                   [ -e $FILE.more ] && touch $OVERDRIVE_HEARTBEAT_FILE; sleep 0.01; done;";
-    let (running, folder) = start(port, &["--health-timeout=2", "--nproc-per-node=2"], script);
+    let (running, folder) = start(port, &["--health-timeout=3", "--nproc-per-node=2"], script);
     let silent =
         |text: &str| text.starts_with("rank 0 has given no sign of life for ") || text.contains("; rank 0 has");
     wait_for("the silence", || probe(port).filter(|(code, text)| *code == 503 && silent(text)));
     fs::write(folder.path().join("file.more"), "").unwrap();
-    // On a busy machine, another two seconds may pass between two signs.
+    // On a busy machine, another three seconds may pass between two signs.
     wait_for("health", || probe(port).filter(|(code, _)| *code == 200));
     end(running, &folder);
 }
@@ -138,19 +146,72 @@ fn a_launcher_that_is_frozen_does_not_answer() {
     end(running, &folder);
 }
 
-fn a_taken_port_is_an_error() {
+fn silent_connections_keep_no_probe_from_its_answer() {
+    let port = free_port();
+    let (running, folder) = start(port, &[PATIENT], "");
+    answer(port);
+    // They send nothing, and come again.
+    let mut silent = Vec::new();
+    for round in 0..20 {
+        silent.extend((0..32).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()));
+        assert_eq!(probe(port).map(|it| it.0), Some(200), "round {round}");
+    }
+    drop(silent);
+    end(running, &folder);
+}
+
+fn a_request_with_a_body_is_answered() {
+    let port = free_port();
+    let (running, folder) = start(port, &[PATIENT], "");
+    answer(port);
+    let body = "x".repeat(40_000);
+    let request = format!("POST / HTTP/1.1\r\nHost: pod\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    assert_eq!(ask(port, &request).unwrap().0, 200);
+    end(running, &folder);
+}
+
+fn a_stuck_rank_is_not_the_launchers_fault() {
+    let port = free_port();
+    let (running, folder) = start(port, &["--health-timeout=3"], "touch $OVERDRIVE_HEARTBEAT_FILE;");
+    wait_for("the silence", || probe(port).filter(|(_, text)| text.contains("rank 0 has given no sign of life for ")));
+    // On a busy machine, the launcher too may be silent.
+    wait_for("the launcher alone", || {
+        let (code, text) = ask(port, "GET /launcher?verbose HTTP/1.1\r\n\r\n")?;
+        assert!(!text.contains("rank"), "{text}");
+        (code == 200).then_some(())
+    });
+    end(running, &folder);
+}
+
+fn a_port_is_waited_for() {
     let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let ended = Launcher::script(&[&format!("--health-port={port}")], "echo ran").end();
-    assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""), "{ended:?}");
-    ended.says(&format!("cannot listen on port {port} for health checks: "));
+    let (running, folder) = start(port, &[PATIENT], "");
+    running.wait_until_it_says(&format!("port {port} for health checks is taken; trying again for 30 s"));
+    drop(taken);
+    answer(port);
+    end(running, &folder);
+}
+
+fn a_run_does_not_depend_on_the_port_of_the_variable() {
+    let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for (value, what) in [
+        (port.as_str(), ""),
+        ("no number", "no health checks: TORCHELASTIC_HEALTH_CHECK_PORT is no number, and no port"),
+        ("0", "no health checks: TORCHELASTIC_HEALTH_CHECK_PORT is 0, and no port"),
+    ] {
+        let ended = Launcher::script(&[], "echo ran").env("TORCHELASTIC_HEALTH_CHECK_PORT", value).end();
+        assert_eq!((ended.code, ended.out.as_str()), (Some(0), "[rank0]: ran\n"), "{ended:?}");
+        ended.says(what);
+    }
 }
 
 fn impossible_health_checks_are_refused() {
     for (options, what) in [
         (vec!["--health-port=0"], "0 is not in 1..=65535"),
-        (vec!["--health-port=1234", "--health-timeout=0"], "give a number of seconds above 0"),
-        (vec!["--health-port=1234", "--health-timeout=-1"], "give a number of seconds above 0"),
+        (vec!["--health-port=1234", "--health-timeout=2.9"], "--health-timeout 2.9: give 3 s or more"),
+        (vec!["--health-port=1234", "--health-timeout=-1"], "give a number of seconds, 3 or more"),
     ] {
         let ended = Launcher::script(&options, "echo ran").end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{ended:?}");

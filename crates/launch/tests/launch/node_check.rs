@@ -17,6 +17,7 @@ crate::tests![
     an_elastic_run_leaves_out_a_host_that_fails_its_check,
     a_run_of_fixed_size_ends_when_a_host_fails_its_check,
     a_host_that_fails_its_check_is_not_elected,
+    a_node_zero_that_is_elected_later_hears_of_an_unfit_host,
     a_check_that_does_not_end_is_a_failure,
     a_signal_ends_a_check,
     impossible_checks_are_refused,
@@ -120,24 +121,43 @@ fn a_run_of_fixed_size_ends_when_a_host_fails_its_check() {
 
 fn a_host_that_fails_its_check_is_not_elected() {
     let (etcd, check) = (FakeEtcd::start(), fails("true"));
-    let start = || {
+    let start = |join_timeout: u32| {
         let endpoint = format!("--rdzv-endpoint=127.0.0.1:{}", etcd.port);
-        let conf = "--rdzv-conf=join_timeout=600,keep_alive_max_attempt=120,last_call_timeout=0,lease_timeout=600";
+        let conf = &format!(
+            "--rdzv-conf=join_timeout={join_timeout},keep_alive_max_attempt=120,last_call_timeout=0,lease_timeout=600"
+        );
         let own = ["--rdzv-backend=etcd", "--rdzv-id=job", "--nnodes=1:2", "--local-addr=127.0.0.1", conf];
         let check = check.option("");
         Launcher::script(&[&own[..], &[&endpoint, &check]].concat(), "echo ran").env("OVERDRIVE_SECRET", SECRET)
     };
-    is_unfit(&start().env("BAD", "1").end());
+    is_unfit(&start(1).env("BAD", "1").end());
     assert!(!etcd.has_keys());
-    let ended = start().end();
+    let ended = start(600).end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "[rank0]: ran\n"), "{ended:?}");
+}
+
+fn a_node_zero_that_is_elected_later_hears_of_an_unfit_host() {
+    let (etcd, check) = (FakeEtcd::start(), fails("true"));
+    let start = || {
+        let endpoint = format!("--rdzv-endpoint=127.0.0.1:{}", etcd.port);
+        let conf = "--rdzv-conf=join_timeout=600,keep_alive_max_attempt=120,lease_timeout=600";
+        let own = ["--rdzv-backend=etcd", "--rdzv-id=job", "--nnodes=2", "--local-addr=127.0.0.1", conf];
+        let check = check.option("");
+        Launcher::script(&[&own[..], &[&endpoint, &check]].concat(), "echo ran").env("OVERDRIVE_SECRET", SECRET)
+    };
+    let bad = start().env("BAD", "1").start();
+    bad.wait_until_it_says("exit code 7: the link is slow; telling node 0 for up to 360 s");
+    let good = start().end();
+    assert_eq!((good.code, good.out.as_str()), (Some(1), ""), "{good:?}");
+    good.says("has failed its check: local rank 0, exit code 7: the link is slow");
+    is_unfit(&bad.end());
 }
 
 fn a_check_that_does_not_end_is_a_failure() {
     let check = Check::new("exec sleep 1000");
     let ended = Launcher::script(&[&check.option(""), "--node-check-timeout=0.3"], "echo ran").end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""), "{ended:?}");
-    ended.says("has failed its check and takes no part: its check had not ended after 0.3 s");
+    ended.says("and takes no part: its check had not ended after 0.3 s; then it was ended: rank 0 failed: signal 15");
 }
 
 fn a_signal_ends_a_check() {

@@ -144,12 +144,12 @@ pub struct Cli {
     pub node_check_timeout: f64,
 
     /// Port at which this launcher answers health checks by HTTP: 200, or 503 if the launcher or a rank that has called
-    /// overdrive_launch::heartbeat() stands still
-    #[arg(long, value_name = "PORT", alias = "health_port", env = "TORCHELASTIC_HEALTH_CHECK_PORT",
+    /// overdrive_launch::heartbeat() stands still. Else at that of TORCHELASTIC_HEALTH_CHECK_PORT, if it is free
+    #[arg(long, value_name = "PORT", alias = "health_port",
           allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..))]
     pub health_port: Option<u16>,
 
-    /// How long the launcher or a rank may give no sign of life in health checks
+    /// How long the launcher or a rank may give no sign of life in health checks; 3 at least
     #[arg(long, value_name = "SECONDS", alias = "health_timeout", default_value = "60", allow_negative_numbers = true)]
     pub health_timeout: f64,
 

@@ -12,6 +12,8 @@ use crate::values::{self, Rendezvous};
 /// The endpoint's port if only an address is given; torchrun's default.
 const DEFAULT_PORT: u16 = 29500;
 
+const HEALTH_PORT: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
+
 /// etcd's own default.
 const ETCD_PORT: u16 = 2379;
 
@@ -61,12 +63,7 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
         };
         launch = launch.node_check(program, words).node_check_timeout(timeout);
     }
-    if let Some(port) = cli.health_port {
-        let Some(timeout) = values::seconds(cli.health_timeout).filter(|it| !it.is_zero()) else {
-            return refuse(format!("--health-timeout {}: give a number of seconds above 0", cli.health_timeout));
-        };
-        launch = launch.health_port(port).health_timeout(timeout);
-    }
+    launch = set_health(launch, cli)?;
     if let Some(folder) = &cli.log_dir {
         launch = launch.log_dir(folder);
     }
@@ -84,6 +81,25 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
         launch = launch.prefix(template);
     }
     set_hosts(launch, cli, &rendezvous)
+}
+
+/// torchrun only warns if it cannot serve the port of its variable, or if that is none: so a run does not depend on it.
+fn set_health(launch: Launch, cli: &Cli) -> Result<Launch, LaunchError> {
+    let Some(timeout) = values::seconds(cli.health_timeout) else {
+        return refuse(format!("--health-timeout {}: give a number of seconds, 3 or more", cli.health_timeout));
+    };
+    let launch = launch.health_timeout(timeout);
+    if let Some(port) = cli.health_port {
+        return Ok(launch.health_port(port));
+    }
+    let Some(text) = env::var_os(HEALTH_PORT).filter(|it| !it.is_empty()) else { return Ok(launch) };
+    match text.to_str().and_then(|text| text.trim().parse().ok()) {
+        Some(port) if port > 0 => Ok(launch.optional_health_port(port)),
+        _ => {
+            eprintln!("overdrive-run: no health checks: {HEALTH_PORT} is {}, and no port", text.display());
+            Ok(launch)
+        }
+    }
 }
 
 /// Refuses torchrun's options that this launcher does not support, instead of ignoring them.

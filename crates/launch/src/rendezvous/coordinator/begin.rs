@@ -9,7 +9,8 @@ use crate::port::ReservedPort;
 use crate::rendezvous::cause::Cause;
 use crate::rendezvous::door::Heard;
 use crate::rendezvous::members::Members;
-use crate::rendezvous::{FromNodeZero, ToNodeZero};
+use crate::rendezvous::wire::Speaker;
+use crate::rendezvous::{FromNodeZero, Hello, ToNodeZero};
 
 impl Decider {
     /// Waits until enough nodes have joined. Before the first attempt, and when there were too few, waits for more of
@@ -18,6 +19,9 @@ impl Decider {
         let plan = &self.members.plan;
         let (deadline, last_call) = (Instant::now() + plan.join_timeout, plan.last_call);
         self.members.find_places();
+        if let Some(unfit) = self.unfit.take().filter(|_| !self.members.are_all()) {
+            return Err(unfit);
+        }
         let mut waits_for_more = !self.begun;
         if self.begun && self.members.plan.is_elastic() && !self.members.are_enough() {
             let (there, fewest) = (self.members.nodes.len(), self.members.plan.fewest_nodes());
@@ -47,6 +51,13 @@ impl Decider {
         Ok(())
     }
 
+    /// Returns why a run of fixed size cannot begin without this node, if it has failed its check.
+    pub fn admit(&mut self, id: usize, speaker: Speaker, hello: &Hello) -> Option<LaunchError> {
+        let is_missed = self.members.admit(id, speaker, hello) && !self.members.plan.is_elastic();
+        let why = hello.unfit.as_ref().filter(|_| is_missed)?;
+        Some(LaunchError::NodeUnfit(format!("host {} has failed its check: {why}", hello.host)))
+    }
+
     pub fn hear_before_the_attempt(&mut self, heard: Heard) -> Result<(), LaunchError> {
         match heard {
             Heard::Joined(id, speaker, hello) => {
@@ -54,10 +65,8 @@ impl Decider {
                 if let Some(past) = hello.past.filter(|_| !self.begun) {
                     (self.attempt, self.restarts) = (self.attempt.max(past.attempt), self.restarts.max(past.restarts));
                 }
-                self.members.admit(id, speaker, &hello);
-                if let Some(why) = hello.unfit.filter(|_| !self.members.plan.is_elastic()) {
-                    let host = hello.host;
-                    return Err(LaunchError::NodeUnfit(format!("host {host} has failed its check: {why}")));
+                if let Some(unfit) = self.admit(id, speaker, &hello) {
+                    return Err(unfit);
                 }
             }
             Heard::Deposed(why) => return Err(self.depose(&why)),

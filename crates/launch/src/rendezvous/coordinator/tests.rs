@@ -41,6 +41,7 @@ fn decider(plan: &Plan) -> (Decider, Sender<Heard>) {
         port: None,
         last_heartbeat: Instant::now(),
         told_to_end: false,
+        unfit: None,
     };
     (decider, heard)
 }
@@ -85,6 +86,47 @@ fn two() -> (Sender<Heard>, [Reader; 2]) {
         node
     });
     (heard, nodes)
+}
+
+/// A node whose host has failed its check.
+fn unfit(plan: &Plan, id: usize, place: usize) -> Heard {
+    let Heard::Joined(_, speaker, hello) = node(plan, place).0 else { unreachable!() };
+    Heard::Joined(id, speaker, hello.unfit("slow"))
+}
+
+#[test]
+fn only_an_unfit_host_that_had_a_place_ends_a_run_of_fixed_size() {
+    let mut plan = plan(2, LIMIT);
+    plan.min_nodes = None;
+    let (mut decider, heard) = decider(&plan);
+    let mut other = plan.clone();
+    other.run_id = "other".to_owned();
+    decider.hear_before_the_attempt(unfit(&other, 7, 1)).unwrap();
+    let _readers = [0, 1].map(|place| {
+        let (joined, reader) = node(&plan, place);
+        decider.hear_before_the_attempt(joined).unwrap();
+        reader
+    });
+    decider.hear_before_the_attempt(unfit(&plan, 8, 1)).unwrap();
+    decider.gather().unwrap();
+    decider.begin().unwrap();
+    // During an attempt it is remembered, if its place is free.
+    for said in [
+        unfit(&plan, 9, 1),
+        Heard::Lost(1, "the connection was closed".to_owned()),
+        unfit(&plan, 10, 1),
+        ended(0, NodeEnd::Stopped),
+    ] {
+        heard.send(said).unwrap();
+    }
+    assert!(matches!(decider.watch(), Some(Cause::Lost(_))));
+    let error = decider.gather().unwrap_err();
+    assert!(matches!(error, LaunchError::NodeUnfit(_)), "{error}");
+    let error = decider.hear_before_the_attempt(unfit(&plan, 11, 1)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        LaunchError::NodeUnfit("host host1 has failed its check: slow".to_owned()).to_string()
+    );
 }
 
 #[test]

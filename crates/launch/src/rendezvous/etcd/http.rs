@@ -116,10 +116,23 @@ fn exchange(mut stream: impl Read + Write, request: &[u8]) -> io::Result<Vec<u8>
             Ok(0) => break,
             Ok(read) => answer.extend_from_slice(&chunk[..read]),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // By TLS, the other side has closed the connection without saying that this is the end, as some proxies do.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof && is_whole(&answer) => break,
             Err(error) => return Err(error),
         }
     }
     if answer.is_empty() { sent.map(|()| answer) } else { Ok(answer) }
+}
+
+/// Whether nothing can be missing: by the answer's own length, or because its first value of JSON is complete.
+fn is_whole(answer: &[u8]) -> bool {
+    let Some(end) = answer.windows(4).position(|part| part == b"\r\n\r\n") else { return false };
+    let (head, body) = (String::from_utf8_lossy(&answer[..end]), &answer[end + 4..]);
+    let mut fields = head.lines().filter_map(|line| line.split_once(':'));
+    match fields.find(|(name, _)| name.eq_ignore_ascii_case("content-length")) {
+        Some((_, length)) => length.trim().parse() == Ok(body.len()),
+        None => matches!(Deserializer::from_slice(body).into_iter::<Value>().next(), Some(Ok(Value::Object(_)))),
+    }
 }
 
 /// The JSON of an answer; the first value of a stream.
@@ -146,5 +159,49 @@ pub fn parse(answer: &[u8]) -> Result<Value, String> {
         Some(Ok(value)) => Err(format!("it has answered {value}")),
         Some(Err(error)) => Err(format!("its answer is not JSON: {error}")),
         None => Err("its answer is empty".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As rustls reads a connection that is closed without `close_notify`.
+    struct Cut(&'static [u8]);
+
+    impl Read for Cut {
+        fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+            if self.0.is_empty() { Err(ErrorKind::UnexpectedEof.into()) } else { self.0.read(bytes) }
+        }
+    }
+
+    impl Write for Cut {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_answer_is_whole_without_a_close_notify_and_a_part_of_it_is_not() {
+        for whole in [
+            &b"HTTP/1.0 200 OK\r\ncontent-length: 8\r\n\r\n{\"a\": 1}"[..],
+            b"HTTP/1.0 200 OK\r\n\r\n{\"a\": 1}",
+            b"HTTP/1.0 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno",
+        ] {
+            assert_eq!(exchange(Cut(whole), b"").unwrap(), whole);
+        }
+        for part in [
+            &b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\n{\"a\": 1}"[..],
+            b"HTTP/1.0 200 OK\r\n\r\n{\"a\": 1",
+            b"HTTP/1.0 401 Unauthorized\r\n\r\nno",
+            b"HTTP/1.0 200 OK\r\nContent-Len",
+            b"",
+        ] {
+            assert_eq!(exchange(Cut(part), b"").unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        }
     }
 }
