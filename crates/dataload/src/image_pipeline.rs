@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use overdrive_ffi::{BufferPool, HostBuffer};
 use tch::{Kind, Tensor};
 
-use crate::batch_samples::Listed;
+use crate::batch_samples::{Listed, Prepared};
 use crate::transforms::Scratch;
 use crate::{BatchSamples, Canvas, Collate, DataError, Draws, EncodedImage, Image, Stage, ToFloat, Transform};
 
@@ -157,33 +157,90 @@ impl ImagePipeline {
         let mut filled: Option<Filled> = None;
         while let Some(drawn) = samples.next()? {
             let (draw, (image, label)) = (drawn.draw(), drawn.sample);
-            let begun = Instant::now();
             let (epoch, room, pinned) = (samples.epoch(), samples.len(), samples.pinned() && order.pinnable);
-            let (done, decoding) = SCRATCH.with_borrow_mut(|scratch| {
-                scratch.take_decoding_time();
-                let done = self.canvas(&image, draw, epoch, scratch).and_then(|mut canvas| {
-                    let filled = match &mut filled {
-                        Some(filled) if !filled.labels.is_empty() => filled,
-                        filled => {
-                            // Decode before allocating a whole batch of images of this size: the header may be wrong.
-                            canvas.pixels()?;
-                            let image = 3 * canvas.height() * canvas.width();
-                            let buffer = self.memory.take(room.saturating_mul(image), pinned)?;
-                            filled.insert(Filled::new(buffer, [canvas.height(), canvas.width()], room))
-                        }
+            let (done, times) = match samples.prepared::<Decoded>() {
+                Some(Decoded { pixels, times }) => {
+                    let add = |(bytes, size): (Vec<u8>, _)| {
+                        let filled = self.filled(&mut filled, size, room, pinned)?;
+                        filled.add(size, label, |slot| {
+                            slot.copy_from_slice(&bytes);
+                            Ok(())
+                        })
                     };
-                    filled.add(canvas, label, order.channels_last)
-                });
-                (done, scratch.take_decoding_time())
-            });
-            samples.spent(Stage::Decode, decoding);
-            samples.spent(Stage::Transform, begun.elapsed().saturating_sub(decoding));
+                    (pixels.and_then(add), times)
+                }
+                None => self.timed(&image, draw, epoch, |mut canvas, size| {
+                    if filled.as_ref().is_none_or(Filled::is_empty) {
+                        // Decode before allocating a whole batch of images of this size: the header may be wrong.
+                        canvas.pixels()?;
+                    }
+                    let filled = self.filled(&mut filled, size, room, pinned)?;
+                    filled.add(size, label, |slot| canvas.write(order.channels_last, slot))
+                }),
+            };
+            samples.spent(Stage::Decode, times[0]);
+            samples.spent(Stage::Transform, times[1]);
             if let Err(error) = done {
                 samples.reject(error)?;
             }
         }
-        filled.filter(|filled| !filled.labels.is_empty()).ok_or(DataError::EmptyBatch)
+        filled.filter(|filled| !filled.is_empty()).ok_or(DataError::EmptyBatch)
     }
+
+    /// The batch that is being filled; the first good image begins it.
+    fn filled<'a>(
+        &self,
+        filled: &'a mut Option<Filled>,
+        size: [usize; 2],
+        room: usize,
+        pinned: bool,
+    ) -> Result<&'a mut Filled, DataError> {
+        if filled.as_ref().is_none_or(Filled::is_empty) {
+            let buffer = self.memory.take(room.saturating_mul(3 * size[0] * size[1]), pinned)?;
+            *filled = Some(Filled { buffer, labels: Vec::with_capacity(room), size });
+        }
+        filled.as_mut().ok_or(DataError::EmptyBatch)
+    }
+
+    /// Decodes and transforms an image, and passes it on with its `[height, width]`; returns the times of decoding and of
+    /// transforms.
+    fn timed<T>(
+        &self,
+        image: &EncodedImage,
+        draw: u64,
+        epoch: u64,
+        take: impl FnOnce(Canvas<'_>, [usize; 2]) -> Result<T, DataError>,
+    ) -> (Result<T, DataError>, [Duration; 2]) {
+        let begun = Instant::now();
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.take_decoding_time();
+            let done = self.canvas(image, draw, epoch, scratch).and_then(|canvas| {
+                let size = [canvas.height(), canvas.width()];
+                take(canvas, size)
+            });
+            let decoding = scratch.take_decoding_time();
+            (done, [decoding, begun.elapsed().saturating_sub(decoding)])
+        })
+    }
+
+    /// An image for a batch that another worker makes.
+    fn prepared(&self, image: &EncodedImage, draw: u64, epoch: u64, channels_last: bool) -> Prepared {
+        let (pixels, times) = self.timed(image, draw, epoch, |mut canvas, size| {
+            canvas.pixels()?;
+            let mut bytes = vec![0; 3 * size[0] * size[1]];
+            canvas.write(channels_last, &mut bytes)?;
+            Ok((bytes, size))
+        });
+        Prepared(Box::new(Decoded { pixels, times }))
+    }
+}
+
+/// An image that was decoded for a batch of another worker.
+struct Decoded {
+    /// Its bytes, and `[height, width]`.
+    pixels: Result<(Vec<u8>, [usize; 2]), DataError>,
+    /// The times of decoding and of transforms.
+    times: [Duration; 2],
 }
 
 /// The memory layout of a batch's images.
@@ -203,23 +260,28 @@ struct Filled {
 }
 
 impl Filled {
-    fn new(buffer: HostBuffer, size: [usize; 2], room: usize) -> Self {
-        Self { buffer, labels: Vec::with_capacity(room), size }
+    fn is_empty(&self) -> bool {
+        self.labels.is_empty()
     }
 
     fn image_bytes(&self) -> usize {
         3 * self.size[0] * self.size[1]
     }
 
-    fn add(&mut self, canvas: Canvas<'_>, label: i64, channels_last: bool) -> Result<(), DataError> {
-        let size = [canvas.height(), canvas.width()];
+    /// Adds an image that `write` writes into its slot.
+    fn add(
+        &mut self,
+        size: [usize; 2],
+        label: i64,
+        write: impl FnOnce(&mut [u8]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
         if size != self.size {
             let [expected, found] = [self.size, size].map(|[height, width]| vec![3, height, width]);
             let (position, others) = (self.labels.len(), Vec::new());
             return Err(DataError::ShapeMismatch { position, expected, found, others });
         }
         let (bytes, position) = (self.image_bytes(), self.labels.len());
-        canvas.write(channels_last, &mut self.buffer.as_mut_slice()[position * bytes..][..bytes])?;
+        write(&mut self.buffer.as_mut_slice()[position * bytes..][..bytes])?;
         self.labels.push(label);
         Ok(())
     }
@@ -251,6 +313,10 @@ impl Collate<(EncodedImage, i64)> for ImagePipeline {
         };
         Ok((batch, Tensor::f_from_slice(&filled.labels)?))
     }
+
+    fn prepare(&self, (image, _): &(EncodedImage, i64), draw: u64, epoch: u64) -> Option<Prepared> {
+        Some(self.prepared(image, draw, epoch, self.channels_last))
+    }
 }
 
 /// An [`ImagePipeline`] whose batches are float32; made by [`ImagePipeline::to_float`].
@@ -277,5 +343,9 @@ impl Collate<(EncodedImage, i64)> for FloatPipeline {
         let pixels = &filled.buffer.as_mut_slice()[..bytes];
         let batch = self.to_float.planes(pixels, [images, 3, height, width], samples.pinned())?;
         Ok((batch, Tensor::f_from_slice(&filled.labels)?))
+    }
+
+    fn prepare(&self, (image, _): &(EncodedImage, i64), draw: u64, epoch: u64) -> Option<Prepared> {
+        Some(self.pipeline.prepared(image, draw, epoch, false))
     }
 }

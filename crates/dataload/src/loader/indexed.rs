@@ -12,10 +12,11 @@ use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded, survived};
 use crate::loader::position::{Bounds, Identity, Position};
 use crate::loader::reader::{Origin, Reader};
+use crate::loader::shared::SharedBatch;
 use crate::loader::stages::Stages;
 use crate::loader::torch_order::TorchOrder;
 use crate::loader::work::{BatchSource, EpochWork, Lookup, Made, Outcome};
-use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError};
+use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Drawn};
 
 /// Limit on how often `Replace` makes a batch again because its samples do not fit together; each time the whole batch
 /// is read again. Where seven of ten samples have a different shape, a batch of 64 still has one after 64 attempts in
@@ -70,7 +71,10 @@ where
             seed: self.identity.seed,
             epoch: position.epoch,
             delivered: position.before.clone(),
+            begin: position.batch,
             next: AtomicUsize::new(position.batch),
+            workers: AtomicUsize::new(1),
+            first: OnceLock::new(),
         }))
     }
 
@@ -128,7 +132,7 @@ fn sampled<T>(sampler: impl FnOnce() -> T) -> Result<T, DataError> {
     survived(sampler).map_err(|message| DataError::other(format!("the sampler panicked: {message}")))
 }
 
-pub(super) struct IndexedEpoch<D, C, B> {
+pub(super) struct IndexedEpoch<D: Lookup, C, B> {
     pub(super) dataset: Arc<D>,
     stages: Arc<Stages<C, B>>,
     store: Option<Arc<DeviceStore<B>>>,
@@ -142,7 +146,12 @@ pub(super) struct IndexedEpoch<D, C, B> {
     shared: bool,
     /// Batches that were delivered before the state was saved.
     delivered: BTreeSet<usize>,
+    /// The first batch, and the next one that no worker has begun.
+    begin: usize,
     next: AtomicUsize,
+    workers: AtomicUsize,
+    /// The first batch, if several workers read it together.
+    first: OnceLock<Option<SharedBatch<D::Sample>>>,
 }
 
 impl<D, C> EpochWork<C::Batch> for IndexedEpoch<D, C, C::Batch>
@@ -152,15 +161,18 @@ where
 {
     fn make(&self, cancelled: &Cancellation) -> Option<Made<C::Batch>> {
         let begin = |number: usize| (number < self.plan.len()).then_some(number + 1);
-        let number = self.next.fetch_update(Relaxed, Relaxed, begin).ok()?;
+        let number = match self.first().filter(|_| self.help_first(cancelled)) {
+            Some(first) => first.number,
+            None => self.next.fetch_update(Relaxed, Relaxed, begin).ok()?,
+        };
         if self.delivered.contains(&number) {
-            return Some(Made { number, result: Ok(Outcome::Delivered), mark: None });
+            return Some(Made::new(number, Ok(Outcome::Delivered), None));
         }
         let result = match self.assemble(number, cancelled) {
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             result => result,
         };
-        Some(Made { number, result, mark: None })
+        Some(Made::new(number, result, None))
     }
 
     fn read_ahead(&self, cancelled: &Cancellation) -> bool {
@@ -175,6 +187,7 @@ where
     }
 
     fn shared_by(&self, workers: usize) {
+        self.workers.store(workers, Relaxed);
         self.dataset.shared_by(workers);
     }
 }
@@ -184,6 +197,37 @@ where
     D: Lookup,
     C: Collate<D::Sample>,
 {
+    /// The first batch, if several workers read it together.
+    fn first(&self) -> Option<&SharedBatch<D::Sample>> {
+        let share = || {
+            let is_read = self.store.is_none() && self.stages.shares && !self.delivered.contains(&self.begin);
+            let draws: Vec<_> = self.plan.draws(self.begin).collect();
+            let is_shared = is_read && draws.len() > 1 && self.workers.load(Relaxed) > 1;
+            is_shared.then(|| {
+                // The worker that reads its last sample makes it.
+                self.next.store(self.begin + 1, Relaxed);
+                SharedBatch::new(self.begin, draws)
+            })
+        };
+        self.first.get_or_init(share).as_ref()
+    }
+
+    /// Reads samples of the first batch with the other workers; true where this one makes it.
+    fn help_first(&self, cancelled: &Cancellation) -> bool {
+        let read = |index: usize, place: u64| {
+            let (begun, len) = (Instant::now(), self.dataset.len());
+            if index >= len {
+                return Err(DataError::IndexOutOfRange { index, len });
+            }
+            let sample = self.dataset.get(index, false, cancelled)?;
+            self.stages.counters.worked(StageTimes::of(Stage::Read, begun.elapsed()));
+            let draw = Drawn::new((), index as u64, place).draw();
+            let prepared = self.stages.collate.prepare(&sample, draw, self.epoch);
+            Ok((sample, prepared))
+        };
+        self.first().is_some_and(|batch| batch.help(cancelled, read))
+    }
+
     /// Makes a batch. Where the collate function reports only at the end which sample does not fit, the batch is made
     /// again without that sample. A batch that loses all samples is filled with substitutes where other ranks make that
     /// step too.
@@ -200,7 +244,8 @@ where
         let (mut policy, mut remakes) = (self.stages.on_error, 0);
         loop {
             let origins = self.plan.draws(number).map(Origin::new).collect();
-            let mut reader = Reader::new(self, policy, origins, cancelled, &place, &indices_unfit);
+            let shared = self.first().filter(|first| first.number == number);
+            let mut reader = Reader::new(self, policy, shared, origins, cancelled, &place, &indices_unfit);
             let result = guarded(
                 number,
                 &place,

@@ -20,6 +20,7 @@ mod progress;
 mod ranges;
 mod reader;
 mod reorder;
+mod shared;
 mod stages;
 mod stats;
 mod stream_feed;

@@ -141,6 +141,9 @@ impl<B: Send + 'static> Workers<B> {
 
     /// Changes the number of threads and of batches loaded ahead while the epoch runs.
     pub(crate) fn resize(&mut self, count: usize, in_flight: usize) -> Result<(), DataError> {
+        if in_flight > 0 {
+            self.work.shared_by(count);
+        }
         while self.wanted < count {
             self.threads.push(self.start_thread(self.started).map_err(|error| DataError::Spawn {
                 worker: self.started,
@@ -155,7 +158,6 @@ impl<B: Send + 'static> Workers<B> {
             self.send(Permit::End);
             self.wanted -= 1;
         }
-        self.work.shared_by(in_flight.min(count));
         self.in_flight = in_flight.min(MOST_IN_FLIGHT);
         self.grant();
         Ok(())
@@ -340,12 +342,12 @@ fn serve<B>(
                     return Ok(false);
                 }
                 let _making = at_work.begin();
-                let Some(made) = make_guarded(work, cancelled)? else {
+                let Some(mut made) = make_guarded(work, cancelled)? else {
                     at_work.no_batch_is_left();
                     return Ok(true);
                 };
                 if let Some(making) = making.flatten() {
-                    making.done(&made);
+                    making.done(&mut made);
                 }
                 if !send(made) {
                     return Ok(false);

@@ -13,6 +13,7 @@ mod mixture;
 mod options;
 mod ranks;
 mod resume;
+mod shared;
 mod steps;
 mod streams;
 mod torch_order;
