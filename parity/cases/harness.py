@@ -22,7 +22,7 @@ DTYPES = {
 }
 MODULES = (
     "amp", "accum", "optim", "optim_grid", "optim_papers", "optim_timm", "checkpoint", "mnist", "dataload", "augment",
-    "samplers", "sched", "ddp", "profiler", "nn_layers", "nn_sequences", "nn_attention", "nn_models", "nn_gpt2", "nn_files", "nn_summary",
+    "targets", "tokens", "samplers", "sched", "ddp", "profiler", "nn_layers", "nn_sequences", "nn_attention", "nn_models", "nn_gpt2", "nn_files", "nn_summary",
     "nn_autograd", "optim_closures", "optim_packages", "swa", "metrics", "lr_finder", "compile", "memory",
 )
 CASES = {}

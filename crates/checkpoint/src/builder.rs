@@ -20,6 +20,7 @@ use crate::stop::Stop;
 pub struct CheckpointBuilder {
     pub(crate) folder: PathBuf,
     pub(crate) begin_anew: BTreeSet<String>,
+    pub(crate) from_rank_0: BTreeSet<String>,
     pub(crate) retention: Retention,
     pub(crate) every: Option<u64>,
     pub(crate) background: bool,
@@ -35,6 +36,7 @@ impl CheckpointBuilder {
         Self {
             folder: folder.to_path_buf(),
             begin_anew: BTreeSet::new(),
+            from_rank_0: BTreeSet::new(),
             retention: Retention { newest: 3, best: None },
             every: None,
             background: true,
@@ -93,6 +95,18 @@ impl CheckpointBuilder {
     /// such a run is refused.
     pub fn begin_anew(mut self, parts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.begin_anew.extend(parts.into_iter().map(Into::into));
+        self
+    }
+
+    /// Parts of which ranks save different states that are no shards, and of which rank 0's is right for another number of
+    /// ranks: a module whose batch norms have each rank's running statistics, say, of which `DistributedDataParallel` takes
+    /// rank 0's in each pass; or the buffers of a sharded one. Without this, such a run is refused
+    /// ([`CheckpointError::RanksDiffer`]). As many ranks load their own.
+    ///
+    /// # Source
+    /// `torch.distributed.checkpoint`, which saves what is not sharded from one rank alone
+    pub fn from_rank_0(mut self, parts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.from_rank_0.extend(parts.into_iter().map(Into::into));
         self
     }
 

@@ -15,12 +15,15 @@ use serde_json::Value;
 
 use crate::builder::CheckpointBuilder;
 use crate::error::{CheckpointError, Context};
+use crate::first;
 use crate::folder::Folder;
 use crate::layout::Layout;
 use crate::manifest::{Metric, Rank};
 use crate::names::check_names;
 use crate::ranks::Ranks;
 use crate::retention::{Best, Retention};
+use crate::run::Run;
+use crate::search::Passed;
 use crate::stop::Stop;
 use crate::write::{Body, Pending, PendingPart, remove_surplus, write};
 
@@ -30,10 +33,11 @@ use crate::write::{Body, Pending, PendingPart, remove_surplus, write};
 /// their memory (tied weights) are written once, and loaded under each of their names.
 pub struct Checkpoint {
     pub(crate) folder: Arc<Folder>,
-    /// The folder that was given, in which ranks have theirs.
-    pub(crate) root: PathBuf,
+    pub(crate) run: Run,
     /// Parts that differ by rank and are not loaded by another number of ranks.
     pub(crate) begin_anew: BTreeSet<String>,
+    /// Parts that differ by rank, of which another number of ranks loads rank 0's.
+    pub(crate) from_rank_0: BTreeSet<String>,
     retention: Retention,
     every: Option<u64>,
     background: bool,
@@ -41,6 +45,8 @@ pub struct Checkpoint {
     stop: Stop,
     stopping: bool,
     pub(crate) fields: BTreeMap<String, Value>,
+    /// What `read_fields` has passed over; `resume` does too.
+    pub(crate) passed: Option<Passed>,
     writing: Option<Writing>,
     /// The memory of the last snapshot, by part, to be reused.
     buffers: BTreeMap<String, HostBuffer>,
@@ -79,8 +85,9 @@ impl Checkpoint {
     pub(crate) fn new(folder: Folder, options: CheckpointBuilder, stop: Stop) -> Self {
         Self {
             folder: Arc::new(folder),
-            root: options.folder,
+            run: Run::new(&options.folder, options.ranks.writers_of_their_own()),
             begin_anew: options.begin_anew,
+            from_rank_0: options.from_rank_0,
             retention: options.retention,
             every: options.every,
             background: options.background,
@@ -88,6 +95,7 @@ impl Checkpoint {
             stop,
             stopping: false,
             fields: BTreeMap::new(),
+            passed: None,
             writing: None,
             buffers: BTreeMap::new(),
             last: None,
@@ -144,7 +152,7 @@ impl Checkpoint {
             (_, _, Err(error)) | (Err(error), ..) | (_, Err(error), _) => Err(error),
         };
         let pending = self.confirm(&format!("save its checkpoint of step {step}"), pending)?;
-        (self.last, self.unconfirmed) = (Some(step), Some(step));
+        (self.last, self.unconfirmed, self.passed) = (Some(step), Some(step), None);
         match pending {
             Some(pending) if self.background => self.start(pending),
             None if self.background => {}
@@ -184,11 +192,18 @@ impl Checkpoint {
         if several {
             // Before any rank writes this step: otherwise, if a rank died meanwhile, its old checkpoint of this step
             // could be taken for one that matches the other ranks' new ones.
-            self.folder.abandon(self.last.map_or(step, |last| last + 1), None)?;
+            let from = self.last.map_or(step, |last| last + 1);
+            self.folder.abandon(from, None)?;
+            if self.ranks.rank() == 0 {
+                self.run.abandon_others(from)?;
+            }
+            if self.ranks.mark().is_some() {
+                first::begin(&self.folder, step)?;
+            }
         }
-        let others_from = self.last.map_or(step, |last| last.min(step)) + 1;
-        let fields = self.fields.clone();
-        let mut pending = Pending { step, others_from, ranks: None, metric: None, parts: Vec::new(), fields };
+        let abandoned_from = self.last.map_or(step, |last| last.min(step)) + 1;
+        let (fields, run) = (self.fields.clone(), (!several).then(|| self.run.clone()));
+        let mut pending = Pending { step, abandoned_from, run, ranks: None, metric: None, parts: Vec::new(), fields };
         let names: BTreeSet<&str> = parts.iter().map(|(name, _)| *name).collect();
         self.buffers.retain(|name, _| names.contains(name.as_str()));
         for (name, part) in parts {
@@ -205,10 +220,10 @@ impl Checkpoint {
     fn together(&self, own: &Result<Option<Pending>, CheckpointError>) -> Result<Option<Rank>, CheckpointError> {
         let Some(mark) = self.ranks.mark() else { return Ok(None) };
         let digest = match own {
-            Ok(Some(pending)) => pending.digest(),
+            Ok(Some(pending)) => pending.digest(mark.rank),
             _ => Ok(0),
         };
-        let together = self.ranks.max(*digest.as_ref().unwrap_or(&0))?;
+        let together = self.ranks.sum(*digest.as_ref().unwrap_or(&0))?;
         digest.map(|_| Some(Rank { together: together as u64, ..mark }))
     }
 
@@ -226,12 +241,13 @@ impl Checkpoint {
     /// Writes in the background.
     fn start(&mut self, pending: Pending) {
         let (folder, retention, step) = (self.folder.clone(), self.retention.clone(), pending.step);
+        let run = self.run.clone();
         // Other ranks may not have this step yet.
         let upto = if self.ranks.are_several() { self.everywhere } else { Some(step) };
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(move || {
             let _span = tracing::debug_span!("checkpoint_write", step).entered();
             let written = write(&folder, &pending);
-            let removed = |()| upto.map_or(Vec::new(), |upto| remove_surplus(&folder, &retention, upto, step));
+            let removed = |()| upto.map_or(Vec::new(), |upto| remove_surplus(&run, &folder, &retention, upto, step));
             (pending, written.map(removed))
         });
         self.writing = Some(Writing { step, thread });
@@ -256,7 +272,7 @@ impl Checkpoint {
     /// Removes surplus checkpoints, up to the last step that all ranks have.
     fn remove_surplus(&mut self) {
         if let Some(upto) = self.everywhere.filter(|_| self.ranks.writes()) {
-            self.warnings.extend(remove_surplus(&self.folder, &self.retention, upto, upto));
+            self.warnings.extend(remove_surplus(&self.run, &self.folder, &self.retention, upto, upto));
         }
     }
 
@@ -326,7 +342,7 @@ impl Checkpoint {
         value.transpose().map_err(|error| CheckpointError::Field { name: name.to_owned(), error })
     }
 
-    /// The steps of the existing checkpoints, in order.
+    /// The steps of the existing checkpoints in this process's folder, in order.
     ///
     /// # Errors
     /// [`CheckpointError::Io`]
@@ -334,14 +350,15 @@ impl Checkpoint {
         self.folder.steps()
     }
 
-    /// The step of the best checkpoint by [`keep_best`](CheckpointBuilder::keep_best)'s metric; none if no checkpoint
-    /// has that metric.
+    /// The step of the best checkpoint by [`keep_best`](CheckpointBuilder::keep_best)'s metric, for
+    /// [`load`](Self::load); none if no checkpoint has that metric. It may be one that another number of ranks has saved.
     ///
     /// # Errors
     /// [`CheckpointError::Io`]
     pub fn best(&self) -> Result<Option<u64>, CheckpointError> {
-        let steps = self.steps()?;
-        Ok(self.retention.best.as_ref().and_then(|best| best.of(&self.folder, &steps).first().copied()))
+        let Some(best) = &self.retention.best else { return Ok(None) };
+        let steps = self.run.steps(&self.folder)?;
+        Ok(best.of(&self.run, &self.folder, &steps).first().copied())
     }
 
     /// The folder of a step's checkpoint, whether it exists or not.

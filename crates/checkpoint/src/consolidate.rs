@@ -1,29 +1,32 @@
 //! One file of what ranks have saved together.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use overdrive_core::safetensors::{FORMAT_KEY, Layout, Unsupported};
-use overdrive_core::{Entry, Rows, TorchError};
+use overdrive_core::{Entry, TorchError};
 use tch::{Device, Tensor};
 
+use crate::aside::Aside;
 use crate::error::{CheckpointError, Context};
-use crate::folder::sync_folder;
-use crate::manifest::Sharing;
-use crate::together::{Outline, Together, steps};
+use crate::folder::Folder;
+use crate::outline::Outline;
+use crate::run::Run;
+use crate::together::Together;
 
 /// Writes one part of a checkpoint as one safetensors file, which Python's `safetensors` reads: whole tensors, from the
 /// parts of all ranks. The step is returned, by default the newest that all ranks have.
 ///
 /// `folder` is that of the run, in which the ranks' folders are. Memory for one mebibyte of tensors is needed. Values that
 /// are not tensors are in the file's metadata, as JSON; tied tensors are written once, as by `safetensors.torch.save_model`.
-/// The file is written under another name, synced and renamed. The program `overdrive-checkpoint consolidate` calls this.
+/// The file is written under another name, synced and renamed: several may write it at once. The program
+/// `overdrive-checkpoint consolidate` calls this.
 ///
 /// # Errors
 /// [`CheckpointError::NoSuchStep`], [`CheckpointError::Parts`]; [`CheckpointError::OtherRanks`] of a part that is no whole,
-/// such as random generators; [`CheckpointError::Damaged`] when a rank's part is missing or damaged, and
+/// such as random generators, of which each rank's own file is whole, `rank-0/step-N/PART.safetensors` say;
+/// [`CheckpointError::RanksDiffer`], for which there is [`consolidate_from_rank_0`]; [`CheckpointError::Damaged`] when a rank's part is missing or damaged, and
 /// [`CheckpointError::OtherRun`] when it is of another run; [`CheckpointError::Io`].
 ///
 /// # Syncs
@@ -37,27 +40,51 @@ pub fn consolidate(
     part: &str,
     file: impl AsRef<Path>,
 ) -> Result<u64, CheckpointError> {
-    let together = find(folder.as_ref(), step)?;
-    let found = together.first().parts.get(part);
-    if found.is_some_and(|found| found.ranks == Sharing::Own) {
-        return Err(CheckpointError::OtherRanks { part: part.to_owned(), saved: together.ranks() });
-    }
-    write(&together, part, file.as_ref())?;
+    consolidate_of(folder.as_ref(), step, part, file.as_ref(), BTreeSet::new())
+}
+
+/// As [`consolidate`]; where ranks have different states that are no shards, such as the running statistics of a sharded
+/// model, the file has rank 0's.
+///
+/// # Errors
+/// Those of [`consolidate`], but for [`CheckpointError::RanksDiffer`].
+///
+/// # Syncs
+/// No.
+pub fn consolidate_from_rank_0(
+    folder: impl AsRef<Path>,
+    step: Option<u64>,
+    part: &str,
+    file: impl AsRef<Path>,
+) -> Result<u64, CheckpointError> {
+    consolidate_of(folder.as_ref(), step, part, file.as_ref(), BTreeSet::from([part.to_owned()]))
+}
+
+fn consolidate_of(
+    folder: &Path,
+    step: Option<u64>,
+    part: &str,
+    file: &Path,
+    from_rank_0: BTreeSet<String>,
+) -> Result<u64, CheckpointError> {
+    let together = find(folder, step, &from_rank_0)?;
+    write(&together, part, file)?;
     Ok(together.step)
 }
 
 /// The checkpoint of this step, or the newest that is complete.
-fn find(folder: &Path, step: Option<u64>) -> Result<Together, CheckpointError> {
-    let found = steps(folder)?;
+fn find(folder: &Path, step: Option<u64>, from_rank_0: &BTreeSet<String>) -> Result<Together, CheckpointError> {
+    let found = Run::new(folder, None).steps(&Folder::reading(folder))?;
+    let open = |step| Together::open(folder, step, from_rank_0);
     if let Some(step) = step {
         return match found.contains(&step) {
-            true => Together::open(folder, step),
+            true => open(step),
             false => Err(CheckpointError::NoSuchStep { folder: folder.to_path_buf(), step, found }),
         };
     }
     let mut incomplete = None;
     for &step in found.iter().rev() {
-        match Together::open(folder, step) {
+        match open(step) {
             Err(error) if error.is_damage() => incomplete = incomplete.or(Some(error)),
             other => return other,
         }
@@ -80,33 +107,15 @@ fn write(together: &Together, part: &str, file: &Path) -> Result<(), CheckpointE
     let tensors = tensors.map(|(key, tensor)| (key.as_str(), tensor)).collect();
     let layout = Layout::of(tensors, &metadata).map_err(unsupported)?;
 
-    let aside = aside(file);
-    let fill = || {
-        let out = File::create(&aside).when("make the file", &aside)?;
-        let put = |bytes: &[u8]| (&out).write_all(bytes).when("write to it", &aside);
-        put(&layout.header)?;
-        for (key, _) in &layout.tensors {
-            if let Some(tensor) = outline.tensors.get(*key) {
-                together.rows(part, key, tensor, Rows::all(&tensor.shape), put)?;
-            }
+    let aside = Aside::new(file)?;
+    let put = |bytes: &[u8]| (&aside.file).write_all(bytes).when("write to it", file);
+    put(&layout.header)?;
+    for (key, _) in &layout.tensors {
+        if let Some(tensor) = outline.tensors.get(*key) {
+            together.rows(part, key, tensor, tensor.rows(), put)?;
         }
-        out.sync_all().when("sync it", &aside)?;
-        fs::rename(&aside, file).when("rename it", &aside)?;
-        sync_folder(file.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new(".")))
-    };
-    let written = fill();
-    if written.is_err() {
-        // The error to report is that of the write.
-        let _ = fs::remove_file(&aside);
     }
-    written
-}
-
-/// The name of a file that is not complete.
-fn aside(file: &Path) -> PathBuf {
-    let mut name = std::ffi::OsString::from(".writing-");
-    name.push(file.file_name().unwrap_or_default());
-    file.with_file_name(name)
+    aside.publish(file)
 }
 
 /// Tensors of the same shapes and dtypes, which take no memory.

@@ -10,11 +10,13 @@ use crate::write::{Body, Pending};
 const SAMPLE: usize = 64;
 
 impl Pending {
-    /// The same number for the same state, and almost certainly another one for that of another run or step: of names,
-    /// shapes, plain values, and some bytes of each tensor. Not negative.
-    pub fn digest(&self) -> Result<i64, CheckpointError> {
+    /// The same number for the same state, and almost certainly another one for that of another run, step or rank: of
+    /// names, shapes, plain values, and some bytes of each tensor. Not negative, and so small that those of all ranks can
+    /// be added.
+    pub fn digest(&self, rank: usize) -> Result<i64, CheckpointError> {
         let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
         hash.add(&self.step.to_le_bytes());
+        hash.add(&(rank as u64).to_le_bytes());
         for part in &self.parts {
             hash.add(part.name.as_bytes());
             hash.add(&part.header);
@@ -33,7 +35,7 @@ impl Pending {
                 Body::Live(tensors, _) => tensors.iter().try_for_each(|tensor| hash.add_ends(tensor))?,
             }
         }
-        Ok((hash.0 >> 1) as i64)
+        Ok((hash.0 >> 16) as i64)
     }
 }
 

@@ -220,6 +220,23 @@ pub enum CheckpointError {
         saved: usize,
     },
 
+    /// A part of which ranks have saved different states, though it does not say that they differ
+    /// ([`Stateful::differs_by_rank`](overdrive_core::Stateful::differs_by_rank)); or shards that are not of one whole. Which
+    /// rank's would be right for another number of ranks is unknown.
+    #[error(
+        "{part}: the {saved} ranks that have saved it have different states (`{entry}`), of which there is no whole: resume \
+         with {saved} ranks; or name the part in `from_rank_0` of the builder, and all load rank 0's; or in `begin_anew`, and \
+         it keeps the state it has"
+    )]
+    RanksDiffer {
+        /// The part's name.
+        part: String,
+        /// The first entry that differs; `*` for all: there are other names or shapes.
+        entry: String,
+        /// How many ranks have saved.
+        saved: usize,
+    },
+
     /// Ranks have several checkpoints, but no step in common: some must have lost theirs.
     #[error(
         "{}: there are {found:?}, and no step that all ranks have: restore the folders of all ranks, or move them all \

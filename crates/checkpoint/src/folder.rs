@@ -8,6 +8,7 @@
 //! | `.removed-step-N` | a checkpoint that is being removed |
 //! | `damaged-step-N` | a damaged checkpoint, kept for inspection |
 //! | `abandoned-step-N` | a later checkpoint of a run that went back to an earlier step and continued from there |
+//! | `.first-step` | a note that a rank's first checkpoint is not complete yet (`first.rs`) |
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -30,8 +31,6 @@ pub(crate) struct Folder {
     root: PathBuf,
     /// The lock file of a writer, none for a reader. The lock ends with this value or with the process.
     lock: Option<LockedFile>,
-    /// It was not there before.
-    is_new: bool,
 }
 
 /// Calls to the operating system, which tests replace.
@@ -48,11 +47,10 @@ impl Folder {
 
     /// Only reads what another process writes there; the folder may not exist yet.
     pub fn reading(root: &Path) -> Self {
-        Self { root: root.to_path_buf(), lock: None, is_new: false }
+        Self { root: root.to_path_buf(), lock: None }
     }
 
     fn open_on(root: &Path, system: &System) -> Result<Self, CheckpointError> {
-        let is_new = !root.exists();
         make(root, system.sync)?;
         let path = root.join(".lock");
         let lock = File::options().create(true).truncate(false).write(true).open(&path).when("open it", &path)?;
@@ -63,7 +61,7 @@ impl Folder {
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => false,
             Err(TryLockError::Error(error)) => return Err(error).when("lock it", &path),
         };
-        let folder = Self { root: root.to_path_buf(), lock: Some(LockedFile::new(lock)), is_new };
+        let folder = Self { root: root.to_path_buf(), lock: Some(LockedFile::new(lock)) };
         folder.put_back()?;
         if locked {
             folder.tidy(&[WRITING, REPLACED, REMOVED]).into_iter().next().map_or(Ok(()), Err)?;
@@ -105,11 +103,6 @@ impl Folder {
         &self.root
     }
 
-    /// Whether this writer has made the folder.
-    pub fn is_new(&self) -> bool {
-        self.is_new
-    }
-
     /// The folder of a step's checkpoint.
     pub fn step(&self, step: u64) -> PathBuf {
         self.named("", step)
@@ -127,7 +120,8 @@ impl Folder {
     /// The steps of all checkpoints, in order.
     pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
         let number = |name: &String| {
-            let step = name.strip_prefix(STEP)?.parse().ok()?;
+            // Ranks exchange steps as signed numbers.
+            let step = name.strip_prefix(STEP)?.parse().ok().filter(|&step| step <= i64::MAX as u64)?;
             // Only the name that we give to this step counts, not `step-7`, say, whose number lacks the leading zeros.
             (self.step(step).file_name()?.to_str() == Some(name)).then_some(step)
         };

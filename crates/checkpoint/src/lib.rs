@@ -37,22 +37,27 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod aside;
 mod builder;
 mod checkpoint;
 mod checksums;
 mod consolidate;
 mod digest;
 mod error;
+mod first;
 mod folder;
 mod layout;
 mod load;
 mod manifest;
 mod names;
+mod outline;
 mod ranks;
 mod read;
 mod resume;
 mod retention;
 mod rng;
+mod run;
+mod search;
 #[cfg(feature = "signal")]
 mod signal;
 mod stop;
@@ -61,7 +66,7 @@ mod write;
 
 pub use builder::CheckpointBuilder;
 pub use checkpoint::Checkpoint;
-pub use consolidate::consolidate;
+pub use consolidate::{consolidate, consolidate_from_rank_0};
 pub use error::CheckpointError;
 pub use load::{Loaded, load, read_part};
 pub use manifest::FORMAT;

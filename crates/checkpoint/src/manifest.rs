@@ -37,6 +37,9 @@ pub(crate) struct Manifest {
     pub metric: Option<Metric>,
     pub parts: BTreeMap<String, Part>,
     pub fields: BTreeMap<String, Value>,
+    /// The checksum, once it is read.
+    #[serde(skip)]
+    pub checksum: u32,
 }
 
 /// The rank that wrote a checkpoint.
@@ -102,6 +105,46 @@ pub(crate) enum Sharing {
 pub(crate) enum By {
     Rows,
     Tensors,
+}
+
+impl Part {
+    /// The name of an entry that differs from that of another rank.
+    pub fn difference<'a>(&'a self, other: &'a Self) -> Option<&'a str> {
+        let values = differing(&self.values, &other.values);
+        values.or_else(|| match (&self.file, &other.file) {
+            (Some(own), Some(other)) if own.crc32 == other.crc32 && own.bytes == other.bytes => None,
+            (Some(own), Some(other)) => {
+                let tensors = |file: &'a File| file.pieces.as_ref().map(|pieces| &pieces.tensors);
+                let named = tensors(own).zip(tensors(other)).and_then(|(own, other)| differing(own, other));
+                // Their shapes, say, or tied names.
+                Some(named.unwrap_or("*"))
+            }
+            (None, None) => None,
+            (Some(_), None) | (None, Some(_)) => Some("*"),
+        })
+    }
+}
+
+/// The first name whose values are not the same.
+fn differing<'a, V: PartialEq>(own: &'a BTreeMap<String, V>, other: &'a BTreeMap<String, V>) -> Option<&'a str> {
+    let names = own.keys().chain(other.keys()).filter(|&name| own.get(name) != other.get(name));
+    names.min().map(String::as_str)
+}
+
+impl fmt::Display for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rows from {} on of a tensor of shape {:?}", self.first, self.whole)
+    }
+}
+
+impl Rows {
+    /// Whether a tensor of the shape `own` can be these rows.
+    pub fn fit(&self, own: &[i64]) -> bool {
+        let ([all, whole @ ..], [count, own @ ..]) = (&self.whole[..], own) else { return false };
+        let end = self.first.checked_add(*count);
+        let elements = self.whole.iter().try_fold(1i64, |product, &side| product.checked_mul(side.max(1)));
+        own == whole && self.first >= 0 && end.is_some_and(|end| end <= *all) && elements.is_some()
+    }
 }
 
 impl Sharing {
@@ -259,6 +302,20 @@ impl Manifest {
         self.parts.values().any(|part| part.ranks.shard().is_some())
     }
 
+    /// The number that the checkpoints of all ranks have in common, by which those of other runs are told.
+    pub fn together(&self) -> u64 {
+        self.ranks.map_or(u64::from(self.checksum), |rank| rank.together)
+    }
+
+    /// Reads the manifest of a checkpoint's folder, which has to be of this step.
+    pub fn of_step(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
+        let manifest = Self::read(folder)?;
+        match manifest.step == step {
+            true => Ok(manifest),
+            false => Err(CheckpointError::damaged(&folder.join(FILE), "step", step, manifest.step)),
+        }
+    }
+
     /// Reads and checks the manifest of a checkpoint's folder.
     pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(FILE);
@@ -292,8 +349,9 @@ impl Manifest {
             return damaged("crc32 of the manifest", expected.trim_end(), found);
         }
         let parsed: Result<Self, _> = serde_json::from_slice(&text);
-        let manifest =
+        let mut manifest =
             parsed.map_err(|error| damaged_by("the manifest", "the fields of format 1", error.to_string()))?;
+        manifest.checksum = crc32fast::hash(rest);
         // Files are named after parts, so a name with a path in it could lead out of the folder.
         for name in manifest.parts.keys() {
             check_name(name).map_err(|expected| damaged_by("a part's name", expected, format!("{name:?}")))?;

@@ -1,8 +1,28 @@
-//! Names of parts, which become file names.
+//! Names of parts, which become file names, and of folders.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use crate::error::CheckpointError;
+
+const RANK: &str = "rank-";
+
+/// The folder of a rank's own checkpoints in that of the run.
+pub(crate) fn rank_folder(root: &Path, rank: usize) -> PathBuf {
+    root.join(format!("{RANK}{rank}"))
+}
+
+/// The rank whose folder has this name.
+pub(crate) fn rank_of(folder: &str) -> Option<usize> {
+    let number = folder.strip_prefix(RANK)?;
+    // `rank-07` is not the folder of rank 7.
+    number.parse().ok().filter(|rank: &usize| rank.to_string() == number)
+}
+
+/// The file with a part's tensors in the folder of a checkpoint.
+pub(crate) fn tensors_file(folder: &Path, part: &str) -> PathBuf {
+    folder.join(format!("{part}.safetensors"))
+}
 
 /// Accepts only names that are valid file names on every system and cannot lead out of the folder; else returns what is
 /// expected.

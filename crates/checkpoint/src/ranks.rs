@@ -7,7 +7,8 @@ use std::sync::Arc;
 use overdrive_core::{RankGroup, SingleProcess, Stateful};
 
 use crate::error::CheckpointError;
-use crate::manifest::{self, Manifest};
+use crate::manifest;
+use crate::names::rank_folder;
 
 /// Which ranks write, if several train together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +93,7 @@ impl Ranks {
     /// The folder of this rank's checkpoints.
     pub fn folder(&self, root: &Path) -> PathBuf {
         match self.writers {
-            Some(Writers::Each) => root.join(format!("rank-{}", self.group.rank())),
+            Some(Writers::Each) => rank_folder(root, self.group.rank()),
             _ => root.to_path_buf(),
         }
     }
@@ -111,17 +112,13 @@ impl Ranks {
         self.group.world_size()
     }
 
-    /// Whether this checkpoint is of this rank, of as many ranks.
-    pub fn has_saved(&self, manifest: &Manifest) -> bool {
-        match (self.mark(), manifest.ranks) {
-            (Some(own), Some(found)) => own.is(&found),
-            (own, found) => own.is_none() && found.is_none(),
-        }
+    /// How many ranks write their own checkpoints; none where one process writes.
+    pub fn writers_of_their_own(&self) -> Option<usize> {
+        (self.writers == Some(Writers::Each)).then(|| self.size())
     }
 
-    /// Whether other ranks' checkpoints are looked for: those of rank 0 are for all.
-    pub fn are_each(&self) -> bool {
-        self.writers != Some(Writers::First)
+    pub fn sum(&self, value: i64) -> Result<i64, CheckpointError> {
+        Ok(self.group.sum(value)?)
     }
 
     pub fn max(&self, value: i64) -> Result<i64, CheckpointError> {

@@ -20,6 +20,7 @@ use tch::{Kind, TchError, Tensor};
 
 use crate::error::{CheckpointError, Context};
 use crate::manifest::{self, BLOCK, Manifest, Part, Pieces, checksum};
+use crate::names::tensors_file;
 
 /// More threads do not read faster: memory is the limit.
 const MOST_THREADS: usize = 4;
@@ -39,29 +40,19 @@ pub(crate) struct Saved {
     pub fields: BTreeMap<String, Value>,
 }
 
-/// Reads the checkpoint in a folder; if `step` is given, the manifest must have that step.
-pub(crate) fn read(folder: &Path, step: Option<u64>) -> Result<Saved, CheckpointError> {
-    let manifest = Manifest::read(folder)?;
-    if let Some(step) = step.filter(|&step| step != manifest.step) {
-        return Err(CheckpointError::damaged(&folder.join(manifest::FILE), "step", step, manifest.step));
-    }
-    read_parts(folder, manifest, |_| true)
-}
-
 /// Reads only the parts that are asked for.
 pub(crate) fn read_parts(
     folder: &Path,
     manifest: Manifest,
     asked: impl Fn(&str) -> bool,
 ) -> Result<Saved, CheckpointError> {
-    let mut parts = BTreeMap::new();
+    let (mut parts, together) = (BTreeMap::new(), manifest.together());
     for (name, part) in manifest.parts {
         if asked(&name) {
             let state = read_entries(folder, &name, part, None)?;
             parts.insert(name, state);
         }
     }
-    let together = manifest.ranks.map_or(0, |mark| mark.together);
     let (folder, step, left_out) = (folder.to_path_buf(), manifest.step, BTreeSet::new());
     Ok(Saved { folder, step, together, left_out, parts, fields: manifest.fields })
 }
@@ -75,7 +66,7 @@ pub(crate) fn read_entries(
 ) -> Result<StateDict, CheckpointError> {
     let mut state = part.ranks.shard().map_or_else(StateDict::new, StateDict::of_shard);
     if let Some(expected) = part.file {
-        let path = folder.join(format!("{name}.safetensors"));
+        let path = tensors_file(folder, name);
         let mut file = Source::open(&path, &expected)?;
         let wanted = wanted.unwrap_or(&|_| true);
         match &expected.pieces {
@@ -88,10 +79,15 @@ pub(crate) fn read_entries(
             state.insert(key, value.into_entry());
         }
     }
-    for (key, manifest::Rows { first, whole }) in part.rows {
+    for (key, rows) in part.rows {
+        // Others are not wanted.
         if let Ok(Entry::Tensor(tensor)) = state.get(&key) {
             let tensor = tensor.shallow_clone();
-            state.insert_rows(key, tensor, Rows { first, whole });
+            if !rows.fit(&tensor.size()) {
+                let found = format!("a tensor of shape {:?}", tensor.size());
+                return Err(CheckpointError::damaged(&folder.join(manifest::FILE), key, rows, found));
+            }
+            state.insert_rows(key, tensor, Rows { first: rows.first, whole: rows.whole });
         }
     }
     Ok(state)
@@ -137,6 +133,12 @@ impl<'a> Source<'a> {
     fn check(&mut self, what: &str, expected: &str) -> Result<(), CheckpointError> {
         let crc = std::mem::take(&mut self.crc);
         self.compare(what, expected, crc)
+    }
+
+    /// The checksum that a tensor should have.
+    pub fn checksum_of<'p>(&self, pieces: &'p Pieces, key: &str) -> Result<&'p str, CheckpointError> {
+        let crc32 = pieces.tensors.get(key);
+        crc32.map(String::as_str).ok_or_else(|| self.damaged(key, "a checksum in the manifest", "none"))
     }
 
     fn compare(&self, what: &str, expected: &str, crc: Hasher) -> Result<(), CheckpointError> {
@@ -211,8 +213,7 @@ impl<'a> Source<'a> {
             self.crc.combine(&crc);
             self.check("the file", crc32)?;
             let header = self.parse(&header, self.bytes - start)?;
-            for (key, names) in names_of(&header, wanted) {
-                let Some(info) = header.info(&key) else { continue };
+            for (key, (info, names)) in names_of(&header, wanted) {
                 let tensor = self.tensor(&key, info, &body, info.data_offsets.0)?;
                 names.into_iter().for_each(|name| state.insert(name, Entry::Tensor(tensor.shallow_clone())));
             }
@@ -223,18 +224,13 @@ impl<'a> Source<'a> {
     /// Reads the header and the wanted tensors, each with its own checksum and into its own memory.
     fn read_each(&mut self, pieces: &Pieces, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
         let (header, start) = self.checked_header(pieces)?;
-        let names = names_of(&header, wanted);
-        let mut found: Vec<_> =
-            names.into_iter().filter_map(|(key, names)| Some((header.info(&key)?, key, names))).collect();
+        let mut found: Vec<_> = names_of(&header, wanted).into_iter().collect();
         // As they are in the file.
-        found.sort_by_key(|(info, ..)| info.data_offsets);
+        found.sort_by_key(|(_, (info, _))| info.data_offsets);
         let place = |info: &TensorInfo| (start + info.data_offsets.0 as u64, info.data_offsets.1 - info.data_offsets.0);
-        let read = self.take_tensors(&found.iter().map(|(info, ..)| place(info)).collect::<Vec<_>>())?;
-        for ((info, key, names), (bytes, crc)) in found.into_iter().zip(read) {
-            let Some(crc32) = pieces.tensors.get(&key) else {
-                return Err(self.damaged(&key, "a checksum in the manifest", "none"));
-            };
-            self.compare(&format!("`{key}`"), crc32, crc)?;
+        let read = self.take_tensors(&found.iter().map(|(_, (info, _))| place(info)).collect::<Vec<_>>())?;
+        for ((key, (info, names)), (bytes, crc)) in found.into_iter().zip(read) {
+            self.compare(&format!("`{key}`"), self.checksum_of(pieces, &key)?, crc)?;
             let tensor = self.tensor(&key, info, &bytes, 0)?;
             names.into_iter().for_each(|name| state.insert(name, Entry::Tensor(tensor.shallow_clone())));
         }
@@ -299,16 +295,21 @@ pub(crate) fn view(bytes: &Tensor, start: usize, length: usize, kind: Kind, shap
 }
 
 /// The tensors of a file that are wanted, each with its wanted names; a tied tensor has several.
-pub(crate) fn names_of(header: &Metadata, wanted: Wanted<'_>) -> BTreeMap<String, BTreeSet<String>> {
-    let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+pub(crate) fn names_of<'a>(
+    header: &'a Metadata,
+    wanted: Wanted<'_>,
+) -> BTreeMap<String, (&'a TensorInfo, BTreeSet<String>)> {
+    let mut names: BTreeMap<String, (&TensorInfo, BTreeSet<String>)> = BTreeMap::new();
     let own = header.offset_keys().into_iter().map(|key| (key.clone(), key));
     let aliases = header.metadata().iter().flatten().filter(|(name, kept)| {
         // Other metadata are remarks of the program that wrote the file.
         *name != FORMAT_KEY && header.info(name).is_none() && header.info(kept).is_some()
     });
     for (name, kept) in own.chain(aliases.map(|(name, kept)| (name.clone(), kept.clone()))) {
-        if wanted(&name) {
-            names.entry(kept).or_default().insert(name);
+        if wanted(&name)
+            && let Some(info) = header.info(&kept)
+        {
+            names.entry(kept).or_insert_with(|| (info, BTreeSet::new())).1.insert(name);
         }
     }
     names

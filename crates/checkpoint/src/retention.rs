@@ -2,8 +2,10 @@
 
 use std::cmp::Ordering;
 
+use crate::error::CheckpointError;
 use crate::folder::Folder;
-use crate::manifest::{Manifest, Metric};
+use crate::manifest::Metric;
+use crate::run::Run;
 
 /// Whether a smaller or a larger metric is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,26 +33,32 @@ pub(crate) struct Best {
 }
 
 impl Retention {
-    /// The steps whose checkpoints are to be removed. `steps` is in rising order. `written`, the step that was just
-    /// saved, is always kept.
-    pub fn surplus(&self, folder: &Folder, steps: &[u64], written: u64) -> Vec<u64> {
+    /// The steps whose checkpoints in this folder are to be removed, up to `upto`. `written`, the step that was just saved,
+    /// is always kept.
+    pub fn surplus(&self, run: &Run, folder: &Folder, upto: u64, written: u64) -> Result<Vec<u64>, CheckpointError> {
+        let upto = |mut steps: Vec<u64>| {
+            steps.retain(|&step| step <= upto);
+            steps
+        };
+        let steps = upto(folder.steps()?);
         let surplus = steps.len().saturating_sub(self.newest);
         let old = || steps.iter().copied().filter(|&step| step != written).take(surplus);
         // Reading manifests takes time, so they are read only if a checkpoint may be removed.
         let best = match &self.best {
-            Some(best) if surplus > 0 => best.of(folder, steps),
+            // Another number of ranks may have saved the best: then it is in their folders, and none of these is.
+            Some(best) if surplus > 0 => best.of(run, folder, &upto(run.steps(folder)?)),
             _ => Vec::new(),
         };
-        old().filter(|step| !best.contains(step)).collect()
+        Ok(old().filter(|step| !best.contains(step)).collect())
     }
 }
 
 impl Best {
     /// The best of these steps, best first. Leaves out steps whose manifest cannot be read or has no metric of this
     /// name, and those whose metric is NaN.
-    pub fn of(&self, folder: &Folder, steps: &[u64]) -> Vec<u64> {
+    pub fn of(&self, run: &Run, folder: &Folder, steps: &[u64]) -> Vec<u64> {
         let metric = |&step: &u64| {
-            let Metric { name, value } = Manifest::read(&folder.step(step)).ok()?.metric?;
+            let Metric { name, value } = run.metric(folder, step)?;
             (name == self.metric && !value.is_nan()).then_some((value, step))
         };
         let mut known: Vec<(f64, u64)> = steps.iter().filter_map(metric).collect();

@@ -13,10 +13,13 @@ use tch::Tensor;
 
 use crate::checksums::Checksums;
 use crate::error::{CheckpointError, Context};
+use crate::first;
 use crate::folder::{Folder, sync_folder};
 use crate::layout::Layout;
 use crate::manifest::{self, FORMAT, Manifest, Plain, Sharing};
+use crate::names::tensors_file;
 use crate::retention::Retention;
+use crate::run::Run;
 
 /// Bytes per write: small enough to stay in a core's cache between the copy, the checksum and the write.
 const CHUNK: usize = 1 << 20;
@@ -28,7 +31,9 @@ const SYNCED: usize = 64 << 20;
 pub(crate) struct Pending {
     pub step: u64,
     /// From this step on, existing checkpoints belong to an abandoned branch of the run.
-    pub others_from: u64,
+    pub abandoned_from: u64,
+    /// The run whose abandoned branch is set aside in other folders too; none where ranks have done so before.
+    pub run: Option<Run>,
     pub ranks: Option<manifest::Rank>,
     pub metric: Option<manifest::Metric>,
     pub parts: Vec<PendingPart>,
@@ -51,6 +56,12 @@ pub(crate) enum Body {
     Copied(HostBuffer, usize),
     /// The tensors themselves and their bytes; they do not change while they are written.
     Live(Vec<Tensor>, usize),
+}
+
+impl Pending {
+    fn abandon_others(&self, from: u64) -> Result<(), CheckpointError> {
+        self.run.as_ref().map_or(Ok(()), |run| run.abandon_others(from))
+    }
 }
 
 impl PendingPart {
@@ -126,8 +137,12 @@ pub(crate) fn write(folder: &Folder, pending: &Pending) -> Result<(), Checkpoint
     let written = fill(&folder.writing(pending.step), pending)
         // Before the new checkpoint counts. Otherwise, after a crash in between, the checkpoint that the run came from
         // would not be the newest.
-        .and_then(|()| folder.abandon(pending.others_from, Some(pending.step)))
-        .and_then(|()| folder.publish(pending.step));
+        .and_then(|()| folder.abandon(pending.abandoned_from, Some(pending.step)))
+        .and_then(|()| pending.abandon_others(pending.abandoned_from))
+        .and_then(|()| folder.publish(pending.step))
+        .and_then(|()| first::end(folder))
+        // One of the same step counted until now.
+        .and_then(|()| pending.abandon_others(pending.step));
     if written.is_err() {
         // Removes what was written. The error to report is that of the write.
         let _ = fs::remove_dir_all(folder.writing(pending.step));
@@ -137,12 +152,15 @@ pub(crate) fn write(folder: &Folder, pending: &Pending) -> Result<(), Checkpoint
 
 /// Removes the surplus checkpoints up to `upto`, after `written` is in place. Returns and logs those that could not be
 /// removed.
-pub(crate) fn remove_surplus(folder: &Folder, retention: &Retention, upto: u64, written: u64) -> Vec<CheckpointError> {
-    let removed = match folder.steps() {
-        Ok(mut steps) => {
-            steps.retain(|&step| step <= upto);
-            folder.remove(&retention.surplus(folder, &steps, written))
-        }
+pub(crate) fn remove_surplus(
+    run: &Run,
+    folder: &Folder,
+    retention: &Retention,
+    upto: u64,
+    written: u64,
+) -> Vec<CheckpointError> {
+    let removed = match retention.surplus(run, folder, upto, written) {
+        Ok(surplus) => folder.remove(&surplus),
         Err(error) => vec![error],
     };
     let not_removed = |error| CheckpointError::NotRemoved { step: written, error: Box::new(error) };
@@ -158,7 +176,7 @@ fn fill(aside: &Path, pending: &Pending) -> Result<(), CheckpointError> {
     for part in &pending.parts {
         let file = match part.pieces.is_empty() {
             true => None,
-            false => Some(write_tensors(&aside.join(format!("{}.safetensors", part.name)), part)?),
+            false => Some(write_tensors(&tensors_file(aside, &part.name), part)?),
         };
         let (values, ranks, rows) = (part.values.clone(), part.ranks, part.rows.clone());
         parts.insert(part.name.clone(), manifest::Part { file, values, ranks, rows });
@@ -173,6 +191,7 @@ fn fill(aside: &Path, pending: &Pending) -> Result<(), CheckpointError> {
         metric: pending.metric.clone(),
         parts,
         fields: pending.fields.clone(),
+        checksum: 0,
     };
     let text = manifest.to_text().map_err(|error| CheckpointError::Field { name: "*".to_owned(), error })?;
     let action = || format!("write {} bytes", text.len());

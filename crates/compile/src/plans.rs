@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use overdrive_ffi::host_memory;
+
 use crate::error::CompileError;
 use crate::graph::{Code, Graph, Scalar};
 use crate::options::Options;
@@ -244,10 +246,15 @@ impl<K: Key, C> Plans<K, C> {
             Ok(plan) => plan,
             Err(error) => return self.never(key, error),
         };
+        let is_compiled = matches!(plan, Plan::Compiled { .. });
         if matches!(plan, Plan::Uncompiled) {
             self.note(&self.no_room());
         }
         self.plans.insert(key, plan);
+        if is_compiled {
+            // Recording, reading and loading needed much memory for a short time.
+            host_memory::trim();
+        }
     }
 
     fn plan(

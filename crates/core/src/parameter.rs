@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use crate::module::Module;
+use crate::walk::{Item, walk};
 
 /// A tensor to train, and its name in the model where it has one.
 ///
@@ -58,6 +59,12 @@ impl Parameter {
 pub trait IntoParameters {
     /// The parameters in order, sharing their data.
     fn into_parameters(self) -> Vec<Parameter>;
+
+    /// What is saved beside the parameters, by name: a module's persistent buffers, running means for instance, of which a
+    /// tied one has several names. A list has none.
+    fn buffers(&self) -> Vec<(String, Tensor)> {
+        Vec::new()
+    }
 }
 
 /// The parameters with `prefix` and a dot before their names: for several models under one optimizer.
@@ -73,12 +80,30 @@ impl<M: Module> IntoParameters for &M {
     fn into_parameters(self) -> Vec<Parameter> {
         self.named_parameters()
     }
+
+    fn buffers(&self) -> Vec<(String, Tensor)> {
+        persistent_buffers(*self)
+    }
 }
 
 impl<M: Module> IntoParameters for &mut M {
     fn into_parameters(self) -> Vec<Parameter> {
         self.named_parameters()
     }
+
+    fn buffers(&self) -> Vec<(String, Tensor)> {
+        persistent_buffers(&**self)
+    }
+}
+
+fn persistent_buffers<M: Module>(module: &M) -> Vec<(String, Tensor)> {
+    let mut found = Vec::new();
+    walk(module, &mut |item| {
+        if let Item::Buffer { name, tensor, persistent: true } = item {
+            found.push((name.to_owned(), tensor.shallow_clone()));
+        }
+    });
+    found
 }
 
 /// An item of a list of parameters.

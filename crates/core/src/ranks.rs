@@ -25,6 +25,22 @@ pub trait RankGroup: Send + Sync {
     /// # Syncs
     /// Waits for every rank.
     fn max(&self, value: i64) -> Result<i64, SyncError>;
+
+    /// The sum of `value` over all ranks, in two's complement; every rank gets it. By default made of as many `max` as there
+    /// are ranks.
+    ///
+    /// # Errors
+    /// When a rank is gone, or the timeout has passed.
+    ///
+    /// # Syncs
+    /// Waits for every rank.
+    fn sum(&self, value: i64) -> Result<i64, SyncError> {
+        let own = self.rank();
+        (0..self.world_size()).try_fold(0, |sum: i64, rank| {
+            let of_rank = self.max(if rank == own { value } else { i64::MIN })?;
+            Ok(sum.wrapping_add(of_rank))
+        })
+    }
 }
 
 /// Ranks that skip an optimizer's step together or not at all ([`Optimizer::skip_agreement`](crate::Optimizer)).
@@ -54,6 +70,10 @@ impl<R: RankGroup + ?Sized> RankGroup for &R {
 
     fn max(&self, value: i64) -> Result<i64, SyncError> {
         (**self).max(value)
+    }
+
+    fn sum(&self, value: i64) -> Result<i64, SyncError> {
+        (**self).sum(value)
     }
 }
 

@@ -109,12 +109,14 @@ impl StateDict {
             }
             (other, _) => return Err(mismatch(key, &expected(), other)),
         };
-        let (start, count) = (rows.start - first, rows.end - rows.start);
         let there = tensor.size().first().copied().unwrap_or(1);
-        if start < 0 || start + count > there {
-            let found = format!("rows {first} to {}", first + there);
+        // A state may say anything about its rows.
+        let fits = rows.start.checked_sub(first).zip(rows.end.checked_sub(rows.start));
+        let fits = fits.filter(|&(start, count)| start >= 0 && count >= 0 && start <= there && count <= there - start);
+        let Some((start, count)) = fits else {
+            let found = format!("rows {first} to {}", first.saturating_add(there));
             return Err(StateError::Mismatch { key: key.to_owned(), expected: expected(), found });
-        }
+        };
         let tensor = tensor.f_detach().map_err(TorchError::from)?;
         if tensor.dim() == 0 {
             return Ok(tensor);
@@ -133,6 +135,17 @@ mod tests {
         state.insert_rows("weight", Tensor::arange(6, (Kind::Float, tch::Device::Cpu)).view([3, 2]), rows);
         state.insert("step", Entry::Tensor(Tensor::from(7.0f32)));
         state
+    }
+
+    #[test]
+    fn rows_that_cannot_be_are_errors() {
+        let numbers = || Tensor::zeros([3, 2], (Kind::Float, tch::Device::Cpu));
+        for (first, rows) in [(i64::MIN, 4..5), (i64::MAX, 4..5), (4, i64::MIN..i64::MAX), (4, 4..8), (-3, -1..0)] {
+            let mut state = StateDict::new();
+            state.insert_rows("weight", numbers(), Rows { first, whole: vec![9, 2] });
+            let told = state.tensor_rows("weight", &[9, 2], rows.clone(), Kind::Float);
+            assert_eq!(told.is_err(), first != -3, "{first}, {rows:?}");
+        }
     }
 
     #[test]

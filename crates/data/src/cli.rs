@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::format::Format;
 
@@ -52,6 +52,16 @@ pub struct IndexOptions {
 ///               itself, several are a tf.train.Example; entries like `__len__` are skipped
 ///   arrow       a column for each field of the first samples, `__key__` for the key, `cls` as a number; SRC may also
 ///               be a folder that Hugging Face's `save_to_disk` made
+///   parquet     columns as for arrow
+///   mds         Mosaic's streaming: a folder of shards with an index.json, DST `.mds`; columns as for arrow, which
+///               every sample must have
+///   jsonl       an object on every line, `__key__` for the key; text, numbers and JSON alone: `json` and fields in
+///               `.json` are values
+///   csv         columns as for arrow, of text alone; `.tsv` has tabs; an empty cell is a field that is not there
+///   megatron    a pair PREFIX.idx and PREFIX.bin: each sample is a document of one sequence, the integers of its field
+///               `input_ids` or `tokens`
+///   tokens      the same integers one after the other, as nanoGPT reads them; not as SRC, since nothing in the file
+///               says where a sample ends
 ///
 /// The target appears only when it is complete. An error or Ctrl-C leaves nothing of it behind, but for the folders
 /// that it was to be in.
@@ -81,8 +91,8 @@ pub struct ConvertOptions {
     #[arg(long, value_name = "Q", default_value = "90", requires = "shorter_side", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub quality: u8,
 
-    /// The most bytes per shard, like 500M or 1G (webdataset, tfrecord) [default: 3G for webdataset, one file for
-    /// tfrecord]
+    /// The most bytes per shard, like 500M or 1G (webdataset, tfrecord, mds) [default: 3G for webdataset, one file for
+    /// tfrecord, 64 MiB for mds]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub shard_size: Option<u64>,
 
@@ -95,6 +105,10 @@ pub struct ConvertOptions {
     #[arg(long)]
     pub index: bool,
 
+    /// How tokens are stored (megatron, tokens)
+    #[arg(long, value_name = "TYPE", value_enum, default_value = "uint16")]
+    pub token_dtype: TokenType,
+
     /// Store a checksum of every value, which the reader verifies (lmdb; the other formats have checksums)
     #[arg(long)]
     pub checksums: bool,
@@ -106,6 +120,15 @@ pub struct ConvertOptions {
     /// Threads that scale and encode images [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
+}
+
+/// The integers of files of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TokenType {
+    Uint8,
+    Uint16,
+    Int32,
+    Int64,
 }
 
 /// Parses a number that may end in K, M or G (10^3, 10^6, 10^9).

@@ -56,8 +56,12 @@ pub fn run(options: &ConvertOptions) -> Result<Summary> {
     let to = options.to.map_or_else(|| Format::of_target(&options.dst), Ok)?;
     let sharded = matches!(to, Format::WebDataset | Format::TfRecord);
     ensure!(
-        sharded || (options.shard_size.is_none() && options.samples_per_shard.is_none()),
-        "--shard-size and --samples-per-shard are for webdataset and tfrecord: leave them out"
+        sharded || options.samples_per_shard.is_none(),
+        "--samples-per-shard is for webdataset and tfrecord: leave it out"
+    );
+    ensure!(
+        sharded || to == Format::Mds || options.shard_size.is_none(),
+        "--shard-size is for webdataset and tfrecord, and mds: leave it out"
     );
     ensure!(sharded || !options.index, "--index is for webdataset and tfrecord: leave it out");
     ensure!(!options.checksums || to == Format::Lmdb, "--checksums is for lmdb: leave it out");

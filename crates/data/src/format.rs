@@ -20,10 +20,22 @@ pub enum Format {
     Lmdb,
     /// Arrow IPC files, or a dataset that Hugging Face's datasets has saved
     Arrow,
+    /// Parquet files
+    Parquet,
+    /// A JSON object on every line
+    Jsonl,
+    /// A table of text, with the columns' names in its first row
+    Csv,
+    /// A folder of Mosaic's streaming
+    Mds,
+    /// Megatron's tokens with an index
+    Megatron,
+    /// Tokens and nothing else, as nanoGPT stores them
+    Tokens,
 }
 
 /// File name endings and their formats; longer endings come before their suffixes.
-const ENDINGS: [(&str, Format); 16] = [
+const ENDINGS: [(&str, Format); 25] = [
     (".tar.gz", Format::WebDataset),
     (".tar.zst", Format::WebDataset),
     (".tgz", Format::WebDataset),
@@ -39,6 +51,15 @@ const ENDINGS: [(&str, Format); 16] = [
     (".mdb", Format::Lmdb),
     (".arrow", Format::Arrow),
     (".feather", Format::Arrow),
+    (".parquet", Format::Parquet),
+    (".jsonl", Format::Jsonl),
+    (".ndjson", Format::Jsonl),
+    (".csv", Format::Csv),
+    (".tsv", Format::Csv),
+    (".mds", Format::Mds),
+    (".mds/", Format::Mds),
+    (".idx", Format::Megatron),
+    (".bin", Format::Tokens),
     ("/", Format::Folder),
 ];
 
@@ -50,6 +71,7 @@ impl Format {
             return Ok(match () {
                 () if has("data.mdb") => Self::Lmdb,
                 () if has("state.json") || has("dataset_dict.json") => Self::Arrow,
+                () if has("index.json") => Self::Mds,
                 () => Self::Folder,
             });
         }
@@ -72,7 +94,11 @@ fn by_ending(path: &Path) -> Option<Format> {
 }
 
 fn unknown(path: &Path, option: &str) -> anyhow::Error {
-    anyhow!("{}: unknown format; state it with {option} (folder, webdataset, tfrecord, lmdb, arrow)", path.display())
+    anyhow!(
+        "{}: unknown format; state it with {option} (folder, webdataset, tfrecord, lmdb, arrow, \
+         parquet, jsonl, csv, mds, megatron, tokens)",
+        path.display()
+    )
 }
 
 /// Splits a name into its stem and a known ending, which may be empty.
@@ -96,6 +122,9 @@ mod tests {
         assert_eq!(target("a.b/train.tfrecord.gz"), Some(Format::TfRecord));
         assert_eq!(target("train.lmdb"), Some(Format::Lmdb));
         assert_eq!(target("train.arrow"), Some(Format::Arrow));
+        assert_eq!(target("train.parquet"), Some(Format::Parquet));
+        assert_eq!(target("out.mds"), Some(Format::Mds));
+        assert_eq!(target("corpus_text_document.idx"), Some(Format::Megatron));
         assert_eq!(target("out"), Some(Format::Folder));
         assert_eq!(target("out.d/"), Some(Format::Folder));
         assert_eq!(target("train.zip"), None);

@@ -24,7 +24,7 @@ pub fn run(options: &IndexOptions) -> Result<String> {
                 let dataset = open_shards(path, TfRecordDataset::from_files, TfRecordDataset::open)?;
                 all(&dataset, |shard| dataset.write_index(shard))?
             }
-            Format::Arrow | Format::Folder | Format::Lmdb => {
+            _ => {
                 bail!("{}: only webdataset and tfrecord have indexes; state the format with --from", path.display());
             }
         };

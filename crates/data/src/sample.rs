@@ -5,6 +5,11 @@ pub const KEY: &str = "__key__";
 /// The field with the class's number: stored as a number where possible, as training programs expect it.
 pub const LABEL: &str = "cls";
 
+/// The fields with the integers of a text, by Hugging Face's name first.
+pub const TOKENS: [&str; 2] = ["input_ids", "tokens"];
+/// Fields of text, beside the label, which is a number where it can be.
+pub const TEXTS: [&str; 2] = ["json", "txt"];
+
 /// The field names (extensions) of images.
 pub const IMAGES: [&str; 9] = ["jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff"];
 

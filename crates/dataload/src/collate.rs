@@ -34,9 +34,9 @@ pub trait Collate<S>: Send + Sync {
     }
 
     /// What can be made of a sample alone, which is read by another worker than the one that makes its batch. For the
-    /// collate functions of this crate.
+    /// collate functions of this crate: it may change the sample as its batch needs it.
     #[doc(hidden)]
-    fn prepare(&self, _sample: &S, _draw: u64, _epoch: u64) -> Option<Prepared> {
+    fn prepare(&self, _sample: &mut S, _draw: u64, _epoch: u64) -> Option<Prepared> {
         None
     }
 }

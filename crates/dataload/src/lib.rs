@@ -11,7 +11,8 @@ mod batch_samples;
 mod cache;
 mod cancellation;
 mod collate;
-#[cfg(any(feature = "arrow", feature = "parquet"))]
+// Lists of different lengths are always there, tables only with a format that has them.
+#[cfg_attr(not(any(feature = "arrow", feature = "parquet")), allow(dead_code, unused_imports))]
 mod columns;
 mod compose;
 // Each of these three formats uses only a part of `content`, so without all of them some of it is dead code.
@@ -34,10 +35,10 @@ mod loader;
 #[cfg(feature = "mds")]
 mod mds;
 mod mnist;
-#[cfg(any(feature = "arrow", feature = "lmdb", feature = "mds", feature = "tfrecord", feature = "webdataset"))]
 mod output;
 pub mod pacing;
 mod pack_tokens;
+mod packing;
 mod pad_sequence;
 #[cfg(feature = "parquet")]
 mod parquet;
@@ -57,6 +58,7 @@ mod sampler;
 mod shards;
 mod stack;
 mod stream;
+mod targets;
 mod tensor;
 mod tensor_batch;
 mod tensor_dataset;
@@ -65,6 +67,8 @@ mod text;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
 mod to_float;
+#[cfg(feature = "tokenizers")]
+mod tokenizer;
 mod tokens;
 mod transforms;
 #[cfg(feature = "webdataset")]
@@ -83,8 +87,9 @@ pub use batch_samples::{BatchSamples, Drawn, Stage};
 pub use cache::{CacheKind, Cached, Disk, DiskCached, OnDevice, Ram, Storable};
 pub use cancellation::Cancellation;
 pub use collate::Collate;
+pub use columns::Ragged;
 #[cfg(any(feature = "arrow", feature = "parquet"))]
-pub use columns::{BytesColumn, Column, Field, FieldKind, Ragged, Row, Table, Value};
+pub use columns::{BytesColumn, Column, Field, FieldKind, Row, Table, Value};
 pub use compose::{
     Chain, Concat, Filter, InterleaveBuilder, MapStyle, Mixture, StoppingStrategy, StreamMixture, Zip, ZipParts,
     interleave_datasets, map_style,
@@ -99,7 +104,7 @@ pub use generator::Generator;
 pub use idx::{IdxArray, read_idx};
 pub use image::{Color, Image};
 pub use image_folder::{DecodedImageFolder, ImageFolder};
-pub use image_pipeline::{FloatPipeline, ImagePipeline};
+pub use image_pipeline::{CollateTargets, FloatPipeline, ImagePipeline};
 #[cfg(feature = "lmdb")]
 pub use lmdb::{LmdbDataset, LmdbDatasetBuilder, LmdbSample, LmdbWriter, LmdbWriterBuilder};
 #[cfg(feature = "progress")]
@@ -109,10 +114,11 @@ pub use loader::{
     NumWorkers, OnError, SampleSource,
 };
 #[cfg(feature = "mds")]
-pub use mds::{MdsDataset, MdsSample, MdsValue};
+pub use mds::{MdsDataset, MdsSample, MdsValue, MdsWriter};
 pub use mnist::{Mnist, MnistSplit};
 pub use overdrive_jpeg::Region;
 pub use pack_tokens::{PackTokens, PackedTokens};
+pub use packing::{JoinPacks, Pack, Packing};
 pub use pad_sequence::PadSequence;
 #[cfg(feature = "parquet")]
 pub use parquet::{FromParquet, ParquetBatches, ParquetDataset, ParquetEpoch, WholeTable};
@@ -132,6 +138,9 @@ pub use shards::expand_shards;
 pub use shards::{IndexedShards, ShardListDataset};
 pub use stack::{Stack, Stackable};
 pub use stream::{IterableDataset, Samples, ShardStream, StreamPosition};
+pub use targets::{
+    BoundingBoxFormat, BoundingBoxes, KeyPoints, Mask, PerBox, PerBoxItem, PerBoxRows, Target, TargetPart,
+};
 pub use tensor_batch::TensorBatch;
 pub use tensor_dataset::{GatherRows, TensorDataset};
 #[cfg(feature = "jsonl")]
@@ -141,11 +150,14 @@ pub use text::{CsvDataset, CsvDatasetBuilder};
 #[cfg(feature = "tfrecord")]
 pub use tfrecord::{Example, Feature, TfRecord, TfRecordDataset, TfRecordWriter, TfRecords};
 pub use to_float::ToFloat;
-pub use tokens::{IndexedTokens, TokenDtype, TokenFile, TokenWindows};
+#[cfg(feature = "tokenizers")]
+pub use tokenizer::Tokenizer;
+pub use tokens::{IndexedTokens, IndexedTokensWriter, TokenDtype, TokenFile, TokenWindows, TokenWriter};
 pub use transforms::{
-    AugMix, Canvas, CenterCrop, ColorJitter, CutMix, Draws, ErasingValue, GaussianBlur, Interpolation, MixUp,
-    Operation, Padding, PaddingMode, RandAugment, RandomCrop, RandomErasing, RandomHorizontalFlip, RandomResizedCrop,
-    RandomVerticalFlip, Resize, Size, Transform, TrivialAugmentWide,
+    AugMix, Canvas, CenterCrop, ClampBoundingBoxes, ClampKeyPoints, ColorJitter, ConvertBoundingBoxFormat, CutMix,
+    Draws, ErasingValue, GaussianBlur, Interpolation, MixUp, Operation, Padding, PaddingMode, RandAugment,
+    RandomAffine, RandomCrop, RandomErasing, RandomHorizontalFlip, RandomResizedCrop, RandomRotation,
+    RandomVerticalFlip, Resize, SanitizeBoundingBoxes, SanitizeKeyPoints, Size, Transform, TrivialAugmentWide,
 };
 #[cfg(feature = "webdataset")]
 pub use webdataset::{WebDataset, WebDatasetWriter, WebDatasetWriterBuilder, WebSample, WebSamples};

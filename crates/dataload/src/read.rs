@@ -61,7 +61,7 @@ impl Input {
     }
 
     /// Fills `buffer` with the bytes at `offset`.
-    #[cfg(feature = "parquet")]
+    #[cfg(any(feature = "csv", feature = "jsonl", feature = "parquet"))]
     pub(crate) fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         match self {
             Self::File(file) => read_at(file, buffer, offset),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use overdrive_core::{SyncError, TorchError, TorchErrorKind};
+use tch::Device;
 
 /// Which collective a rank was in, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,6 +130,14 @@ pub enum DdpError {
         found: String,
         /// What would be right.
         expected: String,
+    },
+    /// A [check](crate::check_node) has found that this rank's device, or its connection to the others, is unfit.
+    #[error("{device:?}: {reason}")]
+    UnfitNode {
+        /// The device that was checked.
+        device: Device,
+        /// What is wrong with it.
+        reason: String,
     },
     /// Something that the group's backend does not support.
     #[error("{op}: {reason}")]

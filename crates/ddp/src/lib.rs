@@ -33,6 +33,7 @@ mod error;
 mod group;
 pub mod hooks;
 mod local_sgd;
+mod node_check;
 mod one_bit_adam;
 mod ranks;
 mod rendezvous;
@@ -51,6 +52,7 @@ pub use group::{
 };
 pub use hooks::{CommHook, GradBucket};
 pub use local_sgd::ModelAverager;
+pub use node_check::{NodeCheckOptions, NodeReport, check_node};
 pub use one_bit_adam::{OneBitAdam, OneBitAdamOptions};
 pub use overdrive_ffi::c10d::{GroupFailure, ReduceOp, Store, TcpStoreOptions, flight_record, nccl_is_compiled};
 pub use overdrive_launch::LaunchError;

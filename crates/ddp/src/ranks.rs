@@ -17,10 +17,18 @@ impl RankGroup for ProcessGroup {
     }
 
     fn max(&self, value: i64) -> Result<i64, SyncError> {
-        let mut largest = Tensor::f_full([1], value, (Kind::Int64, self.device())).map_err(DdpError::from)?;
-        self.on_host(self.all_reduce_async(&mut largest, ReduceOp::Max)?)?;
-        Ok(largest.f_int64_value(&[0]).map_err(DdpError::from)?)
+        Ok(reduced(self, value, ReduceOp::Max)?)
     }
+
+    fn sum(&self, value: i64) -> Result<i64, SyncError> {
+        Ok(reduced(self, value, ReduceOp::Sum)?)
+    }
+}
+
+fn reduced(group: &ProcessGroup, value: i64, op: ReduceOp) -> Result<i64, DdpError> {
+    let mut number = Tensor::f_full([1], value, (Kind::Int64, group.device()))?;
+    group.on_host(group.all_reduce_async(&mut number, op)?)?;
+    Ok(number.f_int64_value(&[0])?)
 }
 
 /// Lets an accumulator work with an optimizer that averages over this group in its step

@@ -18,6 +18,8 @@ c10::intrusive_ptr<c10d::Backend> verified(const c10::intrusive_ptr<c10d::Backen
                                            const c10::intrusive_ptr<c10d::Backend>& helper);
 // Whether a backend has no work queued or under way. NCCL's may say so a tenth of a second after the fact.
 bool gloo_is_idle(c10d::Backend& backend);
+// Whether a collective was begun, over Gloo, in which each member hears of all others.
+bool gloo_has_met(c10d::Backend& backend);
 bool nccl_is_idle(c10d::Backend& backend);
 // The watchdog of NCCL's backend no longer ends the process when work fails: whoever aborts the group knows of it.
 void nccl_outlives_failures(c10d::Backend& backend);

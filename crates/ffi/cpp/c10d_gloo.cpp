@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupWrapper.hpp>
 #include <torch/headeronly/version.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <future>
 #include <mutex>
@@ -29,28 +30,28 @@ struct Gloo final : c10d::ProcessGroupGloo {
     return registered([&] { return ProcessGroupGloo::broadcast(tensors, options); });
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    return registered([&] { return ProcessGroupGloo::allreduce(tensors, options); });
+    return of_all([&] { return ProcessGroupGloo::allreduce(tensors, options); });
   }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
-    return registered([&] { return ProcessGroupGloo::allreduce_coalesced(tensors, options); });
+    return of_all([&] { return ProcessGroupGloo::allreduce_coalesced(tensors, options); });
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     return registered([&] { return ProcessGroupGloo::reduce(tensors, options); });
   }
   WorkPtr _reduce_scatter_base(at::Tensor& out, at::Tensor& in, const c10d::ReduceScatterOptions& options) override {
-    return registered([&] { return ProcessGroupGloo::_reduce_scatter_base(out, in, options); });
+    return of_all([&] { return ProcessGroupGloo::_reduce_scatter_base(out, in, options); });
   }
   WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& options) override {
-    return registered([&] { return ProcessGroupGloo::_allgather_base(out, in, options); });
+    return of_all([&] { return ProcessGroupGloo::_allgather_base(out, in, options); });
   }
   WorkPtr allgather(std::vector<Tensors>& out, Tensors& in, const c10d::AllgatherOptions& options) override {
-    return registered([&] { return ProcessGroupGloo::allgather(out, in, options); });
+    return of_all([&] { return ProcessGroupGloo::allgather(out, in, options); });
   }
   WorkPtr allgather_coalesced(std::vector<Tensors>& out, Tensors& in, const c10d::AllgatherOptions& options) override {
-    return registered([&] { return ProcessGroupGloo::allgather_coalesced(out, in, options); });
+    return of_all([&] { return ProcessGroupGloo::allgather_coalesced(out, in, options); });
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& out, Tensors& in, const c10d::AllgatherOptions& options) override {
-    return registered([&] { return ProcessGroupGloo::allgather_into_tensor_coalesced(out, in, options); });
+    return of_all([&] { return ProcessGroupGloo::allgather_into_tensor_coalesced(out, in, options); });
   }
   WorkPtr gather(std::vector<Tensors>& out, Tensors& in, const c10d::GatherOptions& options) override {
     return registered([&] { return ProcessGroupGloo::gather(out, in, options); });
@@ -59,17 +60,17 @@ struct Gloo final : c10d::ProcessGroupGloo {
     return registered([&] { return ProcessGroupGloo::scatter(out, in, options); });
   }
   WorkPtr reduce_scatter(Tensors& out, std::vector<Tensors>& in, const c10d::ReduceScatterOptions& options) override {
-    return registered([&] { return ProcessGroupGloo::reduce_scatter(out, in, options); });
+    return of_all([&] { return ProcessGroupGloo::reduce_scatter(out, in, options); });
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& out, Tensors& in, const c10d::ReduceScatterOptions& options) override {
-    return registered([&] { return ProcessGroupGloo::reduce_scatter_tensor_coalesced(out, in, options); });
+    return of_all([&] { return ProcessGroupGloo::reduce_scatter_tensor_coalesced(out, in, options); });
   }
   WorkPtr alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_splits,
                         std::vector<int64_t>& in_splits, const c10d::AllToAllOptions& options) override {
-    return registered([&] { return ProcessGroupGloo::alltoall_base(out, in, out_splits, in_splits, options); });
+    return of_all([&] { return ProcessGroupGloo::alltoall_base(out, in, out_splits, in_splits, options); });
   }
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    return registered([&] { return ProcessGroupGloo::barrier(options); });
+    return of_all([&] { return ProcessGroupGloo::barrier(options); });
   }
 
   // A group that verifies compares how many operations each rank has begun. Gloo counts sends and receives too, but
@@ -92,7 +93,16 @@ struct Gloo final : c10d::ProcessGroupGloo {
                        [](const auto& work) { return !work || work->isCompleted(); });
   }
 
+  // Whether a collective was begun in which each member hears of all others.
+  bool has_met() const { return has_met_; }
+
  private:
+  template <typename Body>
+  WorkPtr of_all(Body&& body) {
+    has_met_ = true;
+    return registered(body);
+  }
+
   template <typename Body>
   static WorkPtr registered(Body&& body) {
     // Recursive, because some operations call others. Never destroyed: detached threads may outlive static variables.
@@ -110,6 +120,8 @@ struct Gloo final : c10d::ProcessGroupGloo {
       return work;
     });
   }
+
+  std::atomic<bool> has_met_{false};
 };
 
 // Gloo waits five times the timeout for a first connection, for example to a member that has published its address and
@@ -157,6 +169,11 @@ c10::intrusive_ptr<c10d::Backend> new_gloo(const c10::intrusive_ptr<c10d::Store>
 c10::intrusive_ptr<c10d::Backend> verified(const c10::intrusive_ptr<c10d::Backend>& backend,
                                            const c10::intrusive_ptr<c10d::Backend>& helper) {
   return c10::make_intrusive<c10d::ProcessGroupWrapper>(backend, helper);
+}
+
+bool gloo_has_met(c10d::Backend& backend) {
+  auto* gloo = dynamic_cast<Gloo*>(&backend);
+  return gloo != nullptr && gloo->has_met();
 }
 
 bool gloo_is_idle(c10d::Backend& backend) {

@@ -15,6 +15,7 @@ namespace {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using c10d::ProcessGroup;
+using Clock = std::chrono::steady_clock;
 
 // Uses PyTorch's key prefixes, so that ranks here and in Python find each other.
 void add_backend(od_group& group, const c10::intrusive_ptr<c10d::Store>& store, const od_group_options& options,
@@ -40,14 +41,29 @@ bool is_idle(const od_group& group) {
   });
 }
 
-using Clock = std::chrono::steady_clock;
-
 bool is_idle_by(const od_group& group, Clock::time_point deadline) {
   while (!is_idle(group)) {
     if (Clock::now() >= deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return true;
+}
+
+// The key under `connections`.
+constexpr const char* CONNECTED = "connected";
+// A member in Python does not count itself.
+constexpr auto LONGEST_HOLD = std::chrono::seconds(2);
+
+// Waits until all members have connected: Gloo fails for one that finds its peer gone again while it still connects. Not
+// where the store is gone.
+void hold_until_connected(const c10::intrusive_ptr<c10d::Store>& connections, int size,
+                          Clock::duration longest = LONGEST_HOLD) noexcept {
+  auto deadline = Clock::now() + longest;
+  try {
+    while (connections && connections->add(CONNECTED, 0) < size && Clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  } catch (...) {
+  }
 }
 
 // The wrapper of a group that verifies forwards neither this nor `shutdown`: so the backends themselves are told.
@@ -65,9 +81,12 @@ void abort_all(const od_group& group) {
 bool shut_down_by(const od_group& group, Clock::time_point deadline) {
   auto ended = std::make_shared<std::promise<void>>();
   auto future = ended->get_future();
-  std::thread([backends = group.backends, ended]() mutable {
+  auto size = group.group->getSize();
+  auto longest = std::min<Clock::duration>(LONGEST_HOLD, (deadline - Clock::now()) / 2);
+  std::thread([backends = group.backends, connections = group.connections, size, longest, ended]() mutable {
     std::exception_ptr failure;
     try {
+      hold_until_connected(connections, size, longest);
       for (const auto& backend : backends) backend->shutdown();
     } catch (...) {
       failure = std::current_exception();
@@ -81,6 +100,13 @@ bool shut_down_by(const od_group& group, Clock::time_point deadline) {
   return true;
 }
 
+// Call it when the group is idle: what was begun is done then.
+void forget_connections(const od_group& group) {
+  auto met = [](const auto& backend) { return overdrive::gloo_has_met(*backend); };
+  if (group.group->failures()->any() || std::any_of(group.backends.begin(), group.backends.end(), met))
+    group.connections.reset();
+}
+
 void close(const od_group& group, int64_t timeout_ms) {
   if (!group.group->end("closed")) return;
   auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms);
@@ -89,8 +115,10 @@ void close(const od_group& group, int64_t timeout_ms) {
     C10_THROW_ERROR(DistError, c10::str("timed out: work was under way after ", timeout_ms, " ms, and was aborted"));
   }
   group.is_shut_down = true;
+  forget_connections(group);
   if (!shut_down_by(group, deadline))
     C10_THROW_ERROR(DistError, c10::str("timed out: communicators were not free after ", timeout_ms, " ms"));
+  group.connections.reset();
 }
 
 c10d::BarrierOptions barrier_options(int64_t timeout_ms) {
@@ -136,6 +164,10 @@ od_status od_group_new(const od_store* store, const od_group_options* options, o
     if (nccl) add_backend(*group, named, *options, at::kCUDA, ProcessGroup::BackendType::NCCL);
     group->group->setGroupName(options->name);
     group->verifies = options->verify != 0;
+    if (options->backend != OD_NCCL && options->size > 1) {
+      group->connections = named;
+      named->add(CONNECTED, 1);
+    }
     *out = group.release();
   });
 }
@@ -150,9 +182,12 @@ void od_group_free(od_group* group, int64_t timeout_ms) noexcept {
       if (has_nccl) close(*owned, timeout_ms);
     } catch (...) {
     }
-    if (is_idle(*owned)) return;
+    bool idle = is_idle(*owned);
+    if (idle || owned->group->failures()->any()) forget_connections(*owned);
+    if (idle && !owned->connections) return;
     // The destructors wait for the work under way, which ends at its own timeout at the latest.
     std::thread([owned = std::move(owned)]() mutable {
+      hold_until_connected(owned->connections, owned->group->getSize());
       try {
         owned.reset();
       } catch (...) {

@@ -23,6 +23,8 @@ struct od_group {
   // The backends, to check for work under way before they are destroyed.
   std::vector<c10::intrusive_ptr<c10d::Backend>> backends;
   bool verifies = false;
+  // Where members of a group over Gloo count those that have connected to all others; null once all have.
+  mutable c10::intrusive_ptr<c10d::Store> connections;
   // The communicators are freed, or being freed: nothing may touch them.
   mutable std::atomic<bool> is_shut_down{false};
 };

@@ -2,12 +2,12 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <map>
 #include <mutex>
 
 #include "c10d_guarded.h"
+#include "c10d_tcp_client.h"
 
 namespace {
 
@@ -21,9 +21,9 @@ std::vector<std::string> strings_of(const char* const* keys, size_t n) {
 
 // A store that this process serves itself: the server lives as long as one of its stores here. libtorch could share
 // servers too, but finds them only by port, not by the address to which the given socket is bound.
-struct Served final : c10d::TCPStore {
+struct Served final : overdrive::TcpClient {
   Served(const std::string& host, const c10d::TCPStoreOptions& client, std::shared_ptr<c10d::TCPStore> server)
-      : c10d::TCPStore(host, client), server(std::move(server)) {}
+      : overdrive::TcpClient(host, client), server(std::move(server)) {}
 
   std::shared_ptr<c10d::TCPStore> server;
 };
@@ -58,7 +58,7 @@ od_status od_tcp_store_new(const od_tcp_store* options, od_store** out, od_error
     client.waitWorkers = options->wait_workers != 0;
     client.timeout = std::chrono::milliseconds(options->timeout_ms);
     if (options->is_server == 0) {
-      *out = new od_store{c10::make_intrusive<c10d::TCPStore>(host, client)};
+      *out = new od_store{c10::make_intrusive<overdrive::TcpClient>(host, client)};
       return;
     }
     // Only the server waits, so that this process is counted once.

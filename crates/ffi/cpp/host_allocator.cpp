@@ -9,6 +9,10 @@
 #include <unordered_map>
 #include <vector>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -270,6 +274,12 @@ od_status od_host_memory_count(size_t limit, od_error* err) noexcept {
     allocator().install();
     allocator().count(limit);
   });
+}
+
+void od_host_memory_trim(void) noexcept {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 od_status od_host_memory_install(od_error* err) noexcept {

@@ -120,6 +120,8 @@ od_status od_tensor_list_sparse_grad(const od_tensor_list* list, size_t* index, 
 od_status od_tensor_list_clear_grads(const od_tensor_list* list, od_error* err) noexcept;
 // Sets the gradient of a tensor; a null one takes it away.
 od_status od_tensor_set_grad(const at::Tensor* tensor, const at::Tensor* grad, od_error* err) noexcept;
+// Takes a gradient away, to be overwritten; null if there is none.
+od_status od_tensor_take_grad(const at::Tensor* tensor, at::Tensor** out, od_error* err) noexcept;
 od_status od_tensor_list_select(const od_tensor_list* list, const uint8_t* keep, od_tensor_list** out,
                                 od_error* err) noexcept;
 
@@ -140,6 +142,8 @@ typedef struct od_host_memory {
 od_status od_host_memory_count(size_t limit, od_error* err) noexcept;
 od_status od_host_memory_stats(od_host_memory* out, od_error* err) noexcept;
 od_status od_host_memory_reset_peak(od_error* err) noexcept;
+// Returns the free memory of malloc to the system.
+void od_host_memory_trim(void) noexcept;
 // Installs the allocator that puts large tensors into the folder of od_host_memory_in_folder.
 od_status od_host_memory_install(od_error* err) noexcept;
 

@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 
 #include "guarded.h"
+#include "storage.h"
 
 namespace {
 
@@ -96,6 +97,19 @@ od_status od_tensor_set_grad(const at::Tensor* tensor, const at::Tensor* grad, o
                 "the gradient of a tensor of ", tensor->toString(), " ", tensor->sizes(), " cannot be one of ",
                 grad->toString(), " ", grad->sizes());
     tensor->mutable_grad() = *grad;
+  });
+}
+
+od_status od_tensor_take_grad(const at::Tensor* tensor, at::Tensor** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    const at::Tensor grad = tensor->grad();
+    *out = nullptr;
+    if (!grad.defined()) return;
+    // The tensor has it, and this function. Its memory may be that of a gradient which other nodes of the graph still need.
+    bool is_held = grad.use_count() > 2 || (overdrive::has_storage(grad) && grad.storage().use_count() > 1);
+    auto taken = std::make_unique<at::Tensor>(is_held ? grad.clone() : grad);
+    tensor->mutable_grad().reset();
+    *out = taken.release();
   });
 }
 

@@ -64,6 +64,16 @@ pub fn reset_peak() -> Result<(), Error> {
     check(|err| unsafe { raw::od_host_memory_reset_peak(err) })
 }
 
+/// Returns the memory that malloc has free to the system, after work that needed much for a short time. The host works
+/// some ms on a large heap. Without effect where malloc is not glibc's.
+///
+/// # Source
+/// `malloc_trim(0)`
+pub fn trim() {
+    // SAFETY: it takes nothing, and may be called at any time.
+    unsafe { raw::od_host_memory_trim() }
+}
+
 /// Opens a folder for [`in_files`].
 ///
 /// # Errors

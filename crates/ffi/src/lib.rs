@@ -92,7 +92,7 @@ pub use package::{
 pub use rows::Rows;
 pub use side_stream::{SideStream, Transfer};
 pub use sync_tensor::SyncTensor;
-pub use tensor_list::{Grads, TensorId, TensorList, set_grad};
+pub use tensor_list::{Grads, TensorId, TensorList, set_grad, take_grad};
 pub use timed_event::TimedEvent;
 pub use upload::{DeviceConstants, upload};
 

@@ -198,6 +198,7 @@ unsafe extern "C" {
     ) -> Status;
     pub fn od_tensor_list_sparse_grad(list: *const TensorList, index: *mut usize, err: *mut Error) -> Status;
     pub fn od_tensor_list_clear_grads(list: *const TensorList, err: *mut Error) -> Status;
+    pub fn od_tensor_take_grad(tensor: *const C_tensor, out: *mut *mut C_tensor, err: *mut Error) -> Status;
     pub fn od_tensor_set_grad(tensor: *const C_tensor, grad: *const C_tensor, err: *mut Error) -> Status;
     pub fn od_tensor_list_select(
         list: *const TensorList,
@@ -215,6 +216,7 @@ unsafe extern "C" {
     pub fn od_host_memory_count(limit: usize, err: *mut Error) -> Status;
     pub fn od_host_memory_stats(out: *mut HostMemory, err: *mut Error) -> Status;
     pub fn od_host_memory_reset_peak(err: *mut Error) -> Status;
+    pub fn od_host_memory_trim();
     pub fn od_host_memory_install(err: *mut Error) -> Status;
     pub fn od_host_memory_in_folder(folder: i32) -> i32;
     pub fn od_host_memory_read_ahead(data: *const std::ffi::c_void, bytes: usize);

@@ -218,6 +218,19 @@ pub fn set_grad(tensor: &Tensor, grad: Option<&Tensor>) -> Result<(), Error> {
     check(|err| unsafe { raw::od_tensor_set_grad(tensor.as_ptr(), grad, err) })
 }
 
+/// Takes the gradient of a leaf away, to be overwritten: itself, or a copy where somebody else has it too or has a view of it.
+/// `None` if there is none.
+///
+/// # Errors
+/// When memory runs out; the gradient is there as before.
+pub fn take_grad(tensor: &Tensor) -> Result<Option<Tensor>, Error> {
+    let mut out = ptr::null_mut();
+    // SAFETY: the tensor lives through the call, and `out` receives an owner or null.
+    check(|err| unsafe { raw::od_tensor_take_grad(tensor.as_ptr(), &mut out, err) })?;
+    // SAFETY: as above.
+    Ok((!out.is_null()).then(|| unsafe { Tensor::from_ptr(out) }))
+}
+
 impl Drop for TensorList {
     fn drop(&mut self) {
         // SAFETY: the handle is live and never used again.
@@ -248,6 +261,29 @@ mod tests {
         }
         set_grad(&x, None).unwrap();
         assert!(!x.grad().defined());
+    }
+
+    #[test]
+    fn a_gradient_is_taken_or_copied_where_others_have_it() {
+        let x = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        assert!(take_grad(&x).unwrap().is_none());
+        let mut backward = || {
+            x.square().sum(Kind::Float).backward();
+            x.grad().data_ptr()
+        };
+        let memory = backward();
+        assert_eq!(take_grad(&x).unwrap().unwrap().data_ptr(), memory);
+        assert!(!x.grad().defined());
+        type Hold = fn(&Tensor) -> Vec<Tensor>;
+        let holds: [Hold; 2] = [|grad| vec![grad.shallow_clone()], |grad| vec![grad.detach()]];
+        for hold in holds {
+            let memory = backward();
+            let held = hold(&x.grad());
+            let mut taken = take_grad(&x).unwrap().unwrap();
+            assert_ne!(taken.data_ptr(), memory);
+            let _zeros = taken.zero_();
+            assert_eq!(held[0].double_value(&[0]), 2.0);
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The ranks' environment variables, as torchrun sets them.
 
 use crate::error_file;
+use crate::heartbeat;
 use crate::host_name::without_brackets;
 use crate::numa::{self, Binding};
 
@@ -53,8 +54,15 @@ pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
 /// The variable with the secret that the launchers of several nodes share.
 pub const SECRET: &str = "OVERDRIVE_SECRET";
 
-/// Variables that must not reach the ranks: those of an outer torchrun, and the launcher's secret.
-pub const NOT_FOR_RANKS: [&str; 3] = ["TORCHELASTIC_USE_AGENT_STORE", error_file::VARIABLE, SECRET];
+/// The variable with the password of the user of etcd.
+pub const ETCD_PASSWORD: &str = "OVERDRIVE_ETCD_PASSWORD";
+
+/// Variables that must not reach the ranks: those of an outer torchrun, and the launcher's secrets.
+pub const NOT_FOR_RANKS: [&str; 6] =
+    ["TORCHELASTIC_USE_AGENT_STORE", error_file::VARIABLE, heartbeat::VARIABLE, HEALTH_PORT, SECRET, ETCD_PASSWORD];
+
+/// torchrun's variable for the port of the health check, which is this launcher's own.
+pub const HEALTH_PORT: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 
 /// The default of `OMP_NUM_THREADS` for each of several ranks on a host: the cores divided by the ranks, where torchrun
 /// sets 1; of ranks that are bound to CPUs, their own. None for a single rank, or if the user has set the variable.

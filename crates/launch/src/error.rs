@@ -49,6 +49,14 @@ pub enum LaunchError {
     #[error("{0}")]
     NodeLost(String),
 
+    /// The etcd by which the nodes meet cannot be trusted, or does not accept this host's certificate, user or password.
+    #[error("{0}")]
+    Etcd(String),
+
+    /// A node has failed its [check](crate::Launch::node_check).
+    #[error("{0}")]
+    NodeUnfit(String),
+
     /// Node 0 refused this node.
     #[error("node 0 at {endpoint} refused this node: {reason}")]
     Refused {

@@ -13,10 +13,13 @@ use rustix::process::{getpid, set_child_subreaper, setsid};
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::Signals;
 
-use crate::attempt::{self, Ended, Event, Host, Outcome, Team};
+use crate::attempt::{self, Ended, Outcome, Team};
 use crate::environment;
 use crate::error::LaunchError;
 use crate::error_file;
+use crate::health::{self, Health};
+use crate::host::{Event, Host};
+use crate::node_check::{self, Found};
 use crate::numa::{self, Binding};
 use crate::output::Console;
 use crate::plan::Plan;
@@ -60,6 +63,11 @@ fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>>
         watch_signals(&plan.signals, sender.clone()).map_err(LaunchError::system("listen for signals"))?;
         watch_launcher(socket, sender.clone()).map_err(LaunchError::system("watch the launcher"))?;
         let console = Arc::new(Console::new()?);
+        let health = Arc::new(Health::default());
+        if let Some(port) = plan.health_port {
+            health::serve(port, plan.health_timeout, &health)
+                .map_err(LaunchError::system(format!("listen on port {port} for health checks")))?;
+        }
         let visible = plan.variable_of_ranks("CUDA_VISIBLE_DEVICES");
         let of_ranks = |binding| numa::of_ranks(binding, plan.nproc, visible.as_deref());
         let bindings = plan.numa_binding.map(of_ranks).transpose()?;
@@ -89,7 +97,7 @@ fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>>
         }
         let errors = if logs.is_none() { folder_for_errors(&plan, &console) } else { None };
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Ok(Host { plan, name, console, logs, errors, threads, bindings, events })
+        Ok(Host { plan, name, console, logs, errors, threads, bindings, health, events })
     })();
     let result = host.and_then(|host| if host.plan.nnodes == 1 { alone(&host) } else { together(&host, &sender) });
     result.map_or_else(|error| Some(Err(error)), |end| end.map(Ok))
@@ -141,8 +149,14 @@ pub type End = Result<Option<()>, LaunchError>;
 /// All ranks are on this host.
 fn alone(host: &Host) -> End {
     let plan = &host.plan;
+    match node_check::run(host)? {
+        Found::Fit => {}
+        Found::LauncherGone => return Ok(None),
+        Found::Unfit(fault) => return Err(fault.into_error(host)),
+    }
     let (mut attempt, mut ports_taken) = (0, 0);
     loop {
+        host.beat();
         let reserved = if plan.master_port.is_none() { Some(ReservedPort::new()?) } else { None };
         let team = Team {
             attempt,
@@ -154,7 +168,7 @@ fn alone(host: &Host) -> End {
             master_addr: plan.master_addr.clone().unwrap_or_else(|| "127.0.0.1".to_owned()),
             master_port: reserved.as_ref().map(|it| it.number).or(plan.master_port).unwrap_or_default(),
         };
-        let Ended { outcome, ends, told_to_end } = attempt::run(host, &team)?;
+        let Ended { outcome, ends, told_to_end, .. } = attempt::run(host, &team)?;
         let failures = match outcome {
             Outcome::Done | Outcome::NodeZero(_) => return Ok(Some(())),
             Outcome::LauncherGone => return Ok(None),

@@ -6,10 +6,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::error::LaunchError;
+use crate::node_check::NodeCheck;
 use crate::numa::NumaBinding;
 use crate::plan::{Meeting, Plan};
 use crate::secret::{Secret, Trust};
 use crate::streams::StreamsByRank;
+
+/// Of a [`Launch::node_check`], unless set.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Which ranks to start, and how. The defaults are torchrun's.
 ///
@@ -123,7 +127,7 @@ impl Launch {
     /// started again: in an elastic run without it, else when it has come back, which counts as a
     /// [restart](Self::max_restarts). The run needs a [`run_id`](Self::run_id) of its own; nodes are numbered as they
     /// join. [`master_addr`](Self::master_addr) is this host's address for the others; unless set, the one from which
-    /// it reaches etcd, which must not be a loopback address. etcd's TLS and passwords are not supported.
+    /// it reaches etcd, which must not be a loopback address. By TLS with [`etcd_tls`](Self::etcd_tls).
     ///
     /// # Source
     /// torchrun's `--rdzv-backend etcd`, which speaks version 2 of etcd's protocol.
@@ -232,6 +236,51 @@ impl Launch {
     pub fn keep_alive(mut self, interval: Duration, max_attempts: u32) -> Self {
         self.plan.keep_alive = limited(interval);
         self.plan.silence = limited(interval.saturating_mul(max_attempts));
+        self
+    }
+
+    /// Checks this host before it takes part in the run: `program` runs as one rank for each of this host's, with the same
+    /// variables as in a run of this host alone. A host whose check fails, or has not ended within the
+    /// [`node_check_timeout`](Self::node_check_timeout), is named by its own launcher and by node 0's, and takes no part: an
+    /// [elastic](Self::min_nodes) run goes on without it, another one ends with [`LaunchError::NodeUnfit`].
+    ///
+    /// `overdrive-node-check` of `overdrive-ddp` is such a program.
+    #[must_use]
+    pub fn node_check(mut self, program: impl AsRef<OsStr>, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
+        let args = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
+        let timeout = self.plan.node_check.take().map_or(CHECK_TIMEOUT, |check| check.timeout);
+        let program = program.as_ref().to_owned();
+        self.plan.node_check = Some(NodeCheck { program, file: Default::default(), args, timeout });
+        self
+    }
+
+    /// How long a [`node_check`](Self::node_check) may take; 300 s unless set. Call it after that.
+    #[must_use]
+    pub fn node_check_timeout(mut self, timeout: Duration) -> Self {
+        if let Some(check) = &mut self.plan.node_check {
+            check.timeout = limited(timeout);
+        }
+        self
+    }
+
+    /// Answers health checks by HTTP at this port, on all of this host's addresses, while [`run`](Self::run) runs: 200, or
+    /// 503 and what stands still. The launcher's own loops count, and the ranks that have called
+    /// [`heartbeat`](crate::heartbeat).
+    ///
+    /// # Source
+    /// torchrun's `TORCHELASTIC_HEALTH_CHECK_PORT`, where PyTorch itself serves nothing.
+    #[doc(alias = "create_healthcheck_server")]
+    #[must_use]
+    pub fn health_port(mut self, port: u16) -> Self {
+        self.plan.health_port = Some(port);
+        self
+    }
+
+    /// How long the launcher or a rank may be silent before [health checks](Self::health_port) fail; 60 s unless set, as in
+    /// torchrun. A launcher that ends ranks which cannot be killed may be silent for 30 s.
+    #[must_use]
+    pub fn health_timeout(mut self, timeout: Duration) -> Self {
+        self.plan.health_timeout = limited(timeout);
         self
     }
 

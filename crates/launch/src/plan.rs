@@ -10,8 +10,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::LaunchError;
+use crate::etcd_access::Access;
 use crate::failures::FAILURE_WINDOW;
 use crate::host_name::is_host;
+use crate::node_check::NodeCheck;
 use crate::numa::NumaBinding;
 use crate::secret::Trust;
 use crate::signals;
@@ -53,6 +55,7 @@ pub struct Plan {
     pub node_rank: Option<usize>,
     pub endpoint: Option<(String, u16)>,
     pub meeting: Meeting,
+    pub etcd: Access,
     /// How long a node 0 that was elected stays in etcd without a renewal.
     pub lease: Duration,
     pub is_host: Option<bool>,
@@ -75,6 +78,10 @@ pub struct Plan {
     pub numa_binding: Option<NumaBinding>,
     pub local_ranks_filter: Option<Vec<usize>>,
     pub prefix: String,
+    pub node_check: Option<NodeCheck>,
+    pub health_port: Option<u16>,
+    /// How long a loop or a rank may be silent.
+    pub health_timeout: Duration,
     pub signals: Vec<i32>,
     pub forward_signals: bool,
     /// The value of the variable that every process of this launch carries.
@@ -96,6 +103,7 @@ impl Plan {
             node_rank: None,
             endpoint: None,
             meeting: Meeting::AtNodeZero,
+            etcd: Access::default(),
             lease: Duration::from_secs(10),
             is_host: None,
             master_addr: None,
@@ -116,6 +124,9 @@ impl Plan {
             numa_binding: None,
             local_ranks_filter: None,
             prefix: "[rank${rank}]: ".to_owned(),
+            node_check: None,
+            health_port: None,
+            health_timeout: Duration::from_secs(60),
             signals: signals::FORWARDED.to_vec(),
             forward_signals: false,
             mark: String::new(),
@@ -142,6 +153,9 @@ impl Plan {
             self.file = file.into_os_string();
         } else {
             self.file = find(&self.program)?.into_os_string();
+        }
+        if let Some(check) = &mut self.node_check {
+            check.file = find(&check.program)?.into_os_string();
         }
         Ok(())
     }
@@ -202,7 +216,7 @@ impl Plan {
             let least = SHORTEST_LEASE.as_secs();
             return refuse(format!("--rdzv-conf lease_timeout={}: give {least} s or more", self.lease.as_secs_f64()));
         }
-        Ok(())
+        self.etcd.check()
     }
 
     fn check_places(&self) -> Result<(), LaunchError> {
@@ -212,7 +226,9 @@ impl Plan {
                 return refuse(format!("{option} `{host}`: give a host's name or address, like node0 or 10.0.0.1"));
             }
         }
-        for (option, port) in [("--rdzv-endpoint", port), ("--master-port", self.master_port)] {
+        for (option, port) in
+            [("--rdzv-endpoint", port), ("--master-port", self.master_port), ("--health-port", self.health_port)]
+        {
             if port == Some(0) {
                 return refuse(format!("{option}: the port is 0; give 1 to 65535"));
             }
@@ -237,6 +253,11 @@ impl Plan {
 
     pub fn fewest_nodes(&self) -> usize {
         self.min_nodes.unwrap_or(self.nnodes)
+    }
+
+    /// How long a loop may wait before it says that it goes on: only health checks ask.
+    pub fn longest_wait(&self) -> Duration {
+        Duration::from_secs(if self.health_port.is_some() { 1 } else { 86_400 })
     }
 
     /// Whether the number of nodes may change during the run.

@@ -69,7 +69,8 @@ fn start_guard(plan: &Plan) -> Result<(Child, UnixStream), LaunchError> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0(guard::NAME).env(ROLE, Role::Guard.to_variable());
     // The guard carries the mark as well, so that it is found with the launch's other processes.
-    command.env(process::MARK, &plan.mark).env_remove(environment::SECRET).stdin(Stdio::from(OwnedFd::from(theirs)));
+    command.env(process::MARK, &plan.mark).env_remove(environment::SECRET).env_remove(environment::ETCD_PASSWORD);
+    command.stdin(Stdio::from(OwnedFd::from(theirs)));
     let guard = command.spawn().map_err(failed)?;
     // `command` still holds the guard's end of the socket; without it, the socket closes when the guard dies.
     drop(command);

@@ -33,24 +33,29 @@ impl Secret {
 
     /// Reads the secret from a file that only its owner can access.
     pub fn read(path: &Path) -> Result<Self, LaunchError> {
-        let name = path.display();
-        let failed = |error: io::Error| LaunchError::Options(format!("cannot read the secret in {name}: {error}"));
-        let file = File::open(path).map_err(failed)?;
-        // Of the open file, not of the path: another process may replace the file in between.
-        let mode = file.metadata().map_err(failed)?.mode() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(LaunchError::Options(format!(
-                "other users can access the secret in {name}, whose mode is {mode:03o}: chmod 600 {name}"
-            )));
-        }
-        let mut bytes = Vec::new();
-        file.take(LONGEST as u64 + 64).read_to_end(&mut bytes).map_err(failed)?;
-        Self::new(&bytes)
+        Self::new(&read_private(path, "the secret")?)
     }
 
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
+}
+
+/// Reads a short file that only its owner can access. `what` is in it, for messages.
+pub fn read_private(path: &Path, what: &str) -> Result<Vec<u8>, LaunchError> {
+    let name = path.display();
+    let failed = |error: io::Error| LaunchError::Options(format!("cannot read {what} in {name}: {error}"));
+    let file = File::open(path).map_err(failed)?;
+    // Of the open file, not of the path: another process may replace the file in between.
+    let mode = file.metadata().map_err(failed)?.mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(LaunchError::Options(format!(
+            "other users can access {what} in {name}, whose mode is {mode:03o}: chmod 600 {name}"
+        )));
+    }
+    let mut bytes = Vec::new();
+    file.take(LONGEST as u64 + 64).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes)
 }
 
 impl fmt::Debug for Secret {

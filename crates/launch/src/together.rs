@@ -1,12 +1,14 @@
 //! Ranks on several hosts: this host's part, until node 0 reports how the run ended.
 
-use std::sync::mpsc::{RecvTimeoutError, Sender};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use crate::attempt::{self, Ended, Event, Host, Outcome};
+use crate::attempt::{self, Ended, Outcome};
 use crate::error::LaunchError;
 use crate::guard::End;
+use crate::host::{Event, Host};
 use crate::host_name::without_brackets;
+use crate::node_check::{self, Fault, Found};
 use crate::plan::Meeting;
 use crate::rendezvous::{Coordinator, Election, Entry, FromNodeZero, Hello, Link, NodeEnd, Past, Role, ToNodeZero};
 use crate::signals;
@@ -25,10 +27,48 @@ enum Part {
 /// The ranks are on several hosts, and node 0 decides.
 pub fn together(host: &Host, sender: &Sender<Event>) -> End {
     let plan = &host.plan;
+    match node_check::run(host)? {
+        Found::Fit => {}
+        Found::LauncherGone => return Ok(None),
+        Found::Unfit(fault) => {
+            tell_node_zero(host, sender, &fault);
+            return Err(fault.into_error(host));
+        }
+    }
     match (&plan.endpoint, plan.meeting) {
         (None, _) => Err(LaunchError::Options("several nodes need an endpoint".to_owned())),
         (Some((name, port)), Meeting::AtNodeZero) => at_node_zero(host, sender, name, *port),
         (Some((name, port)), Meeting::AtEtcd) => at_etcd(host, sender, &Election::new(plan, name, *port)),
+    }
+}
+
+/// How long a host that has failed its check tries to tell node 0 so.
+const LONGEST_FAREWELL: Duration = Duration::from_secs(60);
+
+/// Tells node 0, unless this host is node 0 itself, that this host takes no part. If that fails, node 0 hears nothing of this
+/// host.
+fn tell_node_zero(host: &Host, sender: &Sender<Event>, fault: &Fault) {
+    let plan = &host.plan;
+    let Some((name, port)) = &plan.endpoint else { return };
+    let address = match plan.meeting {
+        Meeting::AtNodeZero => match Entry::find(plan, name, *port) {
+            Ok(Entry::Joins) => (name.clone(), *port),
+            _ => return,
+        },
+        Meeting::AtEtcd => match Election::new(plan, name, *port).leader() {
+            Ok(Some(address)) => address,
+            _ => return,
+        },
+    };
+    let hello = Hello::new(plan, &host.name, plan.node_rank, None).unfit(&fault.summary);
+    let stop = || told_to_stop(host).map(LaunchError::from);
+    let timeout = plan.join_timeout.min(LONGEST_FAREWELL);
+    let link = Link::join(plan, hello, (&address.0, address.1), timeout, None, sender.clone(), stop);
+    if let Ok(link) = link {
+        // Its refusal means that it has heard.
+        let until = Instant::now() + plan.silence;
+        while let Ok(Event::Signal(signal_hook::consts::SIGCHLD)) = host.next_event(Some(until)) {}
+        link.hang_up();
     }
 }
 
@@ -40,7 +80,7 @@ fn at_node_zero(host: &Host, sender: &Sender<Event>, name: &str, port: u16) -> E
         Entry::Coordinates(listener) => {
             // The store takes IPv6 addresses without brackets.
             let master_addr = plan.master_addr.as_deref().unwrap_or(without_brackets(name));
-            Some(Coordinator::start(listener, plan, master_addr, &host.console, None, None)?)
+            Some(Coordinator::start(listener, host, master_addr, None, None)?)
         }
     };
     let address = coordinator.as_ref().map_or_else(|| (name.to_owned(), port), Coordinator::local_address);
@@ -91,7 +131,7 @@ fn at_etcd(host: &Host, sender: &Sender<Event>, election: &Election) -> End {
             Role::Follows(host, port) => ((host, port), None),
             Role::Leads { listener, own, lease } => {
                 let master_addr = plan.master_addr.as_deref().unwrap_or(&own);
-                let coordinator = Coordinator::start(listener, plan, master_addr, &host.console, past, Some(lease))?;
+                let coordinator = Coordinator::start(listener, host, master_addr, past, Some(lease))?;
                 (coordinator.local_address(), Some(coordinator))
             }
         };
@@ -175,11 +215,7 @@ fn take_part(host: &Host, link: &Link, endpoint: &str, started: &mut Option<Past
     // By when node 0 has to start another attempt or end the run. Set when an attempt has not succeeded here.
     let mut give_up_at: Option<Instant> = None;
     loop {
-        let event = match give_up_at {
-            None => host.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(at) => host.events.recv_timeout(at.saturating_duration_since(Instant::now())),
-        };
-        let said = match event {
+        let said = match host.next_event(give_up_at) {
             Ok(Event::NodeZero(said)) => said,
             Ok(Event::LauncherGone) => return Ok(Part::Ended(None)),
             Ok(Event::Signal(signal)) if signals::ends_the_run(signal) => {
@@ -203,7 +239,7 @@ fn take_part(host: &Host, link: &Link, endpoint: &str, started: &mut Option<Past
         *started = Some(Past { attempt, restarts: team.restarts, nnodes: team.nnodes });
         let (how, ends) = match attempt::run(host, &team) {
             Err(error) => (NodeEnd::Broken(error), Vec::new()),
-            Ok(Ended { outcome, ends, told_to_end }) => match outcome {
+            Ok(Ended { outcome, ends, told_to_end, .. }) => match outcome {
                 Outcome::Done => (NodeEnd::Done, ends),
                 Outcome::Failed(failures) => {
                     let (age, first, also) = failures.into_parts();
@@ -243,6 +279,7 @@ impl From<Stop> for LaunchError {
 }
 
 fn told_to_stop(host: &Host) -> Option<Stop> {
+    host.beat();
     host.events.try_iter().find_map(|event| match event {
         Event::LauncherGone => Some(Stop::LauncherGone),
         Event::Signal(signal) if signals::ends_the_run(signal) => Some(Stop::Signal(signal)),

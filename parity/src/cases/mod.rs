@@ -27,6 +27,8 @@ mod samplers;
 mod sched;
 mod sched_config;
 mod swa;
+mod targets;
+mod tokens;
 mod trajectories;
 
 use anyhow::Result;
@@ -118,6 +120,11 @@ pub const ALL: &[(&str, Case)] = &[
     ("augment_padding", augment::augment_padding),
     ("augment_blur", augment::augment_blur),
     ("augment_erasing", augment::augment_erasing),
+    ("tokens_of_tokenizers", tokens::tokens_of_tokenizers),
+    ("targets_geometry", targets::targets_geometry),
+    ("targets_mask_sizes", targets::targets_mask_sizes),
+    ("targets_sanitized", targets::targets_sanitized),
+    ("targets_affine", targets::targets_affine),
     ("profile_key_averages", profiler::key_averages),
     ("profile_schedules", profiler::schedules),
     ("profile_tables", profiler::tables),

@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_core::Stateful;
 use overdrive_dataload::{
-    DataError, DataLoader, IterableDataset, JsonLines, OnError, TfRecordDataset, WebDataset, WebDatasetWriter,
-    WebSample, expand_shards, read_idx,
+    CsvDataset, DataError, DataLoader, Dataset, IterableDataset, JsonLines, OnError, TfRecordDataset, TokenFile,
+    WebDataset, WebDatasetWriter, WebSample, expand_shards, read_idx,
 };
 
 use crate::{bucket, web};
@@ -21,6 +21,7 @@ pub const TESTS: &[Test] = &[
     ("a_file_that_changes_is_an_error", a_file_that_changes_is_an_error),
     ("what_was_read_once_is_not_fetched_again", what_was_read_once_is_not_fetched_again),
     ("a_loader_resumes_in_the_middle", a_loader_resumes_in_the_middle),
+    ("lines_and_tables_are_read_in_any_order", lines_and_tables_are_read_in_any_order),
     ("web_servers_are_read_too", web_servers_are_read_too),
     ("no_policy_for_bad_samples_hides_an_outage", no_policy_for_bad_samples_hides_an_outage),
     ("what_cannot_be_a_remote_file_is_refused", what_cannot_be_a_remote_file_is_refused),
@@ -76,7 +77,7 @@ fn shards_of_a_store_are_those_of_the_disk() -> Result<()> {
 }
 
 fn faults_that_pass_are_not_seen() -> Result<()> {
-    for fault in ["cut-2", "broken-2", "busy-1", "late-40"] {
+    for fault in ["cut-2", "short-2", "broken-2", "busy-1", "late-40"] {
         let expected = write(fault, 2)?;
         let found = all(&WebDataset::open(&format!("s3://data/{fault}/{{00..01}}.tar"))?).context(fault)?;
         ensure!(are_equal(&found, &expected), "{fault}");
@@ -95,6 +96,10 @@ fn faults_that_stay_are_errors_with_the_file_s_name() -> Result<()> {
     write("refused-0", 1)?;
     let refused = told(WebDataset::open("s3://data/refused-0/00.tar"))?;
     ensure!(refused.contains("s3://data/refused-0/00.tar") && refused.contains("check the credentials"), "{refused}");
+    write("short-99", 1)?;
+    let short =
+        all(&WebDataset::open("s3://data/short-99/00.tar")?).err().context("it should be an error")?.to_string();
+    ensure!(short.contains("s3://data/short-99/00.tar") && short.contains("bytes came"), "{short}");
     let missing = told(WebDataset::open("s3://data/plain/none.tar"))?;
     ensure!(missing.contains("s3://data/plain/none.tar") && missing.contains("there is no such file"), "{missing}");
     let unmatched = told(WebDataset::open("s3://data/nothing/*.tar"))?;
@@ -155,6 +160,35 @@ fn a_loader_resumes_in_the_middle() -> Result<()> {
     Ok(())
 }
 
+fn lines_and_tables_are_read_in_any_order() -> Result<()> {
+    // Answers are cut, and the files are longer than a chunk.
+    let folder = bucket().join("cut-1");
+    fs::create_dir_all(&folder)?;
+    let rows = 60_000;
+    let line = |row: usize| format!("{{\"row\": {row}, \"text\": \"{}\"}}\n", "x".repeat(row % 200));
+    fs::write(folder.join("lines.jsonl"), (0..rows).map(line).collect::<String>())?;
+    let table = |row: usize| format!("{row},\"{}\n\"\n", "y".repeat(row % 200));
+    fs::write(folder.join("table.csv"), format!("row,text\n{}", (0..rows).map(table).collect::<String>()))?;
+    let lines = JsonLines::open("s3://data/cut-1/lines.jsonl")?;
+    let table = CsvDataset::open("s3://data/cut-1/table.csv")?;
+    ensure!((lines.len(), table.len()) == (rows, rows));
+    for row in (0..rows).step_by(997).chain([rows - 1]).rev() {
+        ensure!(lines.get(row)?["row"] == row && table.get(row)?["row"] == row.to_string());
+        ensure!(table.get(row)?["text"].len() == row % 200 + 1);
+    }
+    let loader = DataLoader::builder(lines.map(|line| Ok(line["row"].as_i64().unwrap_or(-1))));
+    let loader = loader.batch_size(1000).shuffle(true).num_workers(2).build()?;
+    let mut seen: Vec<i64> = Vec::new();
+    for batch in &loader {
+        seen.extend(Vec::<i64>::try_from(batch?)?);
+    }
+    seen.sort_unstable();
+    ensure!(seen.into_iter().eq(0..rows as i64));
+    let missing = told(JsonLines::open("s3://data/plain/none.jsonl"))?;
+    ensure!(missing.contains("s3://data/plain/none.jsonl"), "{missing}");
+    Ok(())
+}
+
 fn web_servers_are_read_too() -> Result<()> {
     let expected = write("web", 1)?;
     let found = all(&WebDataset::open(&format!("{}/data/web/00.tar", web()))?)?;
@@ -202,7 +236,7 @@ fn what_cannot_be_a_remote_file_is_refused() -> Result<()> {
         let error = told(read_idx(wrong))?;
         ensure!(error.contains("a query or a fragment would be left out"), "{wrong}: {error}");
     }
-    let local = told(JsonLines::open("s3://data/x.jsonl"))?;
+    let local = told(TokenFile::open("s3://data/x.bin"))?;
     ensure!(local.contains("a local file"), "{local}");
     // Another scheme is a path.
     let error = told(TfRecordDataset::open("ftp://data/x"))?;

@@ -17,6 +17,8 @@ enum Fault {
     None,
     /// `cut-N`: the first N answers to each request for bytes end in the middle, with the connection.
     Cut,
+    /// `short-N`: the first N answers to each request for bytes have half of them, and say so as if it were right.
+    Short,
     /// `broken-N`: the first N answers are status 500.
     Broken,
     /// `busy-N`: the first N answers are status 503.
@@ -48,6 +50,7 @@ impl Seen {
         *times += 1;
         match kind {
             "cut" if *times <= number && !range.is_empty() => Fault::Cut,
+            "short" if *times <= number && !range.is_empty() => Fault::Short,
             "broken" if *times <= number => Fault::Broken,
             "busy" if *times <= number => Fault::Busy,
             "refused" => Fault::Refused,
@@ -104,6 +107,9 @@ fn pass_on(mut client: TcpStream, server: SocketAddr, seen: &Seen) -> Result<()>
             client.shutdown(Shutdown::Both)?;
             return Ok(());
         }
+        if fault == Fault::Short {
+            answer = shortened(&answer);
+        }
         client.write_all(&answer)?;
         // Without a length, only the end of the connection ends the answer.
         let said = String::from_utf8_lossy(&answer[..answer.len().min(4096)]).to_ascii_lowercase();
@@ -135,4 +141,14 @@ fn without_keep_alive(head: &[u8]) -> Vec<u8> {
     let mut out: String = lines.map(|line| format!("{line}\r\n")).collect();
     out += "connection: close\r\n\r\n";
     out.into_bytes()
+}
+
+/// The answer with half of its content, and the length of that.
+fn shortened(answer: &[u8]) -> Vec<u8> {
+    let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { return answer.to_vec() };
+    let (head, content) = (String::from_utf8_lossy(&answer[..end]), &answer[end + 4..]);
+    let content = &content[..content.len() / 2];
+    let lines = head.lines().filter(|line| !line.to_ascii_lowercase().starts_with("content-length:"));
+    let head: String = lines.map(|line| format!("{line}\r\n")).collect();
+    [format!("{head}content-length: {}\r\n\r\n", content.len()).as_bytes(), content].concat()
 }

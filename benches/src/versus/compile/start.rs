@@ -20,7 +20,8 @@ const TOLD: &str = "OVERDRIVE_VERSUS_COMPILE_START";
 const FIRST: u32 = 4;
 const ALL: u32 = 50;
 
-/// Runs such a process: says that the first steps are done, and at the end the most memory that it took, in KiB.
+/// Runs such a process: says that the first steps are done, and at the end the most memory that it took, in KiB, and how
+/// much of it is pages of programs and libraries.
 pub fn serve() -> Result<()> {
     let told = std::env::var(TOLD).context("`compile-start` is started by `compile`")?;
     let (model, way) = told.split_once(' ').context("no way was told")?;
@@ -34,12 +35,22 @@ pub fn serve() -> Result<()> {
     for _ in FIRST..ALL {
         step()?;
     }
-    println!("{}", told_by_system("status", "VmHWM:")?);
+    println!("{} {}", told_by_system("status", "VmHWM:")?, told_by_system("status", "RssFile:")?);
     Ok(())
 }
 
-/// Seconds until the first steps are done, or MiB at the peak.
-fn run(model: &str, way: &str, memory: bool) -> Result<f64> {
+/// What a process takes.
+#[derive(Clone, Copy)]
+struct Taken {
+    /// Until the first steps are done.
+    seconds: f64,
+    /// Its largest resident set.
+    mib: f64,
+    /// The same without pages of programs and libraries, which all processes share: they are code that has run, and stay.
+    own_mib: f64,
+}
+
+fn run(model: &str, way: &str) -> Result<Taken> {
     let begun = Instant::now();
     let mut command = Command::new(std::env::current_exe()?);
     let mut child: Child =
@@ -47,9 +58,11 @@ fn run(model: &str, way: &str, memory: bool) -> Result<f64> {
     let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
     ensure!(lines.next().transpose()?.as_deref() == Some("started"), "the process has not started");
     let seconds = begun.elapsed().as_secs_f64();
-    let peak: f64 = lines.next().transpose()?.context("no peak")?.parse()?;
+    let told = lines.next().transpose()?.context("no peak")?;
+    let (peak, code) = told.split_once(' ').context("no pages of code")?;
+    let (peak, code): (f64, f64) = (peak.parse()?, code.parse()?);
     ensure!(child.wait()?.success(), "the process has failed");
-    Ok(if memory { peak / 1024.0 } else { seconds })
+    Ok(Taken { seconds, mib: peak / 1024.0, own_mib: (peak - code) / 1024.0 })
 }
 
 /// What loading a package may take, in seconds.
@@ -58,20 +71,27 @@ const LOADING: f64 = 0.3;
 pub fn compare(options: &Options, findings: &mut Findings) -> Result<()> {
     let pairs = options.pairs.unwrap_or(PAIRS);
     for model in ["mlp", "gpt"] {
-        let what = format!("peak memory of a process that trains the {model}, {ALL} steps");
-        let mut turns = Turns::default();
-        turns.ours("compiled", || run(model, "compiled", true));
-        turns.ours("uncompiled", || run(model, "uncompiled", true));
-        turns.take(&what, pairs)?;
-        let case = Case { text: &what, unit: "MiB", ratio: Ratio::ShareOfCost };
-        turns.compare(findings, case, ("compiled", "uncompiled"), Some(Target::AtMost(1.0)))?;
+        let memory: [(&str, fn(Taken) -> f64); 2] = [
+            ("peak memory of a process", |taken| taken.mib),
+            ("peak memory of its own, without pages of code, of a process", |taken| taken.own_mib),
+        ];
+        for (text, of) in memory {
+            let what = format!("{text} that trains the {model}, {ALL} steps");
+            let mut turns = Turns::default();
+            for way in ["compiled", "uncompiled"] {
+                turns.ours(way, move || Ok(of(run(model, way)?)));
+            }
+            turns.take(&what, pairs)?;
+            let case = Case { text: &what, unit: "MiB", ratio: Ratio::ShareOfCost };
+            turns.compare(findings, case, ("compiled", "uncompiled"), Some(Target::AtMost(1.0)))?;
+        }
 
         let what = format!("process start to the end of step {FIRST} of the {model}, package in the cache");
         let (last, with_loading) = (Cell::new(0.0), format!("uncompiled, and {LOADING} s"));
         let mut turns = Turns::default();
-        turns.ours("compiled", || run(model, "compiled", false));
+        turns.ours("compiled", || Ok(run(model, "compiled")?.seconds));
         turns.ours("uncompiled", || {
-            last.set(run(model, "uncompiled", false)?);
+            last.set(run(model, "uncompiled")?.seconds);
             Ok(last.get())
         });
         turns.ours(&with_loading, || Ok(last.get() + LOADING));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use overdrive_checkpoint::consolidate;
+use overdrive_checkpoint::{consolidate, consolidate_from_rank_0};
 
 /// Works on the checkpoints of a run.
 #[derive(Parser)]
@@ -29,12 +29,19 @@ enum Command {
         /// The step; by default the newest that all ranks have
         #[arg(long)]
         step: Option<u64>,
+        /// Take rank 0's where ranks have different states that are no shards, such as running statistics
+        #[arg(long)]
+        from_rank_0: bool,
     },
 }
 
 fn main() -> ExitCode {
-    let Command::Consolidate { folder, file, part, step } = Cli::parse().command;
-    match consolidate(&folder, step, &part, &file) {
+    let Command::Consolidate { folder, file, part, step, from_rank_0 } = Cli::parse().command;
+    let written = match from_rank_0 {
+        true => consolidate_from_rank_0(&folder, step, &part, &file),
+        false => consolidate(&folder, step, &part, &file),
+    };
+    match written {
         Ok(step) => {
             println!("{}: the part {part:?} of step {step}", file.display());
             ExitCode::SUCCESS

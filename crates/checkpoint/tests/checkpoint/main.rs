@@ -1,12 +1,16 @@
 //! Checkpoints saved, loaded, damaged, interrupted and killed.
 
 mod bad_input;
+mod branches;
 mod child;
 mod consolidated;
+mod differing;
 mod group;
+mod hostile;
 mod kept;
 mod kills;
 mod partial;
+mod passed_over;
 mod ranks;
 mod resharded;
 mod round_trip;

@@ -143,7 +143,7 @@ fn a_missing_part_of_a_rank_is_named_on_every_rank() {
     fs::remove_dir_all(folder.path().join("rank-0")).unwrap();
     for (rank, told) in resume(folder.path(), 2).into_iter().enumerate() {
         let told = told.unwrap_err().to_string();
-        assert!(told.contains("step that all ranks have"), "rank {rank}: {told}");
+        assert!(told.contains("rank-0/step-000000000001"), "rank {rank}: {told}");
     }
     // Of as many ranks, with one checkpoint alone.
     let folder = tempfile::tempdir().unwrap();
@@ -155,13 +155,28 @@ fn a_missing_part_of_a_rank_is_named_on_every_rank() {
 /// Ranks that were ended while they wrote the first checkpoint begin anew, whatever their number is then.
 #[test]
 fn a_first_checkpoint_that_was_never_completed_is_none() {
-    let folder = tempfile::tempdir().unwrap();
-    save(folder.path(), 3, &[1]);
-    for rank in [0, 2] {
-        fs::remove_dir_all(step(folder.path(), rank, 1)).unwrap();
-        for ranks in [3, 2, 1, 4] {
-            assert_eq!(resumed_at(folder.path(), ranks), None, "{ranks} ranks without that of rank {rank}");
+    for lacking in [&[0][..], &[2], &[0, 2]] {
+        let folder = tempfile::tempdir().unwrap();
+        // Files block the folders that these ranks would write to.
+        let in_the_way = |rank: &usize| folder.path().join(format!("rank-{rank}/.writing-step-000000000001"));
+        for rank in lacking {
+            fs::create_dir(folder.path().join(format!("rank-{rank}"))).unwrap();
+            fs::write(in_the_way(rank), "").unwrap();
         }
+        run(Rank::group(3, &[]), |rank| {
+            let number = rank.rank();
+            let mut checkpoint = Checkpoint::builder(folder.path()).ranks(rank, Writers::Each).build().unwrap();
+            let parts = (Sharded::new(number, 3, 1.0), model(1.0));
+            checkpoint.save(1, &[("sharded", &parts.0), ("model", &parts.1)]).unwrap();
+            checkpoint.finish().unwrap_err();
+        });
+        lacking.iter().for_each(|rank| fs::remove_file(in_the_way(rank)).unwrap());
+        assert!(step(folder.path(), 1, 1).exists());
+        for ranks in [3, 2, 1, 4, 3] {
+            assert_eq!(resumed_at(folder.path(), ranks), None, "{ranks} ranks without that of {lacking:?}");
+        }
+        save(folder.path(), 3, &[1, 2]);
+        assert_eq!(resumed_at(folder.path(), 3), Some(2));
     }
 }
 

@@ -3,7 +3,12 @@
 mod arrow;
 mod folder;
 mod lmdb;
+mod mds;
+mod parquet;
+mod rows;
+mod text;
 mod tfrecord;
+mod tokens;
 mod webdataset;
 
 use std::path::{Path, PathBuf};
@@ -30,6 +35,12 @@ pub fn open(path: &Path, format: Format) -> Result<Source> {
         Format::TfRecord => tfrecord::open(path),
         Format::Lmdb => lmdb::open(path),
         Format::Arrow => arrow::open(path),
+        Format::Parquet => parquet::open(path),
+        Format::Jsonl => text::open_json_lines(path),
+        Format::Csv => text::open_table(path),
+        Format::Mds => mds::open(path),
+        Format::Megatron => tokens::open(path),
+        Format::Tokens => tokens::refuse(path),
     }
 }
 

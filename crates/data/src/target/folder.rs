@@ -5,10 +5,10 @@ use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use tempfile::TempDir;
 
-use super::{Refused, Target};
+use super::{Refused, Target, move_folder};
 use crate::names::{file_name, without_dots};
 use crate::sample::{LABEL, Sample};
 
@@ -79,9 +79,6 @@ impl Target for Folder {
             }
         }
         let Self { path, staging, .. } = *self;
-        fs::rename(staging.path(), &path).with_context(|| format!("cannot create {}", path.display()))?;
-        // It was renamed: nothing to delete.
-        _ = staging.keep();
-        Ok(())
+        move_folder(staging, &path)
     }
 }

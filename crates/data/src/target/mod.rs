@@ -1,9 +1,15 @@
 //! Writes a target in a temporary place until it is complete.
 
 mod arrow;
+mod columns;
 mod folder;
 mod lmdb;
+mod mds;
+mod parquet;
+mod staged;
+mod text;
 mod tfrecord;
+mod tokens;
 mod webdataset;
 
 use std::ffi::OsStr;
@@ -60,7 +66,12 @@ pub fn create(options: &ConvertOptions, format: Format) -> Result<Box<dyn Target
         Format::WebDataset => Ok(Box::new(webdataset::Shards::create(options, parent, name)?)),
         Format::TfRecord => Ok(Box::new(tfrecord::Shards::create(options, parent, name)?)),
         Format::Lmdb => Ok(Box::new(lmdb::Database::create(options)?)),
-        Format::Arrow => Ok(Box::new(arrow::Table::create(options))),
+        Format::Arrow => Ok(Box::new(arrow::create(options))),
+        Format::Parquet => Ok(Box::new(parquet::create(options))),
+        Format::Jsonl => Ok(Box::new(text::JsonLines::create(path)?)),
+        Format::Csv => Ok(Box::new(text::create_table(options))),
+        Format::Mds => Ok(Box::new(mds::create(options, parent, name)?)),
+        Format::Megatron | Format::Tokens => Ok(Box::new(tokens::Tokens::create(options, format)?)),
     }
 }
 
@@ -69,6 +80,14 @@ fn staging_folder(parent: &Path, name: &OsStr) -> Result<TempDir> {
     let prefix = format!(".{}.", name.to_string_lossy());
     let made = tempfile::Builder::new().prefix(&prefix).suffix(".part").tempdir_in(parent);
     made.with_context(|| format!("cannot write in {}", parent.display()))
+}
+
+/// Moves a complete folder to its final name.
+fn move_folder(staging: TempDir, path: &Path) -> Result<()> {
+    fs::rename(staging.path(), path).with_context(|| format!("cannot create {}", path.display()))?;
+    // It was renamed: nothing to delete.
+    _ = staging.keep();
+    Ok(())
 }
 
 /// The same files, and the indexes that were written beside them.

@@ -16,10 +16,13 @@ static MASKED_FILL: LazyOp = LazyOp::new("aten::masked_fill_", "Scalar");
 /// Lists of different lengths, stored together: all their values, and the offsets of each level of lists. Both are
 /// tensors, which a loader copies to its device; the host knows the offsets as well, so that nothing waits for lengths.
 ///
-/// Lists of strings are lists of lists of bytes. Clones share their memory.
+/// Lists of strings are lists of lists of bytes. Values may have dimensions of their own, as the four numbers of a
+/// bounding box do. Clones share their memory.
 #[derive(Debug)]
 pub struct Ragged {
     element: Element,
+    /// The dimensions of one value; none for a number.
+    item: Vec<i64>,
     rows: usize,
     /// The offsets of each level, outermost first.
     offsets: Arc<[Vec<i64>]>,
@@ -31,12 +34,18 @@ pub struct Ragged {
 impl Ragged {
     /// An array of at least one level of lists. The offsets are copied to pinned memory when `pinned`.
     pub(super) fn new(array: Array, pinned: bool) -> Result<Self, DataError> {
+        let count = (array.values.bytes().len() / array.element.bytes().max(1)) as i64;
+        Self::of_items(array, count, Vec::new(), pinned)
+    }
+
+    /// `count` values of the dimensions `item` in lists: the array's numbers, which are as many as these dimensions say.
+    pub(crate) fn of_items(array: Array, count: i64, item: Vec<i64>, pinned: bool) -> Result<Self, DataError> {
         let Array { element, rows, offsets, values, .. } = array;
-        let count = (values.bytes().len() / element.bytes().max(1)) as i64;
-        let shape = match element {
-            Element::Fixed(bytes) => vec![count, bytes as i64],
-            _ => vec![count],
-        };
+        let mut shape = vec![count];
+        match element {
+            Element::Fixed(bytes) => shape.push(bytes as i64),
+            _ => shape.extend(&item),
+        }
         let starts = offsets.iter().map(|offsets| {
             let bytes = bytemuck::cast_slice(offsets);
             let mut words = Words::with(bytes.len(), pinned)?;
@@ -44,7 +53,8 @@ impl Ragged {
             words.into_tensor(Kind::Int64, &[offsets.len() as i64])
         });
         let starts = starts.collect::<Result<_, DataError>>()?;
-        Ok(Self { element, rows, offsets: offsets.into(), values: values.into_tensor(element.kind(), &shape)?, starts })
+        let values = values.into_tensor(element.kind(), &shape)?;
+        Ok(Self { element, item, rows, offsets: offsets.into(), values, starts })
     }
 
     /// How many rows there are.
@@ -74,7 +84,7 @@ impl Ragged {
     /// memory.
     ///
     /// # Shapes
-    /// Values `[V]`, or `[V, B]` for binary values of `B` bytes; offsets int64 `[L + 1]` for a level of `L` lists.
+    /// Values `[V]`, `[V, B]` for binary values of `B` bytes, `[V, ..]` for values with dimensions; offsets int64 `[L + 1]` for a level of `L` lists.
     ///
     /// # Errors
     /// None today.
@@ -88,7 +98,7 @@ impl Ragged {
     /// `max_len`.
     ///
     /// # Shapes
-    /// `[N, max_len]` of the column's kind, and int64 `[N]`.
+    /// `[N, max_len]` of the column's kind, or `[N, max_len, ..]` for values with dimensions, and int64 `[N]`.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for lists of lists and of binary values, for a `value` that the column's kind
@@ -106,6 +116,7 @@ impl Ragged {
         };
         let pad = encode(self.element, value)
             .ok_or_else(|| DataError::option("to_padded", format!("a value of {:?}", self.element), value))?;
+        let pad = pad.repeat(self.item.iter().product::<i64>() as usize);
         let longest = || offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0);
         let width = max_len.unwrap_or_else(longest);
         let bytes = width.saturating_mul(pad.len()).saturating_mul(self.rows.max(1));
@@ -128,14 +139,15 @@ impl Ragged {
         let mut padded = Words::new(row_bytes * self.rows)?;
         let rows = padded.bytes_mut().chunks_exact_mut(row_bytes.max(1));
         for (row, &length) in rows.zip(&lengths) {
-            row[length as usize * pad.len()..].chunks_exact_mut(pad.len()).for_each(|place| place.copy_from_slice(pad));
+            let rest = &mut row[length as usize * pad.len()..];
+            rest.chunks_exact_mut(pad.len().max(1)).for_each(|place| place.copy_from_slice(pad));
         }
         let copies = offsets.iter().zip(&lengths).enumerate().map(|(row, (&start, &length))| {
             let start = start as usize * pad.len();
             (row * row_bytes, start..start + length as usize * pad.len())
         });
         copy_ranges(&self.values, padded.bytes_mut(), copies)?;
-        let shape = [self.rows as i64, width as i64];
+        let shape = [&[self.rows as i64, width as i64][..], &self.item].concat();
         let lengths = overdrive_ffi::tensor_from_vec(lengths, Kind::Int64, &shape[..1])?;
         Ok((padded.into_tensor(self.element.kind(), &shape)?, lengths))
     }
@@ -153,12 +165,14 @@ impl Ragged {
         // Counted from 1.
         let ones = Tensor::f_ones([width], (Kind::Int64, self.device()))?;
         let column = ones.f_cumsum(0, Kind::Int64)?;
+        let shape = [&[rows, width][..], &self.item].concat();
         let outside = column.f_gt_tensor(&lengths.f_unsqueeze(1)?)?;
+        let outside = outside.f_view(&*[&[rows, width][..], &vec![1; self.item.len()]].concat())?;
         let padded = match self.values.size()[0] {
-            0 => Tensor::f_zeros([rows, width], (kind, self.device()))?,
+            0 => Tensor::f_zeros(&shape, (kind, self.device()))?,
             count => {
                 let places = clamp_max(&first.f_unsqueeze(1)?.f_add(&column)?.f_sub(&ones)?, count - 1)?;
-                self.values.f_index_select(0, &places.f_reshape([-1])?)?.f_view([rows, width])?
+                self.values.f_index_select(0, &places.f_reshape([-1])?)?.f_view(&*shape)?
             }
         };
         let pad = if self.values.f_is_floating_point()? { Arg::Double(value) } else { Arg::Int(value as i64) };
@@ -169,7 +183,7 @@ impl Ragged {
     /// A tensor with a row for each list; all must have the same length. It shares the column's memory.
     ///
     /// # Shapes
-    /// `[N, M]` of the column's kind.
+    /// `[N, M]` of the column's kind, or `[N, M, ..]` for values with dimensions.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for lists of different lengths (with the first row that differs), and for lists of
@@ -191,7 +205,7 @@ impl Ragged {
         let length = uniform(offsets).map_err(|(row, length)| {
             DataError::option("to_tensor", "lists of one length", format!("one of {length} in row {row}"))
         })?;
-        Ok(self.values.f_view([self.rows as i64, length])?)
+        Ok(self.values.f_view(&*[&[self.rows as i64, length][..], &self.item].concat())?)
     }
 
     /// What the values are, and the offsets of each level with them.
@@ -211,7 +225,13 @@ pub(crate) fn uniform(offsets: &[i64]) -> Result<i64, (usize, i64)> {
 impl Clone for Ragged {
     fn clone(&self) -> Self {
         let starts = self.starts.iter().map(Tensor::shallow_clone).collect();
-        Self { offsets: self.offsets.clone(), values: self.values.shallow_clone(), starts, ..*self }
+        Self {
+            item: self.item.clone(),
+            offsets: self.offsets.clone(),
+            values: self.values.shallow_clone(),
+            starts,
+            ..*self
+        }
     }
 }
 
@@ -219,7 +239,7 @@ impl TensorBatch for Ragged {
     fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
         let values = change(&self.values)?;
         let starts = self.starts.iter().map(change).collect::<Result<_, _>>()?;
-        Ok(Self { offsets: self.offsets.clone(), values, starts, ..*self })
+        Ok(Self { item: self.item.clone(), offsets: self.offsets.clone(), values, starts, ..*self })
     }
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {

@@ -219,10 +219,10 @@ where
             if index >= len {
                 return Err(DataError::IndexOutOfRange { index, len });
             }
-            let sample = self.dataset.get(index, false, cancelled)?;
+            let mut sample = self.dataset.get(index, false, cancelled)?;
             self.stages.counters.worked(StageTimes::of(Stage::Read, begun.elapsed()));
             let draw = Drawn::new((), index as u64, place).draw();
-            let prepared = self.stages.collate.prepare(&sample, draw, self.epoch);
+            let prepared = self.stages.collate.prepare(&mut sample, draw, self.epoch);
             Ok((sample, prepared))
         };
         self.first().is_some_and(|batch| batch.help(cancelled, read))

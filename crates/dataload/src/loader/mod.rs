@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use overdrive_core::{StateDict, StateError, Stateful};
+use overdrive_core::{Shard, ShardedBy, StateDict, StateError, Stateful};
 
 pub use builder::{DataLoaderBuilder, SampleSource};
 pub use epoch::Epoch;
@@ -69,7 +69,7 @@ use budget::Allowance;
 use builder::Machinery;
 use epoch::{SharedProgress, Tuning, lock};
 use fault::FaultLog;
-use position::{EpochProgress, Position};
+use position::{EpochProgress, LaneBounds, Position};
 use stats::Counters;
 use tuner::Tuner;
 use work::BatchSource;
@@ -88,8 +88,8 @@ use worker::WorkerOptions;
 ///
 /// As a [`Stateful`], a loader saves which batches the training loop has had: the next iteration after
 /// `load_state_dict` continues after them. The state fits any number of workers and, at the same global batch, another
-/// number of ranks (for a stream, see [`merge_states`](DataLoader::merge_states)); it is refused where the data's
-/// length, batch size or seed differ. It takes less than a kilobyte; with `in_order(false)` a few bytes more for each
+/// number of ranks (for a stream, see [`merge_states`](DataLoader::merge_states), which a checkpoint of each rank does by
+/// itself); it is refused where the data's length, batch size or seed differ. It takes less than a kilobyte; with `in_order(false)` a few bytes more for each
 /// late batch.
 ///
 /// # Syncs
@@ -242,6 +242,13 @@ impl<B> DataLoader<B> {
 }
 
 impl<B> DataLoader<B> {
+    /// Which part of all ranks' lanes this one has, where several ranks share a stream.
+    fn shard(&self) -> Option<Shard> {
+        let LaneBounds { all, own, .. } = self.source.bounds().lanes?;
+        let (rank, ranks) = (*own.first()?, all / own.len());
+        (ranks > 1).then_some(Shard { rank, ranks, by: ShardedBy::Tensors })
+    }
+
     fn order(&self, epoch: u64) -> Result<Option<u32>, StateError> {
         self.source.order(epoch).map_err(|error| StateError::Mismatch {
             key: "order".to_owned(),
@@ -261,7 +268,11 @@ impl<B> Stateful for DataLoader<B> {
             (None, None) => Position::start_of(self.next_epoch()),
         };
         position.generator = position.generator.or_else(|| self.source.generator());
-        position.save(&self.source.identity(), self.order(position.epoch)?)
+        let saved = position.save(&self.source.identity(), self.order(position.epoch)?)?;
+        let Some(shard) = self.shard() else { return Ok(saved) };
+        let mut state = StateDict::of_shard(shard);
+        saved.into_iter().for_each(|(key, entry)| state.insert(key, entry));
+        Ok(state)
     }
 
     /// Makes the next [`iter`](DataLoader::iter) continue where the state was taken.
@@ -273,6 +284,12 @@ impl<B> Stateful for DataLoader<B> {
         // The epoch that ran here before belongs to another run.
         *lock(&self.current) = None;
         Ok(())
+    }
+
+    /// True of a stream that several ranks share: each rank's state has the lanes of its own, and those of all ranks
+    /// together are one.
+    fn differs_by_rank(&self) -> bool {
+        self.shard().is_some()
     }
 }
 

@@ -106,6 +106,47 @@ impl Encoding {
         }
     }
 
+    /// The bytes of a value, where they are always as many.
+    pub(super) fn size(&self) -> Option<usize> {
+        match self {
+            Self::Int(size, _) | Self::Float(size) => Some(*size),
+            _ => None,
+        }
+    }
+
+    /// Appends a value; an error says what was found in its place.
+    pub(super) fn encode(&self, value: &MdsValue<'_>, bytes: &mut Vec<u8>) -> Result<(), String> {
+        match (self, value) {
+            (Self::Bytes, MdsValue::Bytes(content)) => bytes.extend_from_slice(content),
+            (Self::Str, MdsValue::Str(text)) => bytes.extend_from_slice(text.as_bytes()),
+            (Self::Json, MdsValue::Json(value)) => bytes.extend_from_slice(value.to_string().as_bytes()),
+            (Self::Json, MdsValue::Str(text)) => {
+                serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| error.to_string())?;
+                bytes.extend_from_slice(text.as_bytes());
+            }
+            (Self::Int(size, signed), MdsValue::Int(_) | MdsValue::UInt(_)) => {
+                let number = match value {
+                    MdsValue::Int(number) => i128::from(*number),
+                    MdsValue::UInt(number) => i128::from(*number),
+                    _ => 0,
+                };
+                let bits = 8 * *size as u32 - u32::from(*signed);
+                let least = if *signed { -(1_i128 << bits) } else { 0 };
+                if !(least..1 << bits).contains(&number) {
+                    return Err(number.to_string());
+                }
+                bytes.extend_from_slice(&number.to_le_bytes()[..*size]);
+            }
+            (Self::Float(2), MdsValue::Float(number)) => {
+                bytes.extend_from_slice(&half::f16::from_f64(*number).to_le_bytes());
+            }
+            (Self::Float(4), MdsValue::Float(number)) => bytes.extend_from_slice(&(*number as f32).to_le_bytes()),
+            (Self::Float(_), MdsValue::Float(number)) => bytes.extend_from_slice(&number.to_le_bytes()),
+            (_, other) => return Err(format!("{other:?}").chars().take(60).collect()),
+        }
+        Ok(())
+    }
+
     /// The value in these bytes; an error says what was found in its place.
     pub(super) fn decode<'a>(&self, bytes: &'a [u8]) -> Result<MdsValue<'a>, String> {
         match self {

@@ -12,10 +12,10 @@ use crate::DataError;
 use crate::read::{is_url, read_file, require_regular};
 use crate::shards::require;
 
-const FILE: &str = "index.json";
+pub(super) const FILE: &str = "index.json";
 /// The most bytes of an index: those of 300,000 shards.
 const MAX_BYTES: u64 = 1 << 28;
-const VERSION: u64 = 2;
+pub(super) const VERSION: u64 = 2;
 
 /// A shard that was found.
 #[derive(Debug)]

@@ -4,12 +4,14 @@ mod encoding;
 mod index;
 mod sample;
 mod shard;
+mod writer;
 
 use std::path::Path;
 use std::sync::Arc;
 
 pub use encoding::MdsValue;
 pub use sample::MdsSample;
+pub use writer::MdsWriter;
 
 use self::index::Shard;
 use self::sample::Column;

@@ -24,7 +24,6 @@ pub(crate) struct Output {
     /// `None` after `finish`.
     encoder: Option<Encoder>,
     /// The bytes of content so far.
-    #[cfg_attr(not(any(feature = "tfrecord", feature = "webdataset")), expect(dead_code))]
     written: u64,
 }
 

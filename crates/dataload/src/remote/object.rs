@@ -203,7 +203,7 @@ impl RemoteFile {
     }
 
     /// Fills `buffer` with the bytes at `offset`.
-    #[cfg(feature = "parquet")]
+    #[cfg(any(feature = "csv", feature = "jsonl", feature = "parquet"))]
     pub(crate) fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         self.object.read_at(offset, buffer)
     }

@@ -49,7 +49,7 @@ pub struct JsonLines<T = Value> {
 }
 
 impl JsonLines {
-    /// A file whose samples are any JSON values; see [`typed`](Self::typed).
+    /// A file, here or elsewhere (a URL), whose samples are any JSON values; see [`typed`](Self::typed).
     ///
     /// # Errors
     /// [`DataError::Io`]; [`DataError::Layout`] for what is no regular file, or is compressed.

@@ -1,22 +1,20 @@
 //! Where the rows of a text file begin.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
-use crate::read::{open_regular, read_at};
+use crate::read::Input;
 
 /// A row may be as long as a sample of a shard.
 const MAX_ROW_BYTES: u64 = 1 << 30;
 const BUFFER_BYTES: usize = 1 << 18;
 const COMPRESSED: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"];
 
-/// A text file, and where each of its rows begins: 8 bytes of memory per row, and 16 more for each row after which lines
+/// A text file, here or elsewhere, and where each of its rows begins: 8 bytes of memory per row, and 16 more for each row after which lines
 /// and rows count differently (a line break in quotes, an empty line).
-#[derive(Debug)]
 pub(super) struct Rows {
-    file: File,
+    file: Input,
     path: PathBuf,
     bytes: u64,
     found: Found,
@@ -45,8 +43,8 @@ impl Found {
 impl Rows {
     /// Reads the whole file once, and gives it to `scan` piece by piece, at its end an empty one.
     pub(super) fn open(path: &Path, mut scan: impl FnMut(&[u8], &mut Found)) -> Result<Self, DataError> {
-        let (file, _) = open_regular(path)?;
-        let mut reader = BufReader::with_capacity(BUFFER_BYTES, &file);
+        let (mut file, _) = Input::open(path)?;
+        let mut reader = BufReader::with_capacity(BUFFER_BYTES, &mut file);
         // What is scanned: the file may grow meanwhile.
         let (mut found, mut first, mut bytes) = (Found::default(), true, 0);
         loop {
@@ -83,7 +81,7 @@ impl Rows {
             return Err(DataError::TooLarge { path: self.path.clone(), what: "a row", bytes, limit: MAX_ROW_BYTES });
         }
         let mut content = vec![0; bytes as usize];
-        read_at(&self.file, &mut content, start).map_err(DataError::io(&self.path))?;
+        self.file.read_exact_at(start, &mut content).map_err(DataError::io(&self.path))?;
         Ok(content)
     }
 

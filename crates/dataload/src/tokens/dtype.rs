@@ -43,6 +43,20 @@ impl TokenDtype {
         }
     }
 
+    /// Appends a token; `None`, and nothing, where this type cannot hold it.
+    pub(super) fn encode(self, token: i64, bytes: &mut Vec<u8>) -> Option<()> {
+        match self {
+            Self::Uint8 => bytes.extend(u8::try_from(token).ok()?.to_le_bytes()),
+            Self::Int8 => bytes.extend(i8::try_from(token).ok()?.to_le_bytes()),
+            Self::Int16 => bytes.extend(i16::try_from(token).ok()?.to_le_bytes()),
+            Self::Uint16 => bytes.extend(u16::try_from(token).ok()?.to_le_bytes()),
+            Self::Int32 => bytes.extend(i32::try_from(token).ok()?.to_le_bytes()),
+            Self::Uint32 => bytes.extend(u32::try_from(token).ok()?.to_le_bytes()),
+            Self::Int64 => bytes.extend(token.to_le_bytes()),
+        }
+        Some(())
+    }
+
     /// The tokens in `bytes`; what remains of an incomplete one is left out.
     pub(super) fn widen(self, bytes: &[u8]) -> Vec<i64> {
         fn each<const N: usize, T: Into<i64>>(bytes: &[u8], number: fn([u8; N]) -> T) -> Vec<i64> {

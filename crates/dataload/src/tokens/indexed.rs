@@ -10,8 +10,17 @@ use super::file::map;
 use super::{TokenDtype, TokenFile};
 use crate::{DataError, Dataset};
 
-const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
-const VERSION: u64 = 1;
+pub(super) const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
+pub(super) const VERSION: u64 = 1;
+/// The types of tokens.
+pub(super) const CODES: [(u8, TokenDtype); 6] = [
+    (1, TokenDtype::Uint8),
+    (2, TokenDtype::Int8),
+    (3, TokenDtype::Int16),
+    (4, TokenDtype::Int32),
+    (5, TokenDtype::Int64),
+    (8, TokenDtype::Uint16),
+];
 /// Magic, version, type, and the numbers of sequences and of documents' entries.
 const HEADER_BYTES: usize = 34;
 
@@ -52,17 +61,8 @@ impl IndexedTokens {
     /// [`DataError::Io`]; [`DataError::Corrupt`] for an index that is truncated, has another version or a type that is
     /// no integer, or points outside of the tokens; [`DataError::Layout`].
     pub fn open(prefix: impl AsRef<Path>) -> Result<Self, DataError> {
-        let prefix = prefix.as_ref();
-        let prefix = match prefix.extension().and_then(|extension| extension.to_str()) {
-            Some("bin" | "idx") => prefix.with_extension(""),
-            _ => prefix.to_owned(),
-        };
-        // Not `with_extension`, since the prefix may have dots of its own.
-        let file = |extension: &str| {
-            let mut name = prefix.clone().into_os_string();
-            name.push(extension);
-            PathBuf::from(name)
-        };
+        let prefix = prefix_of(prefix.as_ref());
+        let file = |extension: &str| with_ending(&prefix, extension);
         let (index, dtype) = Index::open(&file(".idx"))?;
         let tokens = TokenFile::with_dtype(file(".bin"), dtype)?;
         index.check(&tokens)?;
@@ -90,6 +90,21 @@ impl IndexedTokens {
         let [start, end] = [document, document + 1].map(|entry| self.index.boundary(entry) as usize);
         Ok(start..end)
     }
+}
+
+/// The common part of both files' paths, of it or of one of them.
+pub(super) fn prefix_of(path: &Path) -> PathBuf {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("bin" | "idx") => path.with_extension(""),
+        _ => path.to_owned(),
+    }
+}
+
+/// Not `with_extension`, since a prefix may have dots of its own.
+pub(super) fn with_ending(prefix: &Path, ending: &str) -> PathBuf {
+    let mut name = prefix.to_owned().into_os_string();
+    name.push(ending);
+    PathBuf::from(name)
 }
 
 impl Dataset for IndexedTokens {
@@ -135,14 +150,8 @@ impl Index {
         if number(9) != VERSION {
             return corrupt(9, format!("version {VERSION}"), number(9).to_string());
         }
-        let dtype = match header[17] {
-            1 => TokenDtype::Uint8,
-            2 => TokenDtype::Int8,
-            3 => TokenDtype::Int16,
-            4 => TokenDtype::Int32,
-            5 => TokenDtype::Int64,
-            8 => TokenDtype::Uint16,
-            code => return corrupt(17, "the code of an integer type: 1 to 5, or 8".to_owned(), code.to_string()),
+        let Some(&(_, dtype)) = CODES.iter().find(|(code, _)| *code == header[17]) else {
+            return corrupt(17, "the code of an integer type: 1 to 5, or 8".to_owned(), header[17].to_string());
         };
         let (sequences, boundaries) = (number(18), number(26));
         let lists = sequences.checked_mul(12).zip(boundaries.checked_mul(8));

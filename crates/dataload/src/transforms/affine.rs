@@ -1,10 +1,11 @@
 //! Affine maps, as Pillow draws them.
 
+use crate::targets::{Geometry, Map};
 use crate::{Canvas, DataError, Interpolation, Size};
 
 /// The map from a pixel of the result to its place in the image: `[a, b, c, d, e, f]` maps `(x, y)` to `(a x + b y + c,
 /// d x + e y + f)`.
-pub(super) type Inverse = [f64; 6];
+pub(crate) type Inverse = [f64; 6];
 
 /// Moves pixels to the right and down.
 pub(super) fn translation(x: f64, y: f64) -> Inverse {
@@ -36,26 +37,13 @@ pub(super) fn transform(
 ) -> Result<(), DataError> {
     let (height, width) = (canvas.height(), canvas.width());
     let [red, green, blue] = fill;
-    let fill = [red, green, blue, 0];
+    let (size, fill) = (Size { height, width }, [red, green, blue, 0]);
+    if interpolation != Interpolation::Bicubic {
+        canvas.change_target(&Geometry::Map { map: Map::new(inverse), size })?;
+    }
     match interpolation {
-        Interpolation::Nearest => canvas.redraw(Size { height, width }, |from, to| {
-            // 16.16 fixed point; wider, so that no size overflows.
-            let fixed = |number: f64| (number * 65536.0 + 0.5).floor() as i64;
-            let [a, b, c, d, e, f] = inverse;
-            let steps = [a, b, d, e].map(fixed);
-            let mut start = [fixed(c + a * 0.5 + b * 0.5), fixed(f + d * 0.5 + e * 0.5)];
-            for row in to.chunks_exact_mut(width) {
-                let [mut x, mut y] = start;
-                for pixel in row {
-                    let (column, row) = (x >> 16, y >> 16);
-                    let inside = (0..width as i64).contains(&column) && (0..height as i64).contains(&row);
-                    *pixel = if inside { from[row as usize * width + column as usize] } else { fill };
-                    (x, y) = (x + steps[0], y + steps[2]);
-                }
-                start = [start[0] + steps[1], start[1] + steps[3]];
-            }
-        }),
-        Interpolation::Bilinear => canvas.redraw(Size { height, width }, |from, to| {
+        Interpolation::Nearest => canvas.redraw(size, |from, to| nearest(from, to, [height, width], inverse, fill)),
+        Interpolation::Bilinear => canvas.redraw(size, |from, to| {
             let [a, b, c, d, e, f] = inverse;
             for (row, to) in to.chunks_exact_mut(width).enumerate() {
                 for (column, pixel) in to.iter_mut().enumerate() {
@@ -70,6 +58,40 @@ pub(super) fn transform(
             Err(DataError::option("interpolation", "Nearest or Bilinear, for a map of the plane", "Bicubic"))
         }
     }
+}
+
+/// The nearest value at each place of the result; `fill` where there is none.
+pub(crate) fn nearest<T: Copy>(from: &[T], to: &mut [T], [height, width]: [usize; 2], inverse: Inverse, fill: T) {
+    // 16.16 fixed point; wider, and saturating, so that no size and no map overflows.
+    let fixed = |number: f64| (number * 65536.0 + 0.5).floor() as i64;
+    let [a, b, c, d, e, f] = inverse;
+    let steps = [a, b, d, e].map(fixed);
+    let mut start = [fixed(c + a * 0.5 + b * 0.5), fixed(f + d * 0.5 + e * 0.5)];
+    for row in to.chunks_exact_mut(width.max(1)) {
+        let [mut x, mut y] = start;
+        for value in row {
+            let (column, row) = (x >> 16, y >> 16);
+            let inside = (0..width as i64).contains(&column) && (0..height as i64).contains(&row);
+            *value = if inside { from[row as usize * width + column as usize] } else { fill };
+            (x, y) = (x.saturating_add(steps[0]), y.saturating_add(steps[2]));
+        }
+        start = [start[0].saturating_add(steps[1]), start[1].saturating_add(steps[3])];
+    }
+}
+
+/// The map of `torchvision.transforms.functional.affine`: `degrees` clockwise around `center`, in x and y, then
+/// `translate` to the right and down. `shear` is in degrees.
+pub(super) fn affine(center: [f64; 2], degrees: f64, translate: [f64; 2], scale: f64, shear: [f64; 2]) -> Inverse {
+    let turn = degrees.to_radians();
+    let [shear_x, shear_y] = shear.map(f64::to_radians);
+    let [x, y] = center;
+    let (to_x, to_y) = (x + translate[0], y + translate[1]);
+    let a = (turn - shear_y).cos() / shear_y.cos();
+    let b = -(a * shear_x.tan() + turn.sin());
+    let c = (turn - shear_y).sin() / shear_y.cos();
+    let d = turn.cos() - c * shear_x.tan();
+    let [a, b, d, e] = [d / scale, -b / scale, -c / scale, a / scale];
+    [a, b, x - a * to_x - b * to_y, d, e, y - d * to_x - e * to_y]
 }
 
 /// The value between four pixels, rounded down.

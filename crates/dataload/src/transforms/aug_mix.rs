@@ -36,7 +36,8 @@ const OPERATIONS: [Operation; 13] = [
 /// # Source
 /// `torchvision.transforms.AugMix`; Hendrycks et al., "AugMix: A Simple Data Processing Method to Improve Robustness and
 /// Uncertainty" (2020). Torchvision converts an image to a tensor before, whose operations round in another way than
-/// those on Pillow images, which are taken here.
+/// those on Pillow images, which are taken here. As there, an image with boxes, masks or key points is refused: the
+/// mixture would show them in several places.
 #[derive(Clone, Copy, Debug)]
 pub struct AugMix {
     severity: usize,
@@ -125,6 +126,11 @@ impl Default for AugMix {
 
 impl Transform for AugMix {
     fn apply(&self, canvas: &mut Canvas<'_>, draws: &mut Draws) -> Result<(), DataError> {
+        let mut moves = false;
+        canvas.visit_target(&mut |_| moves = true);
+        if moves {
+            return Err(DataError::option("AugMix", "an image without boxes, masks and key points", "such a target"));
+        }
         let reach = [canvas.width(), canvas.height()].map(|side| side as f64 / 3.0);
         let image = canvas.pixels()?.to_vec();
         let changed = draws.beta(self.alpha);

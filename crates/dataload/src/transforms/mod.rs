@@ -2,6 +2,7 @@
 
 mod affine;
 mod aug_mix;
+mod boxes;
 mod canvas;
 mod center_crop;
 mod color_jitter;
@@ -12,12 +13,16 @@ mod mix;
 mod operation;
 mod padding;
 mod rand_augment;
+mod random_affine;
 mod random_crop;
 mod random_erasing;
 mod random_resized_crop;
 mod resize;
+mod sanitize;
 
+pub(crate) use affine::{Inverse, nearest};
 pub use aug_mix::AugMix;
+pub use boxes::{ClampBoundingBoxes, ClampKeyPoints, ConvertBoundingBoxFormat};
 pub(crate) use canvas::Scratch;
 pub use canvas::{Canvas, Interpolation};
 pub use center_crop::CenterCrop;
@@ -29,10 +34,12 @@ pub use mix::{CutMix, MixUp};
 pub use operation::Operation;
 pub use padding::{Padding, PaddingMode};
 pub use rand_augment::{RandAugment, TrivialAugmentWide};
+pub use random_affine::{RandomAffine, RandomRotation};
 pub use random_crop::RandomCrop;
 pub use random_erasing::{ErasingValue, RandomErasing};
 pub use random_resized_crop::RandomResizedCrop;
 pub use resize::Resize;
+pub use sanitize::{SanitizeBoundingBoxes, SanitizeKeyPoints};
 
 use crate::DataError;
 

@@ -1,5 +1,6 @@
 //! Borders around an image.
 
+use crate::targets::Geometry;
 use crate::{Canvas, DataError, Size};
 
 /// How many pixels are added on each side.
@@ -63,7 +64,7 @@ pub enum PaddingMode {
 
 impl PaddingMode {
     /// The position within `len` pixels that position `at` shows, where the image begins at `start`.
-    pub(super) fn source(self, at: usize, start: usize, len: usize) -> Option<usize> {
+    pub(crate) fn source(self, at: usize, start: usize, len: usize) -> Option<usize> {
         let offset = at as i64 - start as i64;
         let last = len as i64 - 1;
         // Pixels beyond the second border repeat: the image and its mirror image are one period.
@@ -83,12 +84,19 @@ impl PaddingMode {
 }
 
 impl Padding {
+    /// The size of an image with this border.
+    pub(crate) fn around(self, Size { height, width }: Size) -> Size {
+        let sum = |parts: [usize; 3]| parts.into_iter().fold(0, usize::saturating_add);
+        Size { height: sum([self.top, height, self.bottom]), width: sum([self.left, width, self.right]) }
+    }
+
     /// Adds the border; `fill` is its colour where the mode is constant.
     pub(super) fn apply(self, canvas: &mut Canvas<'_>, mode: PaddingMode, fill: [u8; 3]) -> Result<(), DataError> {
         let (height, width) = (canvas.height(), canvas.width());
-        let sum = |parts: [usize; 3]| parts.into_iter().fold(0, usize::saturating_add);
-        let size = Size { height: sum([self.top, height, self.bottom]), width: sum([self.left, width, self.right]) };
+        let from = Size { height, width };
+        let size = self.around(from);
         let [red, green, blue] = fill;
+        canvas.change_target(&Geometry::Pad { padding: self, mode, from })?;
         canvas.redraw(size, |from, to| {
             let columns: Vec<_> = (0..size.width).map(|column| mode.source(column, self.left, width)).collect();
             for (row, to) in to.chunks_exact_mut(size.width).enumerate() {

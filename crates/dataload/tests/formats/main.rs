@@ -42,6 +42,8 @@ mod lmdb;
 mod lmdb_writer;
 #[cfg(all(feature = "mds", feature = "zstd"))]
 mod mds;
+#[cfg(all(feature = "mds", feature = "webdataset"))]
+mod mds_writer;
 #[cfg(all(
     feature = "lmdb",
     feature = "mds",
@@ -64,6 +66,8 @@ mod parquet_damage;
 mod parquet_map;
 #[cfg(feature = "parquet")]
 mod parquet_shuffle;
+#[cfg(all(feature = "mds", feature = "webdataset"))]
+mod python;
 #[cfg(feature = "parquet")]
 mod table;
 #[cfg(all(feature = "csv", feature = "jsonl"))]
@@ -73,6 +77,7 @@ mod tfrecord;
 mod tokens;
 #[cfg(feature = "webdataset")]
 mod webdataset;
+#[cfg(feature = "webdataset")]
 mod webdataset_damage;
 
 use std::path::PathBuf;

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use overdrive_dataload::{
-    DataError, DataLoader, Dataset, IndexedTokens, PackTokens, TokenDtype, TokenFile, TokenWindows,
+    DataError, DataLoader, Dataset, IndexedTokens, IndexedTokensWriter, PackTokens, TokenDtype, TokenFile,
+    TokenWindows, TokenWriter,
 };
 use tch::{Kind, Tensor};
 
@@ -228,4 +229,49 @@ fn an_index_with_any_byte_changed_or_missing_is_read_or_refused() {
         changed.insert(at, 0);
         _ = read(&changed);
     }
+}
+
+#[test]
+fn what_is_written_is_read() -> Result<(), DataError> {
+    let folder = tempfile::tempdir().unwrap();
+    let dtypes = [
+        (TokenDtype::Uint8, 0, 255),
+        (TokenDtype::Int8, -128, 127),
+        (TokenDtype::Int16, -32768, 32767),
+        (TokenDtype::Uint16, 0, 65535),
+        (TokenDtype::Int32, i64::from(i32::MIN), i64::from(i32::MAX)),
+        (TokenDtype::Uint32, 0, i64::from(u32::MAX)),
+        (TokenDtype::Int64, i64::MIN, i64::MAX),
+    ];
+    for (dtype, least, most) in dtypes {
+        let path = folder.path().join(format!("{dtype:?}.bin"));
+        let mut writer = TokenWriter::create(&path, dtype)?;
+        writer.write(&[least, 5, most])?;
+        for astray in [least.checked_sub(1), most.checked_add(1)].into_iter().flatten() {
+            // Nothing of the call is written.
+            let error = writer.write(&[1, astray]).unwrap_err().to_string();
+            assert!(error.contains(&astray.to_string()), "{error}");
+        }
+        assert!(!path.exists());
+        assert_eq!(writer.finish()?, path);
+        assert_eq!(TokenFile::with_dtype(&path, dtype)?.tokens(0..3)?, [least, 5, most]);
+
+        let prefix = folder.path().join(format!("in.dexed-{dtype:?}"));
+        let Ok(mut writer) = IndexedTokensWriter::create(&prefix, dtype) else {
+            assert_eq!(dtype, TokenDtype::Uint32);
+            continue;
+        };
+        writer.write(&[least])?;
+        assert!(most == i64::MAX || writer.write(&[most + 1]).is_err());
+        writer.write(&[])?;
+        writer.end_document();
+        writer.write(&[1, 2, most])?;
+        writer.finish()?;
+        let data = IndexedTokens::open(&prefix)?;
+        let sequences: Vec<Vec<i64>> = (0..data.len()).map(|index| data.get(index)).collect::<Result<_, _>>()?;
+        assert_eq!(sequences, [vec![least], vec![], vec![1, 2, most]]);
+        assert_eq!((data.documents(), data.document(0)?, data.document(1)?), (2, 0..2, 2..3));
+    }
+    assert!(TokenWriter::create(folder.path().join("some.bin.zst"), TokenDtype::Uint8).is_err());
+    Ok(())
 }

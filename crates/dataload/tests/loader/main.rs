@@ -11,6 +11,7 @@ mod faults;
 mod images;
 mod mixture;
 mod options;
+mod packing;
 mod ranks;
 mod resume;
 mod shared;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use overdrive_core::{Entry, StateDict, Stateful};
+use overdrive_core::{Entry, Shard, ShardedBy, StateDict, Stateful};
 use overdrive_dataload::{
     DataError, DataLoader, DataLoaderBuilder, DistributedSampler, FnDataset, FnStream, FromDataset, IterableDataset,
     OnError,
@@ -368,7 +368,11 @@ fn a_state_of_another_rank_is_refused_at_once() -> Result<(), Box<dyn std::error
         states.push(rank.state_dict()?);
     }
     assert!(rank(1, 2)?.load_state_dict(&states[0]).unwrap_err().to_string().contains("lane.1"));
+    // They say that they are parts of one state, so that a checkpoint can put them together.
+    let shard = |rank| Some(Shard { rank, ranks: 2, by: ShardedBy::Tensors });
+    assert!(two[1].differs_by_rank() && states[0].shard() == shard(0) && states[1].shard() == shard(1));
     let merged = DataLoader::merge_states(&states)?;
+    assert!(!rank(0, 1)?.differs_by_rank() && merged.shard().is_none());
     let one = resumed(rank(0, 1)?, &merged);
     let rest: Vec<Vec<usize>> = one.iter().collect::<Result<_, _>>()?;
     assert_eq!(rest, expected[3..]);

@@ -2,6 +2,7 @@
 //! on (seed, epoch, draw).
 
 mod augment;
+mod targets;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -119,7 +120,7 @@ fn files_that_are_not_images_are_named() {
     }
     let error = pipeline.collate(vec![(encoded(&b"plain text"[..]), 0)]).unwrap_err();
     assert_eq!(error.index(), Some(0));
-    assert!(matches!(pipeline.collate(vec![]), Err(DataError::EmptyBatch)));
+    assert!(matches!(pipeline.collate(Vec::<(EncodedImage, i64)>::new()), Err(DataError::EmptyBatch)));
 }
 
 #[test]

@@ -16,8 +16,9 @@ use crate::error::DdpError;
 use crate::group::ProcessGroup;
 use crate::hooks;
 
-/// How many bytes of parameters and buffers are packed together when they are broadcast.
-pub(super) const BROADCAST_BYTES: usize = 250 << 20;
+/// How many bytes of parameters and buffers are packed together when they are broadcast: as many as gradients. PyTorch takes
+/// 250 MiB, which are there beside all parameters and gradients when a large model is built.
+pub(super) const BROADCAST_BYTES: usize = 25 << 20;
 
 /// Options of a [`DistributedDataParallel`]. The defaults are PyTorch's.
 #[derive(Clone, Debug)]

@@ -7,6 +7,7 @@ mod low_precision;
 mod one_bit;
 mod post_local_sgd;
 mod power_sgd;
+mod shared_memory;
 pub(crate) mod signs;
 mod state;
 mod top_k;
@@ -28,6 +29,7 @@ pub use one_bit::{OneBit, OneBitInFlight};
 pub use overdrive_ffi::c10d::GradBucket;
 pub use post_local_sgd::PostLocalSgd;
 pub use power_sgd::{Factors, PowerSgd, PowerSgdInFlight, PowerSgdOptions};
+pub use shared_memory::{SharedMemory, SharedMemoryInFlight};
 pub use top_k::{TopK, TopKInFlight};
 
 /// Averages a bucket's gradients over ranks.

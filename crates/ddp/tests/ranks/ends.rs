@@ -57,3 +57,17 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     group.barrier()?;
     Ok(group.close()?)
 }
+
+/// Rank 1 is late: rank 0 has dropped the group before rank 1 has connected to it.
+pub fn late(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let all: Vec<usize> = (0..group.size()).collect();
+    // Which of the two is faster differs from group to group.
+    for _ in 0..200 {
+        drop(group.new_group(&all)?.context("every rank is a member")?);
+    }
+    for _ in 0..50 {
+        group.new_group(&all)?.context("every rank is a member")?.close()?;
+    }
+    Ok(group.close()?)
+}

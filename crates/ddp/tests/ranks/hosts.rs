@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
@@ -16,6 +17,8 @@ pub struct Hosts([String; 2]);
 impl Hosts {
     pub fn new() -> Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
+        static CLEANED: Once = Once::new();
+        CLEANED.call_once(remove_left);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = |end: &str| format!("overdrive-{}-{number}{end}", std::process::id());
         let mut hosts = Self([String::new(), String::new()]);
@@ -65,6 +68,19 @@ impl Drop for Hosts {
             if let Err(error) = run("ip", &["netns", "delete", host]) {
                 println!("{host} is left over: {error:#}");
             }
+        }
+    }
+}
+
+/// Removes the namespaces of tests that were killed: those whose name has the number of no process.
+fn remove_left() {
+    // Where `ip` has them.
+    let Ok(names) = std::fs::read_dir("/run/netns") else { return };
+    for name in names.flatten().filter_map(|name| name.file_name().into_string().ok()) {
+        let owner = name.strip_prefix("overdrive-").and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if owner.is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists()) {
+            // Another test may be faster.
+            let _ = run("ip", &["netns", "delete", &name]);
         }
     }
 }

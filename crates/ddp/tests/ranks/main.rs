@@ -22,10 +22,12 @@ mod metrics;
 mod moments;
 mod nccl;
 mod network;
+mod node_checks;
 mod options;
 mod power_sgd;
 mod precision;
 mod resumes;
+mod shared_memory;
 mod sparse;
 mod spawned;
 mod starts;
@@ -95,6 +97,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("killed_meeting", kills::meeting),
     ("killed_collectives", kills::collectives),
     ("killed_training", kills::training),
+    ("node_check", node_checks::scenario),
+    ("late", ends::late),
+    ("shared_memory", shared_memory::scenario),
+    ("shared_memory_lost", shared_memory::lost),
     ("nccl_collectives", nccl::collectives),
     ("nccl_training", nccl::training),
 ];
@@ -156,6 +162,9 @@ fn main() -> Result<ExitCode> {
         plain("runs_of_3_resume_to_the_bit_with_each_hook", "resumes", 3),
         plain("sparse_gradients_are_averaged", "sparse", 3),
         plain("groups_end_in_order", "ends", 2),
+        plain("gradients_of_2_in_shared_memory_are_averaged_to_the_bit", "shared_memory", 2),
+        plain("gradients_of_3_in_shared_memory_are_averaged", "shared_memory", 3),
+        plain("a_rank_that_ends_is_reported_with_shared_memory", "shared_memory_lost", 2),
         plain("a_hooks_panic_is_resumed_in_the_caller", "panicking_hook", 2),
         plain("a_hooks_error_is_returned_and_stays", "failing_hook", 2),
         plain("a_hooks_failure_stays_for_the_next_pass", "hook_failure_left", 2),
@@ -168,9 +177,12 @@ fn main() -> Result<ExitCode> {
         plain("different_shapes_are_reported_on_every_rank", "other_shape", 2),
         plain("a_monitored_barrier_names_missing_ranks", "monitored", 3),
         plain("a_process_ends_with_work_under_way", "ends_with_work", 2),
+        plain("a_healthy_host_passes_its_check_and_a_slow_one_is_named", "node_check", 2),
+        plain("a_group_waits_at_its_end_for_members_that_connect", "late", 2),
     ];
     type Test = fn() -> Result<()>;
-    let more: [(&'static str, Test); 17] = [
+    let more: [(&'static str, Test); 18] = [
+        ("a_launcher_checks_its_host_by_overdrive_node_check", node_checks::by_a_launcher),
         ("a_rank_that_stalls_is_reported", faults::stalled),
         ("dropped_work_neither_waits_nor_ends_the_process", faults::dropped),
         ("ranks_killed_at_13_fixed_moments_while_meeting_are_reported", kills::while_meeting),

@@ -206,7 +206,7 @@ impl Siege {
             };
             end.with_context(|| format!("{kind:?} is still connected"))?;
             let said = String::from_utf8_lossy(&said).into_owned();
-            let is_number = said.strip_prefix("overdrive-run 6 ").is_some_and(|rest| rest.len() == 65);
+            let is_number = said.strip_prefix("overdrive-run 7 ").is_some_and(|rest| rest.len() == 65);
             ensure!(said.is_empty() || is_number, "{kind:?} received {said:?}");
             self.unheard[kind as usize] += 1;
         }

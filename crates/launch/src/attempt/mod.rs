@@ -4,7 +4,7 @@ mod start;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -14,19 +14,13 @@ use crate::error::{LaunchError, RankEnd, RankFailure};
 use crate::error_file;
 use crate::failures::Failures;
 use crate::filters::Filtered;
-use crate::numa::Binding;
-use crate::output::{self, Console, Kind, Output};
+use crate::host::{Event, Host};
+use crate::node_check::NodeCheck;
+use crate::output::{self, Kind, Output};
 use crate::plan::Plan;
 use crate::process::{self, DEATH_LIMIT};
 use crate::rendezvous::FromNodeZero;
 use crate::signals;
-
-/// What the guard waits for.
-pub enum Event {
-    Signal(i32),
-    LauncherGone,
-    NodeZero(FromNodeZero),
-}
 
 /// The ranks that this host runs in one attempt, and the address of their store.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -42,22 +36,6 @@ pub struct Team {
     pub world_size: usize,
     pub master_addr: String,
     pub master_port: u16,
-}
-
-/// What does not change between attempts.
-pub struct Host {
-    pub plan: Plan,
-    pub name: String,
-    pub console: Arc<Console>,
-    /// The folder of this run's files.
-    pub logs: Option<PathBuf>,
-    /// The folder of the ranks' error files if there is none for logs.
-    pub errors: Option<error_file::Folder>,
-    /// `OMP_NUM_THREADS` of each local rank; empty if it is not set here.
-    pub threads: Vec<usize>,
-    /// The CPUs of each local rank; empty if they are not bound.
-    pub bindings: Vec<Binding>,
-    pub events: Receiver<Event>,
 }
 
 pub enum Outcome {
@@ -76,6 +54,8 @@ pub struct Ended {
     pub ends: Vec<(usize, RankEnd)>,
     /// The first signal that asked to end the run, even if the attempt ended for another reason. No restart follows it.
     pub told_to_end: Option<i32>,
+    /// The time that a check may take was over.
+    pub timed_out: bool,
 }
 
 struct Running {
@@ -89,36 +69,12 @@ struct Running {
 
 /// Starts the ranks, and waits until all of their processes have ended and their output has been passed on.
 pub fn run(host: &Host, team: &Team) -> Result<Ended, LaunchError> {
-    let progress = Arc::default();
-    let mut attempt = Attempt {
-        host,
-        team,
-        filtered: filtered(host, team)?,
-        ranks: Vec::new(),
-        outcome: None,
-        told_to_end: None,
-        stop_at: None,
-        kill_at: None,
-        killed: false,
-    };
-    for local_rank in 0..host.plan.nproc {
-        match attempt.start(local_rank, &progress) {
-            Ok(rank) => attempt.ranks.push(rank),
-            Err(error) => {
-                process::end_descendants();
-                return Err(error);
-            }
-        }
-    }
-    attempt.wait();
-    let left = process::end_descendants();
-    if !left.is_empty() {
-        host.console.say(&format!("{} processes are still alive after SIGKILL", left.len()));
-    }
-    let (ranks, outcome, told) = (&attempt.ranks, &mut attempt.outcome, &mut attempt.told_to_end);
-    let stops = || stops_draining(&host.events, outcome, told);
-    output::drain(ranks.iter().flat_map(|rank| &rank.outputs), &progress, stops);
-    Ok(attempt.ended())
+    Attempt::new(host, team, filtered(host, team)?, None).run()
+}
+
+/// As `run`, of a check in place of the program.
+pub fn check(host: &Host, team: &Team, check: &NodeCheck) -> Result<Ended, LaunchError> {
+    Attempt::new(host, team, [None, None], Some(check)).run()
 }
 
 /// The files with the lines of standard output and standard error that match the filters.
@@ -143,6 +99,9 @@ struct Attempt<'a> {
     told_to_end: Option<i32>,
     /// Set when a rank has failed: when the others get SIGTERM. Until then they may still fail by themselves.
     stop_at: Option<Instant>,
+    /// The check that runs in place of the program, and until when it may.
+    check: Option<(&'a NodeCheck, Instant)>,
+    timed_out: bool,
     /// Set when the ranks were told to end: when they get SIGKILL, and after that, when to stop waiting for them.
     kill_at: Option<Instant>,
     killed: bool,
@@ -158,7 +117,45 @@ enum Cause {
     Other(Outcome),
 }
 
-impl Attempt<'_> {
+impl<'a> Attempt<'a> {
+    fn new(host: &'a Host, team: &'a Team, filtered: [Option<Arc<Filtered>>; 2], check: Option<&'a NodeCheck>) -> Self {
+        Self {
+            host,
+            team,
+            filtered,
+            ranks: Vec::new(),
+            outcome: None,
+            told_to_end: None,
+            stop_at: None,
+            check: check.map(|check| (check, Instant::now() + check.timeout)),
+            timed_out: false,
+            kill_at: None,
+            killed: false,
+        }
+    }
+
+    fn run(mut self) -> Result<Ended, LaunchError> {
+        let (host, progress) = (self.host, Arc::default());
+        for local_rank in 0..host.plan.nproc {
+            match self.start(local_rank, &progress) {
+                Ok(rank) => self.ranks.push(rank),
+                Err(error) => {
+                    process::end_descendants();
+                    return Err(error);
+                }
+            }
+        }
+        self.wait();
+        let left = process::end_descendants();
+        if !left.is_empty() {
+            host.console.say(&format!("{} processes are still alive after SIGKILL", left.len()));
+        }
+        let (ranks, outcome, told) = (&self.ranks, &mut self.outcome, &mut self.told_to_end);
+        let stops = || stops_draining(host, outcome, told);
+        output::drain(ranks.iter().flat_map(|rank| &rank.outputs), &progress, stops);
+        Ok(self.ended())
+    }
+
     /// Returns when every rank has ended. If they were told to end, waits for the processes that they started too,
     /// until the grace period is over.
     fn wait(&mut self) {
@@ -171,16 +168,17 @@ impl Attempt<'_> {
             if ended && (self.kill_at.is_none() || self.killed || process::members(&self.groups()).is_empty()) {
                 return;
             }
-            let event = match self.kill_at.or(self.stop_at) {
-                None => self.host.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(at) => self.host.events.recv_timeout(at.saturating_duration_since(Instant::now())),
-            };
-            match event {
+            match self.host.next_event(self.kill_at.or(self.stop_at).or(self.check.map(|it| it.1))) {
                 Ok(event) => self.handle(event),
                 Err(RecvTimeoutError::Timeout) if self.killed => {
                     self.living().for_each(|rank| rank.end = Some(RankEnd::Unkillable));
                 }
                 Err(RecvTimeoutError::Timeout) if self.stop_at.is_some() => {}
+                Err(RecvTimeoutError::Timeout) if self.kill_at.is_none() => {
+                    self.timed_out = true;
+                    self.outcome.get_or_insert(Cause::Other(Outcome::Interrupted(signal_hook::consts::SIGTERM)));
+                    self.stop(Signal::TERM);
+                }
                 // The grace period is over. (The channel never closes, but without it nothing could stop the ranks.)
                 Err(_) => self.kill(),
             }
@@ -194,6 +192,7 @@ impl Attempt<'_> {
         for (pid, end) in process::reap() {
             if let Some(place) = self.ranks.iter().position(|rank| rank.pid == pid && rank.end.is_none()) {
                 self.ranks[place].end = Some(end);
+                self.host.health.ended(self.ranks[place].rank);
                 if end != RankEnd::Code(0) {
                     failed.push(place);
                 }
@@ -303,7 +302,7 @@ impl Attempt<'_> {
             Some(Cause::Other(outcome)) => outcome,
         };
         let ends = self.ranks.iter().filter_map(|rank| Some((rank.rank, rank.end?))).collect();
-        Ended { outcome, ends, told_to_end: self.told_to_end }
+        Ended { outcome, ends, told_to_end: self.told_to_end, timed_out: self.timed_out }
     }
 
     fn failure(&self, place: usize, after: Duration) -> RankFailure {
@@ -329,9 +328,10 @@ impl Attempt<'_> {
 
 /// Whether to stop waiting for remaining output: after a signal, when node 0 ends the run, or when the launcher has
 /// died.
-fn stops_draining(events: &Receiver<Event>, outcome: &mut Option<Cause>, told_to_end: &mut Option<i32>) -> bool {
+fn stops_draining(host: &Host, outcome: &mut Option<Cause>, told_to_end: &mut Option<i32>) -> bool {
+    host.beat();
     loop {
-        match events.try_recv() {
+        match host.events.try_recv() {
             Ok(Event::LauncherGone) => {
                 *outcome = Some(Cause::Other(Outcome::LauncherGone));
                 return true;

@@ -11,6 +11,7 @@ use super::{Attempt, Running};
 use crate::environment::{self, Place};
 use crate::error::LaunchError;
 use crate::error_file;
+use crate::heartbeat;
 use crate::numa::Binding;
 use crate::output::{self, Kind, Output, Progress, Route};
 use crate::process;
@@ -20,7 +21,7 @@ impl Attempt<'_> {
     pub fn start(&self, local_rank: usize, progress: &Arc<Progress>) -> Result<Running, LaunchError> {
         let (host, team, plan) = (self.host, self.team, &self.host.plan);
         let rank = team.first_rank + local_rank;
-        let folder = host.logs.as_ref().map(|logs| logs.join(format!("attempt_{}/{local_rank}", team.attempt)));
+        let folder = host.logs.as_ref().map(|logs| logs.join(self.folder()).join(local_rank.to_string()));
         if let Some(folder) = &folder {
             std::fs::create_dir_all(folder).map_err(LaunchError::system(format!("create {}", folder.display())))?;
         }
@@ -47,7 +48,16 @@ impl Attempt<'_> {
         };
         // The rank inherits the CPUs of the thread that starts it.
         let bound = host.bindings.get(local_rank).map(Binding::enter).transpose()?;
-        let mut child = self.command(&place, error_file.as_deref()).spawn().map_err(|error| LaunchError::Program {
+        let heartbeats = error_file.as_ref().filter(|_| plan.health_port.is_some());
+        let heartbeats = heartbeats.map(|file| file.with_extension("heartbeat"));
+        let mut command = self.command(&place, error_file.as_deref());
+        if let Some(file) = &heartbeats {
+            // As with the error file.
+            let _ = std::fs::remove_file(file);
+            command.env(heartbeat::VARIABLE, file);
+            host.health.started(rank, file);
+        }
+        let mut child = command.spawn().map_err(|error| LaunchError::Program {
             program: plan.program.display().to_string(),
             reason: error.to_string(),
             missing: false,
@@ -62,6 +72,7 @@ impl Attempt<'_> {
             let log = folder.as_ref().filter(|_| meant(files) || meant(copies)).map(|it| it.join(kind.file_name()));
             let shown = plan.is_shown(local_rank) && (meant(copies) || !meant(files));
             let prefix = plan.prefix(rank, local_rank);
+            let prefix = if self.check.is_some() { format!("check {prefix}") } else { prefix };
             let route = Route {
                 kind,
                 prefix: host.console.prefix(kind, &prefix, rank),
@@ -82,18 +93,27 @@ impl Attempt<'_> {
         Ok(Running { rank, pid, end: None, outputs, logs: [out.1, err.1], error_file })
     }
 
+    /// Of the outputs.
+    fn folder(&self) -> String {
+        if self.check.is_some() { "check".to_owned() } else { format!("attempt_{}", self.team.attempt) }
+    }
+
     /// `error_file`: where `record`, here or in Python, writes the error that ends the rank.
     fn command(&self, place: &Place<'_>, error_file: Option<&Path>) -> Command {
         let plan = &self.host.plan;
         let guard = getpid().as_raw_pid();
         let mut command = Command::new("/proc/self/exe");
-        if plan.is_own_program {
-            command = Command::new(&plan.file);
+        let (program, file, args) = match self.check {
+            Some((check, _)) => (&check.program, &check.file, &check.args),
+            None => (&plan.program, &plan.file, &plan.args),
+        };
+        if plan.is_own_program && self.check.is_none() {
+            command = Command::new(file);
             command.env(ROLE, Role::Rank(guard).to_variable());
         } else {
-            command.arg0(&plan.program).arg(&plan.file).env(ROLE, Role::Exec(guard).to_variable());
+            command.arg0(program).arg(file).env(ROLE, Role::Exec(guard).to_variable());
         }
-        for argument in &plan.args {
+        for argument in args {
             match argument.to_str() {
                 // torchrun's only macro.
                 Some(text) => command.arg(text.replace("${local_rank}", &place.local_rank.to_string())),

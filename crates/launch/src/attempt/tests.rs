@@ -5,7 +5,8 @@ use std::sync::mpsc::channel;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::*;
-use crate::output::Route;
+use crate::output::{Console, Route};
+use crate::plan::Plan;
 
 /// A process that ends with this code, and has ended when this returns.
 #[expect(clippy::zombie_processes, reason = "the attempt waits for it")]
@@ -51,19 +52,11 @@ fn stopped_after(code: i32) -> Outcome {
         errors: None,
         threads: Vec::new(),
         bindings: Vec::new(),
+        health: Arc::default(),
         events: channel().1,
     };
-    let mut attempt = Attempt {
-        host: &host,
-        team: &team,
-        filtered: [None, None],
-        ranks: vec![ended(code)],
-        outcome: None,
-        told_to_end: None,
-        stop_at: None,
-        kill_at: None,
-        killed: false,
-    };
+    let mut attempt = Attempt::new(&host, &team, [None, None], None);
+    attempt.ranks.push(ended(code));
     attempt.handle(Event::NodeZero(FromNodeZero::Stop { attempt: 0 }));
     attempt.wait();
     attempt.ended().outcome

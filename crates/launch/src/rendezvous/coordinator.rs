@@ -17,12 +17,15 @@ use super::members::{Members, Node};
 use super::{FromNodeZero, NodeEnd, ToNodeZero};
 use crate::attempt;
 use crate::error::{LaunchError, RankEnd};
-use crate::output::Console;
-use crate::plan::Plan;
+use crate::health::Health;
+use crate::host::Host;
 use crate::port::{self, ReservedPort};
 
 /// Connections beyond the run's nodes: of nodes that wait for a place, or are about to be refused.
 const SPARE_CONNECTIONS: usize = 64;
+
+/// The name of the decider's loop in health checks.
+const LOOP: &str = "coordinator";
 
 /// The thread that decides for all nodes.
 pub struct Coordinator {
@@ -34,12 +37,12 @@ impl Coordinator {
     /// `past` and `lease` are set for a node 0 that was elected: what it knows of the last start, and its key's lease.
     pub fn start(
         listener: TcpListener,
-        plan: &Plan,
+        host: &Host,
         master_addr: &str,
-        console: &Arc<Console>,
         past: Option<Past>,
         lease: Option<Lease>,
     ) -> Result<Self, LaunchError> {
+        let (plan, console) = (&host.plan, &host.console);
         let failed = || LaunchError::system("serve the other nodes");
         let address = listener.local_addr().map_err(failed())?;
         let doors = listener.try_clone().map_err(failed())?;
@@ -64,6 +67,7 @@ impl Coordinator {
             restarts: past.map_or(0, |past| past.restarts),
             expected: past.map(|past| past.nnodes),
             lease,
+            health: Arc::clone(&host.health),
             listener: doors,
             deposed: false,
             begun: false,
@@ -106,6 +110,7 @@ struct Decider {
     expected: Option<usize>,
     /// Set for a node 0 that was elected.
     lease: Option<Kept>,
+    health: Arc<Health>,
     /// The door accepts the other nodes on a copy of it.
     listener: TcpListener,
     deposed: bool,
@@ -118,7 +123,9 @@ struct Decider {
 impl Decider {
     fn run(mut self) {
         let result = self.decide();
+        let health = Arc::clone(&self.health);
         self.end(&result);
+        health.is_over(LOOP);
     }
 
     fn end(mut self, result: &Result<(), LaunchError>) {
@@ -301,13 +308,15 @@ impl Decider {
     fn hear(&mut self, deadline: Option<Instant>) -> Result<Heard, RecvTimeoutError> {
         let interval = self.members.plan.keep_alive;
         loop {
+            self.health.beat(LOOP);
             if self.last_heartbeat.elapsed() >= interval {
                 self.last_heartbeat = Instant::now();
                 self.members.send_heartbeats();
                 self.members.find_places();
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let wait = left.map_or(interval, |left| left.min(interval));
+            let longest = interval.min(self.members.plan.longest_wait());
+            let wait = left.map_or(longest, |left| left.min(longest));
             match self.inbox.recv_timeout(wait) {
                 Err(RecvTimeoutError::Timeout) if left.is_none_or(|left| left > wait) => {}
                 other => return other,

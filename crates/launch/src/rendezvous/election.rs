@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::door::Heard;
-use super::etcd::{Etcd, Found};
+use super::etcd::{Etcd, Found, Trouble};
 use crate::error::LaunchError;
 use crate::host_name::{is_loopback, without_brackets};
 use crate::plan::Plan;
@@ -64,7 +64,7 @@ pub struct Election {
 impl Election {
     pub fn new(plan: &Plan, host: &str, port: u16) -> Self {
         let key = format!("/overdrive-run/{}/node-0", plan.run_id);
-        let etcd = Etcd::new(host, port, (plan.lease / PART).min(TIMEOUT));
+        let etcd = Etcd::new(host, port, plan.etcd.clone(), (plan.lease / PART).min(TIMEOUT));
         Self { etcd, key, own: plan.master_addr.clone(), time: plan.lease }
     }
 
@@ -74,7 +74,7 @@ impl Election {
 
     /// Asks which node is node 0, and becomes it if there is none. An error of kind `NodesMissing` may be temporary.
     pub fn find(&self) -> Result<Role, LaunchError> {
-        let (value, seen) = self.etcd.get(&self.key).map_err(LaunchError::NodesMissing)?;
+        let (value, seen) = self.etcd.get(&self.key)?;
         if self.own.is_none() && seen.to_canonical().is_loopback() {
             return Err(LaunchError::Options(format!(
                 "etcd at {} is reached from {}, where other hosts cannot reach this one; give --local-addr with this \
@@ -87,11 +87,20 @@ impl Election {
             Some(value) => self.follow(&value),
             None => self.lead(seen),
         };
-        role.map_err(LaunchError::NodesMissing)
+        Ok(role?)
+    }
+
+    /// Where node 0 is, if there is one.
+    pub fn leader(&self) -> Result<Option<(String, u16)>, LaunchError> {
+        let (value, _) = self.etcd.get(&self.key)?;
+        Ok(match value.map(|value| self.follow(&value)).transpose()? {
+            Some(Role::Follows(host, port)) => Some((host, port)),
+            _ => None,
+        })
     }
 
     /// Becomes node 0, unless another node is faster.
-    fn lead(&self, seen: IpAddr) -> Result<Role, String> {
+    fn lead(&self, seen: IpAddr) -> Result<Role, Trouble> {
         let system = |error: std::io::Error| format!("cannot listen for the other nodes: {error}");
         let own = self.own.clone().unwrap_or_else(|| seen.to_canonical().to_string());
         // If the options give an address that is not this host's own (behind NAT), connections arrive at another one.
@@ -120,7 +129,7 @@ impl Election {
         }
     }
 
-    fn follow(&self, value: &str) -> Result<Role, String> {
+    fn follow(&self, value: &str) -> Result<Role, Trouble> {
         let leader: Leader = serde_json::from_str(value)
             .map_err(|error| format!("etcd at {} has {value:?} as {}: {error}", self.place(), self.key))?;
         Ok(Role::Follows(leader.host, leader.port))
@@ -149,7 +158,7 @@ impl Lease {
                         continue;
                     }
                     Ok(false) => "its lease in etcd has ended".to_owned(),
-                    Err(why) if self.renewed.elapsed() >= self.time / 2 => why,
+                    Err(why) if self.renewed.elapsed() >= self.time / 2 => why.to_string(),
                     Err(_) => continue,
                 };
                 let _ = heard.send(Heard::Deposed(over));

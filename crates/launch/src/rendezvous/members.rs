@@ -82,6 +82,7 @@ impl Members {
     }
 
     pub fn admit(&mut self, id: usize, speaker: Speaker, hello: &Hello) {
+        let unfit = hello.unfit.as_ref().map(|why| format!("it has failed its check: {why}"));
         let node = Node {
             id,
             speaker,
@@ -94,7 +95,7 @@ impl Members {
             succeeded: false,
             ends: Vec::new(),
         };
-        match self.objection(hello) {
+        match self.objection(hello).or(unfit) {
             Some(reason) => self.refuse(node, reason),
             None => self.waiting.push((Instant::now() + self.plan.silence + 2 * self.plan.keep_alive, node)),
         }

@@ -35,10 +35,12 @@ use crate::plan::Plan;
 
 pub use coordinator::Coordinator;
 pub use election::{Election, Past, Role};
+#[cfg(feature = "tls")]
+pub use etcd::check as check_tls;
 pub use node::{Entry, Link};
 
 /// Increases when messages change: launchers of different versions refuse each other.
-const PROTOCOL: u32 = 6;
+const PROTOCOL: u32 = 7;
 
 /// The first word that node 0 sends, before the protocol and its nonce.
 const GREETING: &str = "overdrive-run";
@@ -64,6 +66,8 @@ pub struct Hello {
     host: String,
     /// Of the next start, for a node 0 that was elected after the loss of another one.
     past: Option<Past>,
+    /// Why the node takes no part: it only says that it has failed its check.
+    unfit: Option<String>,
 }
 
 impl Hello {
@@ -79,7 +83,13 @@ impl Hello {
             keep_alive: (plan.keep_alive.as_millis(), plan.silence.as_millis()),
             host: host.to_owned(),
             past,
+            unfit: None,
         }
+    }
+
+    /// Of a node that has failed its check.
+    pub fn unfit(self, why: &str) -> Self {
+        Self { unfit: Some(why.to_owned()), ..self }
     }
 }
 

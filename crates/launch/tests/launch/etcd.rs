@@ -34,7 +34,7 @@ pub const OF_ETCD: &[crate::Test] =
     &[("launch::etcd::the_loss_of_node_zero_is_survived_with_etcd_itself", the_loss_is_survived_with_etcd_itself)];
 
 /// A run of `nnodes` whose launchers say in `$NODE` which they are.
-struct Run {
+pub struct Run {
     port: u16,
     options: Vec<String>,
     script: &'static str,
@@ -52,7 +52,7 @@ impl Run {
     }
 
     /// Node 0 renews its lease every sixth of it. `lease` is in seconds.
-    fn with_lease(lease: usize, port: u16, nnodes: &str, options: &[&str]) -> Self {
+    pub fn with_lease(lease: usize, port: u16, nnodes: &str, options: &[&str]) -> Self {
         let conf = "--rdzv-conf=join_timeout=600,keep_alive_max_attempt=120,last_call_timeout=600,lease_timeout=";
         let endpoint = format!("--rdzv-endpoint=127.0.0.1:{port}");
         let here = "--local-addr=127.0.0.1".to_owned();
@@ -65,7 +65,7 @@ impl Run {
         self.folder.path().join(format!("file{ending}"))
     }
 
-    fn start(&self, node: usize) -> Running {
+    pub fn start(&self, node: usize) -> Running {
         let own = ["--rdzv-backend=etcd", "--rdzv-id=job"];
         let options: Vec<&str> = own.into_iter().chain(self.options.iter().map(String::as_str)).collect();
         let launcher = Launcher::script(&options, self.script).env("OVERDRIVE_SECRET", SECRET);
@@ -93,6 +93,17 @@ impl Run {
 
     fn forget(&self, ranks: usize) {
         (0..ranks).for_each(|rank| fs::remove_file(self.file(&format!(".{rank}.{ranks}.0"))).unwrap());
+    }
+
+    /// Of two nodes, with leases of etcd itself, which end by themselves.
+    pub fn loses_node_zero_and_gets_it_back(&self) {
+        let (zero, mut nodes) = self.start_and_lose_zero(2);
+        // On a busy machine, node 0 may have changed before.
+        wait_for("the other node", || (self.nodes_of(1, 0, &all(&nodes)) != [zero]).then_some(()));
+        self.forget(2);
+        nodes.push(self.start(zero));
+        self.nodes_of(2, 0, &all(&nodes));
+        self.end(nodes);
     }
 
     fn end(&self, nodes: Vec<Running>) {
@@ -283,9 +294,9 @@ pub fn missing() -> Option<String> {
     (!has_etcd).then(|| "no etcd".to_owned())
 }
 
-struct Etcd {
+pub struct Etcd {
     server: Child,
-    port: u16,
+    pub port: u16,
     _folder: TempDir,
 }
 
@@ -297,12 +308,22 @@ impl Drop for Etcd {
 }
 
 impl Etcd {
-    fn start() -> Self {
+    /// Serves clients by `http` or `https`.
+    pub fn start(protocol: &str, options: &[String]) -> Self {
+        Self::start_beside(protocol, options, None)
+    }
+
+    /// As `start`; by HTTP too at the port `plain`.
+    pub fn start_beside(protocol: &str, options: &[String], plain: Option<u16>) -> Self {
         let (folder, port, peers) = (TempDir::new().unwrap(), free_port(), free_port());
-        let [clients, peers] = [port, peers].map(|port| format!("http://127.0.0.1:{port}"));
+        let mut clients = format!("{protocol}://127.0.0.1:{port}");
+        if let Some(plain) = plain {
+            clients += &format!(",http://127.0.0.1:{plain}");
+        }
+        let peers = format!("http://127.0.0.1:{peers}");
         let mut command = Command::new("etcd");
         command.arg("--data-dir").arg(folder.path().join("data")).args(["--name=one", "--log-level=error"]);
-        command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
+        command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]).args(options);
         command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
         command.arg(format!("--initial-cluster=one={peers}"));
         let server = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -312,13 +333,6 @@ impl Etcd {
 
 /// Its lease ends eight seconds after the loss.
 fn the_loss_is_survived_with_etcd_itself() {
-    let etcd = Etcd::start();
-    let run = Run::with_lease(8, etcd.port, "1:2", &[]);
-    let (zero, mut nodes) = run.start_and_lose_zero(2);
-    // On a busy machine, node 0 may have changed before.
-    wait_for("the other node", || (run.nodes_of(1, 0, &all(&nodes)) != [zero]).then_some(()));
-    run.forget(2);
-    nodes.push(run.start(zero));
-    run.nodes_of(2, 0, &all(&nodes));
-    run.end(nodes);
+    let etcd = Etcd::start("http", &[]);
+    Run::with_lease(8, etcd.port, "1:2", &[]).loses_node_zero_and_gets_it_back();
 }

@@ -6,11 +6,14 @@ mod binding;
 mod elastic;
 mod errors;
 mod etcd;
+mod etcd_tls;
 mod failures;
 mod fake_etcd;
+mod health;
 mod launcher;
 mod library;
 mod lost;
+mod node_check;
 mod nodes;
 mod options;
 mod orphans;
@@ -48,6 +51,9 @@ fn main() -> ExitCode {
         binding::TESTS,
         errors::TESTS,
         etcd::TESTS,
+        etcd_tls::TESTS,
+        health::TESTS,
+        node_check::TESTS,
         strangers::TESTS,
         schedulers::TESTS,
         options::TESTS,
@@ -62,7 +68,10 @@ fn main() -> ExitCode {
     };
     let arguments = Arguments::from_args();
     let mut trials: Vec<Trial> = all.into_iter().flatten().map(trial).collect();
-    for (tests, missing) in [(slurm::TESTS, slurm::missing()), (etcd::OF_ETCD, etcd::missing())] {
+    let with_tls = || etcd::missing().or_else(etcd_tls::missing);
+    for (tests, missing) in
+        [(slurm::TESTS, slurm::missing()), (etcd::OF_ETCD, etcd::missing()), (etcd_tls::OF_ETCD, with_tls())]
+    {
         for test in tests {
             if let (Some(reason), false) = (&missing, arguments.list) {
                 println!("{}: skipped: {reason}", test.0);

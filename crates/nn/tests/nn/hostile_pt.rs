@@ -12,7 +12,7 @@ use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 const LEGACY: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.";
 /// A size that is trusted would need far more.
-const MOST_GROWTH: u64 = 1 << 30;
+pub const MOST_GROWTH: u64 = 1 << 30;
 
 fn fixture(name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)).unwrap()
@@ -57,7 +57,7 @@ fn legacy(pickle: &[u8]) -> Vec<u8> {
 }
 
 /// A zip file with this value, whose storages have the keys 0, 1, ...
-fn zipped(pickle: &[u8], storages: &[Vec<u8>]) -> Vec<u8> {
+pub fn zipped(pickle: &[u8], storages: &[Vec<u8>]) -> Vec<u8> {
     let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
     let stored = FileOptions::default().compression_method(CompressionMethod::Stored);
     let data = storages.iter().enumerate().map(|(key, bytes)| (format!("archive/data/{key}"), &bytes[..]));
@@ -110,7 +110,7 @@ fn mutated(good: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
     bytes
 }
 
-fn peak() -> u64 {
+pub fn peak() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap_or_default();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
@@ -178,6 +178,34 @@ fn thousands_of_mutated_files_are_an_error_or_a_state() {
     assert!(peak() - before < MOST_GROWTH, "{} bytes more", peak() - before);
 }
 
+/// Where the bytes differ from the checksum beside them, unless there is none.
+#[test]
+fn flipped_bits_of_numbers_are_noticed() {
+    let (disk, whole) = (Disk::new(), fixture("zip.pt"));
+    let (_, storages) = unzipped(&whole);
+    for storage in storages.iter().filter(|storage| storage.len() >= 16) {
+        let at = whole.windows(storage.len()).position(|it| it == &storage[..]).unwrap();
+        for bit in 0..8 {
+            let mut bytes = whole.clone();
+            bytes[at + storage.len() / 2] ^= 1 << bit;
+            let told = disk.damage(&bytes);
+            assert!(told.contains("checksum"), "{told}");
+        }
+    }
+    // `set_crc32_options(False)` leaves zeros.
+    let mut bytes = whole.clone();
+    for start in 0..bytes.len() - 20 {
+        let checksum = match &bytes[start..start + 4] {
+            b"PK\x01\x02" => start + 16,
+            b"PK\x03\x04" => start + 14,
+            b"PK\x07\x08" => start + 4,
+            _ => continue,
+        };
+        bytes[checksum..checksum + 4].fill(0);
+    }
+    assert_eq!(disk.load(&bytes).unwrap().len(), 12);
+}
+
 #[test]
 fn code_is_refused_by_name() {
     let disk = Disk::new();
@@ -231,7 +259,7 @@ fn small_files_of_endless_values_are_an_error() {
 }
 
 /// The pickle of a tensor over storage 0, by the numbers in its text.
-fn tensor(elements: i64, offset: i64, size: &[i64], stride: &[i64]) -> Vec<u8> {
+pub fn tensor(elements: i64, offset: i64, size: &[i64], stride: &[i64]) -> Vec<u8> {
     let number = |value: i64| [&b"\x8a\x08"[..], &value.to_le_bytes()].concat();
     let tuple =
         |values: &[i64]| [&b"("[..], &values.iter().flat_map(|it| number(*it)).collect::<Vec<_>>(), b"t"].concat();

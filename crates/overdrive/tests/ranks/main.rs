@@ -16,6 +16,7 @@ mod mixed;
 mod moments;
 mod records;
 mod restarts;
+mod streams;
 mod tracks;
 mod unmarked;
 
@@ -39,6 +40,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("accumulating", killed::scenario),
     ("agreed", agreed::scenario),
     ("records", records::scenario),
+    ("streams", streams::scenario),
     ("unmarked", unmarked::scenario),
     ("tracks", tracks::scenario),
     ("compiled", compiled::scenario),
@@ -80,6 +82,7 @@ fn main() -> Result<ExitCode> {
         ("an_accumulating_run_killed_10_times_ends_like_an_uninterrupted_one", killed::while_accumulating),
         ("ranks_killed_while_saving_leave_a_step_that_all_resume_at", agreed::killed),
         ("all_ranks_stop_at_the_same_step_when_one_is_asked_to", agreed::asked),
+        ("a_stream_of_2_is_resumed_by_1", streams::are_resumed_by_others),
         ("stragglers_are_named_from_the_records_of_both_ranks", records::stragglers_are_named),
         ("exchanges_of_ddp_are_in_the_traces_of_2_ranks", || run("tracks", 2).map(drop)),
         ("large_exchanges_are_named_from_the_records_of_both_ranks", records::large_exchanges_are_named),

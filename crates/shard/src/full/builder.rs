@@ -119,14 +119,16 @@ impl FullyShardedBuilder {
 
     /// Makes the last unit, of those parameters of the model that are in no other: its forward is that of the whole model.
     /// It keeps its whole parameters from its forward to its backward. `model`: all parameters, under the names
-    /// that the optimizer and states give them.
+    /// that the optimizer and states give them, and, of a module, the buffers, which states have too.
     ///
     /// # Errors
-    /// As [`unit`](Self::unit); and [`ShardError::Unit`] when the model has no parameters, or lacks some of the units'.
+    /// As [`unit`](Self::unit); and [`ShardError::Unit`] when the model has no parameters, lacks some of the units', or has
+    /// a buffer under the name of another tensor.
     ///
     /// # Syncs
     /// Waits for all ranks.
     pub fn build(mut self, model: impl IntoParameters) -> Result<FullyShardedDataParallel, ShardError> {
+        let buffers = model.buffers();
         let all = model.into_parameters();
         let rest: Vec<Parameter> = {
             let engine = self.shared.lock();
@@ -141,8 +143,11 @@ impl FullyShardedBuilder {
             (engine.units.is_empty(), missing(&engine.units, &all))
         };
         let told = format!("{} {missing:?}", rest.is_empty());
-        let alone = agree::all_have(&self.ranks.all, SHARDING, Ok::<_, ShardError>(told))?;
+        let told =
+            check_buffers(&buffers, &all).map(|()| (told, buffers.iter().map(describe_buffer).collect::<Vec<_>>()));
+        let (alone, saved): (Vec<_>, Vec<_>) = agree::all_have(&self.ranks.all, SHARDING, told)?.into_iter().unzip();
         agree::on_text("whether all parameters of the model are in units", &alone)?;
+        agree::on_lines("the buffers of the model", &saved)?;
         if let Some((name, param)) = missing {
             let reason =
                 format!("its parameter {param} is not in the model: give `build` all parameters, the units' too");
@@ -157,7 +162,7 @@ impl FullyShardedBuilder {
             engine.put_in_order(&all);
             marks(engine.params())
         };
-        Ok(FullyShardedDataParallel::new(self.shared, self.ranks, root, self.hooks, marked))
+        Ok(FullyShardedDataParallel::new(self.shared, self.ranks, root, self.hooks, buffers, marked))
     }
 
     fn shard(&mut self, name: &str, params: Vec<Parameter>, reshard: bool) -> Result<ShardedUnit, ShardError> {
@@ -289,6 +294,26 @@ impl FullyShardedBuilder {
         }
         Ok(())
     }
+}
+
+/// Saved under their names, as the parameters are.
+fn check_buffers(buffers: &[(String, Tensor)], params: &[Parameter]) -> Result<(), ShardError> {
+    let mut names: HashSet<&str> = params.iter().filter_map(Parameter::name).collect();
+    match buffers.iter().find(|(name, _)| !names.insert(name)) {
+        Some((buffer, _)) => {
+            let reason = format!("the model has two tensors of the name {buffer}: give its buffer another one");
+            Err(ShardError::Unit { name: ROOT.to_owned(), reason })
+        }
+        None => Ok(()),
+    }
+}
+
+fn describe_buffer((name, tensor): &(String, Tensor)) -> (String, String) {
+    let what = match tensor.defined() {
+        true => format!("{:?} of shape {:?}", tensor.kind(), tensor.size()),
+        false => "undefined".to_owned(),
+    };
+    (format!("buffer {name}"), what)
 }
 
 /// The first parameter that the model lacks, with its unit: it would have no name of its own there.

@@ -137,6 +137,7 @@ impl Engine {
     pub(super) fn come_to(&mut self, event: Event, unit: usize) -> Result<(), ShardError> {
         let is_stale = !matches!(event, Event::Backward(_)) && self.units[unit].is_stale();
         let renewed = if is_stale { self.forget(unit) } else { Ok(()) };
+        let renewed = renewed.and_then(|()| self.make_room());
         let prepared = renewed.and_then(|()| self.prepare(unit, self.next(event)));
         let (prepared, own) = match prepared {
             Ok(prepared) => (prepared, Ok(())),
@@ -174,6 +175,17 @@ impl Engine {
         // A graph that was made of the old values cannot run any more.
         self.units[unit].params.iter().for_each(|param| bump_version(param.whole()));
         freed
+    }
+
+    /// Frees the buffers of means that were started, where others are to be started: before memory for gathers is taken. Not
+    /// all ranks do, so nothing is sent.
+    fn make_room(&mut self) -> Result<(), ShardError> {
+        if !self.units.iter().any(|unit| unit.is_trained() && unit.is_ready() && !unit.is_sent) {
+            return Ok(());
+        }
+        let under_way: Vec<usize> = self.pass.iter().flat_map(|pass| pass.under_way.iter().copied()).collect();
+        let waited = under_way.into_iter().try_for_each(|unit| self.units[unit].wait_for_parts());
+        self.link.watch(waited)
     }
 
     fn prepare(&mut self, unit: usize, ahead: Option<usize>) -> Result<Prepared, ShardError> {

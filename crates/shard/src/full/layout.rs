@@ -5,6 +5,8 @@ use std::ops::Range;
 use overdrive_core::{Rows, StateError};
 use tch::Kind;
 
+use crate::packing::LARGE;
+
 /// Offsets of parameters within what is sent are multiples of so many bytes, so that they can be of any dtype.
 const ALIGNMENT: i64 = 16;
 
@@ -97,6 +99,11 @@ impl Layout {
     /// Elements with padding.
     pub(super) fn padded_numel(&self) -> i64 {
         self.part_numel() * self.ranks
+    }
+
+    /// Whether it is exchanged by itself, in this dtype. The same on all ranks.
+    pub(super) fn is_large(&self, kind: Kind) -> bool {
+        self.padded_numel() as usize * kind.elt_size_in_bytes() >= LARGE
     }
 
     /// How many ranks have full parts, and the elements of the rank after them.

@@ -54,7 +54,7 @@ pub use sync::HeldBack;
 /// The optimizer is made by [`optimizer`](Self::optimizer), and steps this rank's rows ([`parameters`](Self::parameters)).
 /// Call [`backward`](Self::backward), or give this to an `Accumulator`, instead of `loss.backward()`, and clip by
 /// [`clip_grad_norm_`](Self::clip_grad_norm_). With a `GradScaler` ranks skip a step together. Buffers stay each rank's
-/// own. Compiled steps and differentiating gradients again are not possible.
+/// own, and are part of its state. Compiled steps and differentiating gradients again are not possible.
 ///
 /// Before each exchange, ranks tell one another what comes next. What fails on one, in a forward for instance, is an error
 /// on all that names the rank, and they may go on; so is another order of units.
@@ -113,6 +113,8 @@ pub struct FullyShardedDataParallel {
     ranks: Ranks,
     hooks: Vec<GradHook>,
     averaged: HashSet<TensorId>,
+    /// The model's buffers, which are whole on each rank and its own.
+    buffers: Vec<(String, Tensor)>,
     /// Other parts look these marks up.
     _marked: Vec<Marked>,
 }
@@ -191,11 +193,18 @@ impl FullyShardedDataParallel {
         FullyShardedBuilder::new(Ranks::of_mesh(mesh, replicate, shard)?)
     }
 
-    fn new(shared: Shared, ranks: Ranks, root: ShardedUnit, hooks: Vec<GradHook>, marked: Vec<Marked>) -> Self {
+    fn new(
+        shared: Shared,
+        ranks: Ranks,
+        root: ShardedUnit,
+        hooks: Vec<GradHook>,
+        buffers: Vec<(String, Tensor)>,
+        marked: Vec<Marked>,
+    ) -> Self {
         let params = shards(&shared);
         let trained = params.iter().filter(|param| param.tensor().requires_grad());
         let averaged = trained.map(|param| TensorId::of(param.tensor())).collect();
-        Self { shared, root, ranks, hooks, averaged, _marked: marked }
+        Self { shared, root, ranks, hooks, averaged, buffers, _marked: marked }
     }
 
     /// The optimizer of this rank's rows. `build` is called with all parameters' rows under the names of the model, and

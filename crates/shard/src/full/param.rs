@@ -2,7 +2,7 @@
 
 use overdrive_core::{OptimizerError, Parameter, TorchError};
 use overdrive_ffi::saved_tensors::{version, without_history};
-use overdrive_ffi::{OnDemand, set_grad};
+use overdrive_ffi::{OnDemand, set_grad, take_grad};
 use tch::{Kind, Tensor};
 
 use super::home::Home;
@@ -58,7 +58,16 @@ impl ShardedParam {
     pub(super) fn fill(&mut self, parts: &Tensor) -> Result<(), TorchError> {
         let whole = Tensor::f_empty(self.layout.padded_shape(), (self.kind, parts.device()))?;
         whole.f_view([self.layout.ranks, self.layout.part_numel()])?.f_copy_(parts)?;
-        self.whole.fill(whole)?;
+        self.take_memory(whole)
+    }
+
+    /// Makes the bytes of all ranks' parts, without a copy, the whole's memory.
+    pub(super) fn move_in(&mut self, bytes: &Tensor) -> Result<(), TorchError> {
+        self.take_memory(bytes.f_view_dtype(self.kind)?.f_view(&self.layout.padded_shape()[..])?)
+    }
+
+    fn take_memory(&mut self, padded: Tensor) -> Result<(), TorchError> {
+        self.whole.fill(padded)?;
         self.version = version(self.whole());
         Ok(())
     }
@@ -86,6 +95,19 @@ impl ShardedParam {
     pub(super) fn drop_whole(&mut self) {
         // It fails for a tensor that is no longer strided alone, which a parameter cannot become.
         let _ = self.whole.free();
+    }
+
+    /// The gradient of the whole as `[ranks, elements of a part]`, without a copy; `None` where it needs one: it is sparse, of
+    /// another dtype or padded.
+    pub(super) fn take_whole_grad(&self, kind: Kind) -> Result<Option<Tensor>, ShardError> {
+        let grad = self.whole().f_grad()?;
+        let is_dense = grad.defined() && !grad.is_sparse() && !grad.is_mkldnn();
+        let shape = [self.layout.ranks, self.layout.part_numel()];
+        if !is_dense || grad.kind() != kind || grad.numel() as i64 != self.layout.padded_numel() {
+            return Ok(None);
+        }
+        drop(grad);
+        Ok(take_grad(self.whole())?.map(|grad| grad.f_detach()?.f_reshape(shape)).transpose()?)
     }
 
     /// Moves the gradient of the whole into `parts`, `[ranks, elements of a part]`, or adds it to what is there.

@@ -11,7 +11,7 @@ use crate::error::ShardError;
 
 static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
 
-/// The trained parameters of a unit whose gradients are of one dtype.
+/// The trained parameters of a unit whose gradients are of one dtype; or a large one.
 pub(super) struct Reduction {
     /// Their indices in the unit, and where their parts begin, in elements.
     members: Vec<(usize, i64)>,
@@ -19,6 +19,7 @@ pub(super) struct Reduction {
     numel: i64,
     kind: Kind,
     device: Device,
+    is_large: bool,
     /// The gradients of a pass, `[ranks, elements of a rank]`.
     all: Option<Tensor>,
     under_way: Option<UnderWay>,
@@ -35,14 +36,16 @@ struct UnderWay {
     replicas: Option<ProcessGroup>,
 }
 
-/// One for each dtype that gradients are sent in; `reduced`: this dtype, or each parameter's own.
+/// One for each dtype that gradients are sent in, and for each large parameter; `reduced`: this dtype, or each parameter's
+/// own.
 pub(super) fn reductions(params: &[ShardedParam], reduced: Option<Kind>) -> Vec<Reduction> {
     let mut all: Vec<Reduction> = Vec::new();
     for (index, param) in params.iter().enumerate().filter(|(_, param)| param.is_trained) {
         let kind = reduced.unwrap_or(param.kind);
         let device = param.whole().device();
-        let at = all.iter().position(|it| it.kind == kind).unwrap_or_else(|| {
-            all.push(Reduction { members: Vec::new(), numel: 0, kind, device, all: None, under_way: None });
+        let is_large = param.layout.is_large(kind);
+        let at = all.iter().position(|it| it.kind == kind && !it.is_large && !is_large).unwrap_or_else(|| {
+            all.push(Reduction { members: Vec::new(), numel: 0, kind, device, is_large, all: None, under_way: None });
             all.len() - 1
         });
         let first = all[at].numel;
@@ -67,6 +70,12 @@ impl Reduction {
             return Ok(false);
         }
         let _no_grad = tch::no_grad_guard();
+        if self.is_large && self.all.is_none() {
+            self.all = param.take_whole_grad(self.kind)?;
+            if self.all.is_some() {
+                return Ok(true);
+            }
+        }
         let all = self.prepared(param.layout.ranks)?;
         let first = self.members.iter().find(|(member, _)| *member == index).map_or(0, |(_, first)| *first);
         param.take_grad(&all.f_narrow(1, first, param.layout.part_numel())?, adds)
@@ -103,13 +112,17 @@ impl Reduction {
         Ok(())
     }
 
+    /// Waits until what this rank has sent is freed. Nothing is sent.
+    pub(super) fn wait_for_parts(&mut self) -> Result<(), ShardError> {
+        let work = self.under_way.as_mut().and_then(|it| it.work.take());
+        Ok(work.map_or(Ok(()), Work::wait)?)
+    }
+
     /// Waits for the means, and takes them home. Where the home has no room, they stay: [`take_home`](Self::take_home) tries
     /// again when nothing more is to be sent, so that no other rank waits for this one.
     pub(super) fn wait(&mut self, home: &mut Home) -> Result<(), ShardError> {
+        self.wait_for_parts()?;
         let Some(under_way) = &mut self.under_way else { return Ok(()) };
-        if let Some(work) = under_way.work.take() {
-            work.wait()?;
-        }
         // All ranks wait in the same order.
         if let Some(replicas) = under_way.replicas.take() {
             replicas.all_reduce(&mut under_way.own, ReduceOp::Sum)?;

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use overdrive_core::{Entry, RowsToLoad, Shapes, Shard, ShardedBy, StateDict, StateError, Stateful, TorchError};
+use overdrive_core::{Entry, Rows, RowsToLoad, Shapes, Shard, ShardedBy, StateDict, StateError, Stateful, TorchError};
 use overdrive_ddp::DdpError;
 use overdrive_ffi::bump_version;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::FullyShardedDataParallel;
 use super::engine::Engine;
@@ -30,7 +30,8 @@ pub(super) fn shard(ranks: &Ranks) -> Shard {
 /// [`consolidate_state_dict`](Self::consolidate_state_dict) makes them and a plain model saves them, of which it keeps its
 /// rows; ranks do not communicate. A checkpoint of each rank (`Writers::Each`) is also loaded by another number of ranks and
 /// by a plain model, each rank reading the rows that it keeps.
-/// Buffers of the model are not part of it. Optimizers that keep copies of parameters have to be told by
+/// The model's buffers are part of it, whole: each rank's own, such as running statistics. Where they differ, another number
+/// of ranks loads them from a checkpoint only if it says whose (`from_rank_0`). Optimizers that keep copies of parameters have to be told by
 /// [`params_changed`](overdrive_core::Optimizer::params_changed), unless their state is loaded too.
 impl Stateful for FullyShardedDataParallel {
     fn state_dict(&self) -> Result<StateDict, StateError> {
@@ -40,6 +41,9 @@ impl Stateful for FullyShardedDataParallel {
             let rows = param.shard.tensor().f_detach().map_err(TorchError::from)?;
             state.insert_rows(key(param, index), rows, param.layout.rows_of_whole());
         }
+        for (name, buffer) in &self.buffers {
+            state.insert(name, Entry::Tensor(buffer.f_detach().map_err(TorchError::from)?));
+        }
         Ok(state)
     }
 
@@ -48,19 +52,25 @@ impl Stateful for FullyShardedDataParallel {
         let mut engine = self.shared.lock();
         let mut known = Vec::new();
         let mut pairs: Vec<(Tensor, Tensor)> = Vec::new();
+        let mut buffers: Vec<(Tensor, Tensor)> = Vec::new();
         for (index, param) in engine.params().enumerate() {
             let (shard, name, layout) = (param.shard.tensor(), key(param, index), &param.layout);
             let rows = state.tensor_rows(&name, &layout.shape, layout.own_range(), shard.kind())?;
             pairs.push((shard.shallow_clone(), rows));
             known.push(name);
         }
+        for (name, own) in &self.buffers {
+            let saved = state.tensor(name, &own.size(), own.kind())?;
+            buffers.push((own.shallow_clone(), saved.shallow_clone()));
+            known.push(name.clone());
+        }
         state.refuse_unknown(&known.iter().map(String::as_str).collect::<Vec<_>>())?;
         let _no_grad = tch::no_grad_guard();
         engine.order.cut();
         // What was gathered has the old values; a gather that fails is an error of the next exchange.
         let _ = engine.free_all();
-        for (mut shard, rows) in pairs {
-            shard.f_copy_(&rows).map_err(TorchError::from)?;
+        for (mut own, saved) in pairs.into_iter().chain(buffers) {
+            own.f_copy_(&saved).map_err(TorchError::from)?;
         }
         engine.params().for_each(|param| bump_version(param.whole()));
         Ok(())
@@ -75,6 +85,9 @@ impl Stateful for FullyShardedDataParallel {
         let own: HashMap<String, &ShardedParam> =
             engine.params().enumerate().map(|(index, param)| (key(param, index), param)).collect();
         let of = |(key, shape): (&String, &Vec<i64>)| {
+            if self.buffers.iter().any(|(name, _)| name == key) {
+                return Ok((key.clone(), Rows::all(shape)));
+            }
             let param = own.get(key).ok_or_else(|| StateError::Unexpected { key: key.clone() })?;
             Ok((key.clone(), param.layout.range_of(key, shape)?))
         };
@@ -83,8 +96,8 @@ impl Stateful for FullyShardedDataParallel {
 }
 
 impl FullyShardedDataParallel {
-    /// The whole parameters on rank `to`, and `None` on the others: what the plain model would save, buffers left out,
-    /// with copies of the tensors on the CPU. That model can load it, and so can a `FullyShardedDataParallel` over any
+    /// The whole parameters and the buffers of rank `to` on that rank, and `None` on the others: what the plain model would
+    /// save, with copies of the tensors on the CPU. That model can load it, and so can a `FullyShardedDataParallel` over any
     /// number of ranks. Every rank calls it.
     ///
     /// # Errors
@@ -112,7 +125,14 @@ impl FullyShardedDataParallel {
                 whole.insert(key, Entry::Tensor(tensor));
             }
         }
-        Ok((self.ranks.all.rank() == to).then_some(whole))
+        if self.ranks.all.rank() != to {
+            return Ok(None);
+        }
+        for (name, buffer) in &self.buffers {
+            let copy = buffer.f_detach()?.f_to_device(Device::Cpu)?.f_to_dtype(buffer.kind(), false, true)?;
+            whole.insert(name, Entry::Tensor(copy));
+        }
+        Ok(Some(whole))
     }
 }
 

@@ -156,6 +156,10 @@ impl UnitState {
         self.reductions.iter_mut().try_for_each(|it| it.send(ranks))
     }
 
+    pub(super) fn wait_for_parts(&mut self) -> Result<(), ShardError> {
+        self.reductions.iter_mut().try_for_each(Reduction::wait_for_parts)
+    }
+
     pub(super) fn wait(&mut self, home: &mut Home) -> Result<(), ShardError> {
         self.reductions.iter_mut().try_for_each(|it| it.wait(home))
     }

@@ -32,7 +32,7 @@ const PART: &str = "ShardedDataParallel";
 /// the others it is freed while the pass goes on. Used instead of a `DistributedDataParallel`.
 ///
 /// With N ranks, a rank holds about 1/N of the gradients after a pass, and during it those of the buckets that are not
-/// complete or under way (four at a time). It sends as much as it would to average them on all ranks, or less. Steps of
+/// complete or under way (two at a time, or four small ones). It sends as much as it would to average them on all ranks, or less. Steps of
 /// the [`ZeroRedundancyOptimizer`] are those that the gradients' means on all ranks would give.
 ///
 /// Call [`backward`](Self::backward), or give this to an `Accumulator`, instead of `loss.backward()`, and clip by
@@ -100,7 +100,8 @@ impl std::fmt::Debug for Shared {
 }
 
 impl ShardedDataParallel {
-    /// Averages the gradients of the optimizer's parameters that require one, over its group, in buckets of 25 MiB.
+    /// Averages the gradients of the optimizer's parameters that require one, over its group, in buckets of 25 MiB, and
+    /// those of 1 MiB and more by themselves.
     /// Overwrites all of its parameters by rank 0's. Gradients that are there already count as this rank's own.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 
 use overdrive_core::{OptimizerError, Parameter, TorchError};
 use overdrive_ddp::{ProcessGroup, ReduceOp, Work};
-use overdrive_ffi::{Arg, LazyOp, set_grad};
+use overdrive_ffi::{Arg, LazyOp, set_grad, take_grad};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
@@ -15,8 +15,9 @@ use crate::packing::{bytes_of, packed};
 
 static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
 
-/// How many reductions are under way at a time.
-const AT_ONCE: usize = 4;
+/// How many reductions are under way at a time: so many, and more while they have no more bytes than a full bucket.
+const AT_ONCE: usize = 2;
+const SMALL_AT_ONCE: usize = 4;
 
 /// Gradients of one rank's parameters, of one dtype and device, sent as one tensor.
 struct Bucket {
@@ -77,6 +78,8 @@ pub(super) struct Reduction {
     group: ProcessGroup,
     link: Link,
     buckets: Vec<Bucket>,
+    /// Of a full bucket.
+    bytes: usize,
     pass: Option<Pass>,
     /// A pass that leaves gradients local is under way.
     is_local: bool,
@@ -87,20 +90,22 @@ pub(super) struct Reduction {
 }
 
 impl Reduction {
-    /// Buckets of at most `bytes` of the trained parameters, the last that was given first: backward passes come to
-    /// them in about this order, however the optimizer groups them.
+    /// Buckets of at most `bytes` of the trained parameters, and large ones alone, in the order in which backward passes are
+    /// about to complete them: they come to the last parameter that was given first, however the optimizer groups them.
     pub(super) fn new(group: &ProcessGroup, ownership: &Ownership, link: &Link, bytes: usize) -> Self {
-        let trained = ownership.given.iter().rev().map(|&index| (index, &ownership.params[index]));
-        let keyed = trained.filter(|(_, param)| param.tensor().requires_grad()).map(|(index, param)| {
+        let trained = ownership.given.iter().rev().map(|&index| (index, &ownership.params[index])).enumerate();
+        let keyed = trained.filter(|(_, (_, param))| param.tensor().requires_grad()).map(|(place, (index, param))| {
             let (tensor, parameter) = (param.tensor(), param.share());
             let member =
                 Member { index, parameter, is_averaged: false, kept: None, has_earlier: false, is_stray: false };
-            ((ownership.owner[index], tensor.kind(), tensor.device()), bytes_of(tensor), member)
+            ((ownership.owner[index], tensor.kind(), tensor.device()), bytes_of(tensor), (place, member))
         });
-        let packed = packed(keyed, bytes).into_iter();
-        let buckets = packed.map(|((owner, ..), members)| Bucket { owner, members }).collect();
+        let mut packed = packed(keyed, bytes);
+        packed.sort_by_key(|(_, members)| members.last().map(|(place, _)| *place));
+        let members = |members: Vec<(usize, Member)>| members.into_iter().map(|(_, member)| member).collect();
+        let buckets = packed.into_iter().map(|((owner, ..), it)| Bucket { owner, members: members(it) }).collect();
         let (group, link, freed) = (group.clone(), link.clone(), link.freed());
-        Self { group, link, buckets, pass: None, is_local: false, failed: None, freed }
+        Self { group, link, buckets, bytes, pass: None, is_local: false, failed: None, freed }
     }
 
     /// What has to be the same on all ranks, a line for each bucket.
@@ -270,7 +275,7 @@ impl Reduction {
     }
 
     fn send(&mut self, number: usize) -> Result<(), ShardError> {
-        if self.pass.as_ref().is_some_and(|pass| pass.under_way.len() >= AT_ONCE) {
+        while !self.has_room(number) {
             self.wait_for_first();
         }
         let Some(pass) = self.pass.as_mut().filter(|pass| pass.broken.is_none()) else { return Ok(()) };
@@ -285,6 +290,12 @@ impl Reduction {
                 let reason = "its gradient is sparse, but should be dense: make an embedding with `sparse: false`";
                 let error = OptimizerError::parameter(&member.parameter, member.index, reason);
                 pass.refused.get_or_insert(error.into());
+            } else if bucket.members.len() == 1 {
+                drop(grad);
+                // The reduction overwrites it.
+                let taken = take_grad(member.param())?.map(|grad| grad.f_reshape([-1])).transpose()?;
+                parts.extend(taken);
+                continue;
             } else {
                 parts.push(grad.f_reshape([-1])?);
                 continue;
@@ -292,8 +303,7 @@ impl Reduction {
             parts.push(member.param().f_zeros_like()?.f_detach()?.f_reshape([-1])?);
         }
         let mut flat = match &parts[..] {
-            // The reduction overwrites it, and others may hold the gradient.
-            [one] => one.f_detach_copy()?,
+            [one] => one.f_detach()?,
             several => Tensor::f_cat(several, 0)?,
         };
         drop(parts);
@@ -305,6 +315,15 @@ impl Reduction {
         let work = self.group.reduce_async(&mut flat, bucket.owner, ReduceOp::Sum)?;
         pass.under_way.push_back((number, flat, work));
         Ok(())
+    }
+
+    /// Whether another bucket may be under way.
+    fn has_room(&self, number: usize) -> bool {
+        let Some(pass) = &self.pass else { return true };
+        let of_flat = |(_, flat, _): &(usize, Tensor, Work)| bytes_of(flat);
+        let own: usize = self.buckets[number].members.iter().map(|member| bytes_of(member.param())).sum();
+        let bytes = pass.under_way.iter().map(of_flat).sum::<usize>().saturating_add(own);
+        pass.under_way.len() < AT_ONCE || (pass.under_way.len() < SMALL_AT_ONCE && bytes <= self.bytes)
     }
 
     fn wait_for_first(&mut self) {

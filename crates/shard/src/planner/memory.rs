@@ -4,15 +4,10 @@ use super::workload::ELEMENT;
 use super::{Cluster, Place, Workload};
 use crate::deepspeed::ZeroStage;
 
-/// Buckets of gradients and of new parameters.
-const BUCKET: f64 = 25.0 * 1024.0 * 1024.0;
-/// How many broadcasts of new parameters are under way.
-const BROADCASTS: f64 = 4.0;
-/// What a unit takes in the backward pass of stage 3, counted over Gloo: its parameters as they were received and as they are
-/// used, and those of the next one;
-const GATHERED: f64 = 3.0;
-/// its gradients as they are computed, collected and sent, and those of the unit before.
-const REDUCED: f64 = 4.6;
+/// What a unit takes in the backward pass of stage 3, counted over Gloo: its parameters, and those of the next one;
+const GATHERED: f64 = 2.0;
+/// its gradients as they are computed and sent, those of the unit before, and those of activations.
+const REDUCED: f64 = 4.4;
 /// The same on one rank, where nothing is sent.
 const ALONE: [f64; 2] = [2.0, 2.9];
 
@@ -29,10 +24,9 @@ struct Stage {
     always: f64,
     /// Gradients that a pass leaves.
     gradients: f64,
-    /// Besides, at the end of the forward pass, within the backward pass and after the step.
+    /// Besides, at the end of the forward pass and within the backward pass.
     forward: f64,
     backward: f64,
-    step: f64,
     names: &'static str,
 }
 
@@ -43,8 +37,7 @@ impl Stage {
         let state = workload.state_bytes * workload.elements();
         // Gradients have as many bytes as parameters.
         let buckets = if is_alone { 0.0 } else { parameters };
-        let broadcasts = if is_alone { 0.0 } else { (BROADCASTS * BUCKET).min(parameters) };
-        let nothing = Self { always: 0.0, gradients: parameters, forward: 0.0, backward: 0.0, step: 0.0, names: "" };
+        let nothing = Self { always: 0.0, gradients: parameters, forward: 0.0, backward: 0.0, names: "" };
         match stage {
             ZeroStage::Disabled => {
                 let names = if is_alone { "parameters + state" } else { "parameters + state + buckets" };
@@ -52,13 +45,13 @@ impl Stage {
             }
             ZeroStage::OptimizerStates => {
                 let always = parameters + state / ranks + buckets;
-                Self { always, step: broadcasts, names: "parameters + state / N + buckets", ..nothing }
+                Self { always, names: "parameters + state / N + buckets", ..nothing }
             }
             ZeroStage::Gradients => Self {
                 always: parameters + state / ranks,
                 gradients: parameters / ranks,
-                backward: (2.0 * BUCKET).min(parameters),
-                step: broadcasts,
+                // Two large gradients on their way, and one that is computed.
+                backward: ELEMENT * workload.largest(),
                 names: "parameters + state / N",
                 ..nothing
             },
@@ -85,14 +78,14 @@ pub(super) fn of(workload: &Workload, cluster: &Cluster, stage: ZeroStage, place
     let own_rows = ELEMENT * workload.elements() / ranks;
     let activations = if recomputes { workload.recomputed } else { workload.kept };
     let (is_stage_3, bytes) = (stage == ZeroStage::Parameters, Stage::of(stage, workload, cluster));
-    let Stage { always, gradients, forward, backward, step, names } = bytes;
+    let Stage { always, gradients, forward, backward, names } = bytes;
     // An accumulator keeps whole gradients from one micro-batch to the next.
     let carried = if workload.micro_batches > 1 { ELEMENT * workload.elements() } else { 0.0 };
     // The backward pass begins with nearly all activations, and ends with all gradients.
     let done = (2.0 / workload.units.len() as f64).min(1.0);
     let held = carried.max(gradients);
     let begins = carried.max(done * held) + (1.0 - done) * activations + backward;
-    let peak = (carried + activations + forward).max(begins).max(held + backward).max(gradients + step);
+    let peak = (carried + activations + forward).max(begins).max(held + backward);
     // With a device that has a host: means of gradients on their way there, and pinned until the pass ends.
     let has_host = cluster.host.is_some();
     let on_their_way = if has_host { 2.0 * ELEMENT * workload.largest() / ranks } else { 0.0 };

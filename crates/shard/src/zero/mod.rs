@@ -111,8 +111,9 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         Ok(Self { id, group, ownership, own, buckets, params, link: Link::default() })
     }
 
-    /// Sets how many bytes of parameters are sent in one broadcast at most; 25 MiB by default. A larger parameter is
-    /// sent alone. Four broadcasts are under way at a time, for which a rank needs memory. Every rank calls it.
+    /// Sets how many bytes of parameters are sent in one broadcast at most; 25 MiB by default. A parameter of
+    /// 1 MiB and more is sent alone, and received where it is. Four broadcasts are under way at a time; those of small
+    /// parameters need memory. Every rank calls it.
     ///
     /// # Errors
     /// [`ShardError::RanksDisagree`] on every rank, when they are given different numbers. [`ShardError::Ddp`] when a

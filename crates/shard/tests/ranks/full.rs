@@ -43,8 +43,11 @@ impl Sharded {
     }
 
     /// `part`: which of how many parts this rank has.
-    pub fn over(mut builder: FullyShardedBuilder, seed: i64, units: &[usize], part: (usize, usize)) -> Result<Self> {
-        let model = Model::new(seed);
+    pub fn over(builder: FullyShardedBuilder, seed: i64, units: &[usize], part: (usize, usize)) -> Result<Self> {
+        Self::of(Model::new(seed), builder, units, part)
+    }
+
+    fn of(model: Model, mut builder: FullyShardedBuilder, units: &[usize], part: (usize, usize)) -> Result<Self> {
         let units = (0..4)
             .map(|number| match units.contains(&number) {
                 true => Ok(Some(builder.unit(&format!("layer{number}"), model.layer_parameters(number))?)),
@@ -113,6 +116,7 @@ enum Adding {
 struct Way {
     name: &'static str,
     build: Build,
+    model: fn(i64) -> Model,
     units: &'static [usize],
     micro_batches: usize,
     adding: Adding,
@@ -124,6 +128,7 @@ struct Way {
 const WAY: Way = Way {
     name: "",
     build: sgd,
+    model: Model::new,
     units: &[1, 2],
     micro_batches: 1,
     adding: Adding::Exchanged,
@@ -143,8 +148,24 @@ pub fn training(meeting: &Meeting) -> Result<()> {
         Way { name: "AdamW, one unit", build: adamw, units: &[], ..WAY },
         Way { name: "AdamW, kept after the forward", build: adamw, reshards: false, ..WAY },
         Way { name: "AdamW, not prefetched", build: adamw, prefetches: false, ..WAY },
+        Way { name: "SGD, large parameters", model: Model::large, ..WAY },
+        Way { name: "SGD, large parameters, uneven", model: Model::large_uneven, micro_batches: 2, ..WAY },
         Way { name: "SGD, accumulated with exchange", micro_batches: 3, ..WAY },
         Way { name: "SGD, accumulated without exchange", micro_batches: 3, adding: Adding::Held, ..WAY },
+        Way {
+            name: "SGD, large parameters, accumulated without exchange",
+            model: Model::large,
+            micro_batches: 3,
+            adding: Adding::Held,
+            ..WAY
+        },
+        Way {
+            name: "SGD, large parameters, accumulator",
+            model: Model::large,
+            micro_batches: 3,
+            adding: Adding::Accumulator,
+            ..WAY
+        },
         Way { name: "AdamW, accumulator", build: adamw, micro_batches: 3, adding: Adding::Accumulator, ..WAY },
         Way { name: "AdamW, clipped", build: adamw, max_norm: Some(0.5), ..WAY },
         Way {
@@ -169,8 +190,9 @@ fn trains(group: &ProcessGroup, way: Way) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     // Every rank starts with other values, and gets rank 0's.
     let options = |builder: FullyShardedBuilder| builder.reshard_after_forward(way.reshards).prefetch(way.prefetches);
-    let sharded = Sharded::with(group, 1 + rank as i64, way.units, options)?;
-    let alone = Model::new(1);
+    let builder = options(FullyShardedDataParallel::builder(group)?);
+    let sharded = Sharded::of((way.model)(1 + rank as i64), builder, way.units, (rank, ranks))?;
+    let alone = (way.model)(1);
     let mut opt = sharded.fsdp.optimizer(way.build)?;
     let mut single = (way.build)((&alone.vs).into_parameters())?;
     sharded.close_to(&alone).context("after the first broadcast")?;

@@ -1,6 +1,7 @@
 //! ZeRO-3 within groups of ranks, and replicas over them.
 
 use anyhow::{Context, Result, ensure};
+use overdrive_accum::{Accumulator, Samples};
 use overdrive_core::{IntoParameters, Optimizer, Stateful};
 use overdrive_ffi::set_grad;
 use overdrive_shard::{DeviceMesh, FullyShardedDataParallel, ShardError};
@@ -8,10 +9,30 @@ use tch::Tensor;
 
 use crate::full::{Opt, Sharded};
 use crate::harness::Meeting;
-use crate::model::{DOUBLE, Model, close, data, large_batch, step_alone, tensors};
+use crate::model::{DOUBLE, Model, SAMPLES, close, data, large_batch, step_alone, tensors};
 use crate::zero::adamw;
 
 const STEPS: usize = 50;
+
+/// Windows that one rank closes with nothing: it takes part in the others' passes, whose units are ready before its own.
+pub fn with_nothing(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let (rank, ranks) = (group.rank(), group.size());
+    let mesh = DeviceMesh::new(&group, &[("replicate", 2), ("shard", 2)])?;
+    let builder = FullyShardedDataParallel::hybrid(&mesh, "replicate", "shard")?;
+    let sharded = Sharded::over(builder, 1, &[0, 1, 2, 3], (mesh.coordinate()[1], 2))?;
+    let (alone, opt) = (Model::new(1), sharded.fsdp.optimizer(adamw)?);
+    for step in 0..4 {
+        let mut accum = Accumulator::new(1)?.with_sync(&sharded.fsdp);
+        let loss = sharded.loss(&data(step, 0, rank))?;
+        let nothing = step % ranks;
+        accum.backward(&opt, &loss, Samples(if rank == nothing { 0 } else { SAMPLES }), true)?;
+        let parts: Vec<_> = (0..ranks).filter(|other| *other != nothing).map(|other| data(step, 0, other)).collect();
+        let (inputs, targets): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        alone.loss(&(Tensor::cat(&inputs, 0), Tensor::cat(&targets, 0))).backward();
+    }
+    sharded.gradients_close_to(&alone)
+}
 
 /// Sharded over pairs of 4 ranks, or over all or none of them, and replicated over the rest.
 pub fn scenario(meeting: &Meeting) -> Result<()> {

@@ -2,6 +2,7 @@
 //! scenario. Each run has a time limit, after which its processes are killed and the test fails; nothing else is timed.
 
 mod beside_python;
+mod counted;
 mod deepspeed;
 mod deepspeed_full;
 mod edges;
@@ -9,6 +10,7 @@ mod full;
 mod full_accumulated;
 mod full_agreed;
 mod full_beside_python;
+mod full_buffers;
 mod full_changed;
 mod full_edges;
 mod full_failures;
@@ -39,6 +41,7 @@ mod resharded_wrappers;
 mod saved;
 mod sharded;
 mod sharded_failures;
+mod shared_gradients;
 mod zero;
 
 use std::process::ExitCode;
@@ -87,10 +90,13 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_order", full::order),
     ("full_random", full_random::scenario),
     ("full_hybrid", full_hybrid::scenario),
+    ("full_hybrid_nothing", full_hybrid::with_nothing),
     ("full_forward", full_failures::forward),
     ("full_backward", full_failures::backward_passes),
     ("full_steps", full_failures::steps),
     ("full_refusals", full_refusals::scenario),
+    ("counted", counted::scenario),
+    ("shared_gradients", shared_gradients::scenario),
     ("full_large", full_memory::scenario),
     ("full_on_disk", full_memory::on_disk),
     ("full_offload", full_offload::scenario),
@@ -109,6 +115,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_whole", full_state::whole),
     ("full_optimizers", full_state::optimizers),
     ("full_saved", full_state::saved),
+    ("full_buffers", full_buffers::scenario),
     ("full_beside_python", full_beside_python::scenario),
     ("saved", saved::scenario),
     ("resharded_stages", resharded::stages),
@@ -138,6 +145,9 @@ fn main() -> Result<ExitCode> {
         ("zero_of_4_equals_the_large_batch", "zero", 4),
         ("zero_of_2_keeps_half_of_the_state_on_a_rank", "zero_memory", 2),
         ("zero_of_4_keeps_a_quarter_of_the_state_on_a_rank", "zero_memory", 4),
+        ("gradients_that_share_memory_are_averaged_apart_by_2", "shared_gradients", 2),
+        ("gradients_that_share_memory_are_averaged_apart_by_3", "shared_gradients", 3),
+        ("stages_of_4_take_their_share_of_memory", "counted", 4),
         ("zero_of_4_with_two_parameters", "zero_few_parameters", 4),
         ("zero_of_4_resumes_to_the_bit_from_parts_and_from_the_whole", "zero_resume", 4),
         ("zero_refuses_what_differs_or_fails_on_a_rank_on_all", "zero_refusals", 3),
@@ -176,6 +186,7 @@ fn main() -> Result<ExitCode> {
         ("full_units_are_gathered_ahead_in_the_order_of_the_last_pass", "full_order", 2),
         ("full_shards_of_3_through_random_passes_and_failures", "full_random", 3),
         ("full_shards_over_pairs_of_4_equal_the_large_batch", "full_hybrid", 4),
+        ("replicas_of_full_shards_close_with_nothing", "full_hybrid_nothing", 4),
         ("full_forward_that_fails_on_a_rank_fails_on_all", "full_forward", 3),
         ("full_backward_that_fails_on_a_rank_fails_on_all", "full_backward", 3),
         ("full_step_that_fails_on_a_rank_fails_on_all", "full_steps", 3),
@@ -220,6 +231,7 @@ fn main() -> Result<ExitCode> {
         |name: &str, run: Run| Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
     trials.push(alone("a_checkpoint_of_each_rank_resumes_to_the_bit", saved::run));
     trials.push(alone("full_shards_of_each_rank_resume_to_the_bit", full_state::run));
+    trials.push(alone("buffers_of_full_shards_are_each_rank_s_and_saved", full_buffers::run));
     for (name, run) in resharded::TESTS {
         trials.push(alone(name, *run));
     }

@@ -20,12 +20,27 @@ pub struct Model {
 
 impl Model {
     pub fn new(seed: i64) -> Self {
+        Self::of(seed, &[[5, 16], [16, 12], [12, 8], [8, 3]])
+    }
+
+    /// One whose second layer has a weight of over 1 MiB, which is exchanged by itself, in rows that 2, 3 and 4 ranks share
+    /// evenly.
+    pub fn large(seed: i64) -> Self {
+        Self::of(seed, &[[5, 400], [400, 336], [336, 8], [8, 3]])
+    }
+
+    /// The same in rows that they do not share evenly.
+    pub fn large_uneven(seed: i64) -> Self {
+        Self::of(seed, &[[5, 400], [400, 331], [331, 8], [8, 3]])
+    }
+
+    fn of(seed: i64, layers: &[[i64; 2]; 4]) -> Self {
         tch::manual_seed(seed);
         let mut vs = nn::VarStore::new(Device::Cpu);
         let layer = |(number, &[inputs, outputs]): (usize, &[i64; 2])| {
             nn::linear(vs.root() / format!("layer{number}"), inputs, outputs, Default::default())
         };
-        let layers = [[5, 16], [16, 12], [12, 8], [8, 3]].iter().enumerate().map(layer).collect();
+        let layers = layers.iter().enumerate().map(layer).collect();
         vs.double();
         Self { vs, layers }
     }

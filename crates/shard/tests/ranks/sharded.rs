@@ -31,14 +31,22 @@ enum Adding {
 struct Way {
     name: &'static str,
     build: Build,
+    model: fn(i64) -> Model,
     micro_batches: usize,
     adding: Adding,
     max_norm: Option<f64>,
     bucket: usize,
 }
 
-const WAY: Way =
-    Way { name: "", build: sgd, micro_batches: 1, adding: Adding::Exchanged, max_norm: None, bucket: 25 << 20 };
+const WAY: Way = Way {
+    name: "",
+    build: sgd,
+    model: Model::new,
+    micro_batches: 1,
+    adding: Adding::Exchanged,
+    max_norm: None,
+    bucket: 25 << 20,
+};
 
 pub fn training(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
@@ -47,6 +55,15 @@ pub fn training(meeting: &Meeting) -> Result<()> {
         Way { name: "AdamW in two groups", build: adamw, ..WAY },
         Way { name: "AdamW, each gradient sent alone", build: adamw, bucket: 1, ..WAY },
         Way { name: "AdamW in buckets of 1 KiB", build: adamw, bucket: 1 << 10, ..WAY },
+        Way { name: "SGD, large gradients", model: Model::large, ..WAY },
+        Way { name: "SGD, large gradients, accumulated with exchange", model: Model::large, micro_batches: 2, ..WAY },
+        Way {
+            name: "SGD, large gradients, accumulator",
+            model: Model::large,
+            micro_batches: 2,
+            adding: Adding::Accumulator,
+            ..WAY
+        },
         Way { name: "SGD, accumulated with exchange", micro_batches: 3, bucket: 1 << 10, ..WAY },
         Way { name: "SGD, accumulated without exchange", micro_batches: 3, adding: Adding::Held, ..WAY },
         Way { name: "AdamW, accumulator", build: adamw, micro_batches: 3, adding: Adding::Accumulator, ..WAY },
@@ -69,14 +86,14 @@ pub fn training(meeting: &Meeting) -> Result<()> {
 fn trains(group: &ProcessGroup, way: &Way) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     // Every rank starts with other values, and gets rank 0's.
-    let (model, alone) = (Model::new(1 + rank as i64), Model::new(1));
+    let (model, alone) = ((way.model)(1 + rank as i64), (way.model)(1));
     let mut opt = ZeroRedundancyOptimizer::new(&model.vs, group, way.build)?;
     let sharded = ShardedDataParallel::with_bucket_bytes(&mut opt, way.bucket)?;
     let mut single = (way.build)((&alone.vs).into_parameters())?;
     close(&model.values(), &alone.values()).context("after the first broadcast")?;
     // Two numbers have one sum in any order: then steps are those of `DistributedDataParallel` to the bit.
     let is_plain = way.micro_batches == 1 && way.max_norm.is_none() && ranks <= 2;
-    let whole = Model::new(1);
+    let whole = (way.model)(1);
     let ddp = DistributedDataParallel::new(&whole.vs, group)?;
     let mut plain = (way.build)((&whole.vs).into_parameters())?;
     for step in 0..STEPS {

@@ -32,13 +32,14 @@ fn lookahead(params: Vec<Parameter>) -> Result<Box<dyn Optimizer>, OptimizerErro
 struct Way {
     name: &'static str,
     build: Build,
+    model: fn(i64) -> Model,
     micro_batches: usize,
     max_norm: Option<f64>,
     /// Bytes of a broadcast.
     bucket: usize,
 }
 
-const WAY: Way = Way { name: "", build: sgd, micro_batches: 1, max_norm: None, bucket: 25 << 20 };
+const WAY: Way = Way { name: "", build: sgd, model: Model::new, micro_batches: 1, max_norm: None, bucket: 25 << 20 };
 
 /// 50 steps of each way are those of one process; and to the bit those of `DistributedDataParallel` with the whole
 /// optimizer on each rank.
@@ -49,6 +50,7 @@ pub fn training(meeting: &Meeting) -> Result<()> {
         Way { name: "AdamW in two groups", build: adamw, ..WAY },
         Way { name: "AdamW, each parameter sent alone", build: adamw, bucket: 1, ..WAY },
         Way { name: "AdamW in buckets of 1 KiB", build: adamw, bucket: 1 << 10, ..WAY },
+        Way { name: "AdamW, large parameters", build: adamw, model: Model::large, ..WAY },
         Way { name: "SGD, accumulated", micro_batches: 3, ..WAY },
         Way { name: "AdamW, clipped", build: adamw, max_norm: Some(0.5), ..WAY },
         Way { name: "AdamW, accumulated and clipped", build: adamw, micro_batches: 2, max_norm: Some(0.5), ..WAY },
@@ -62,9 +64,9 @@ pub fn training(meeting: &Meeting) -> Result<()> {
 
 fn trains(group: &ProcessGroup, way: &Way) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
-    let sharded = Model::new(1 + rank as i64); // `DistributedDataParallel` gives all rank 0's values
-    let whole = Model::new(1);
-    let alone = Model::new(1);
+    let sharded = (way.model)(1 + rank as i64); // `DistributedDataParallel` gives all rank 0's values
+    let whole = (way.model)(1);
+    let alone = (way.model)(1);
     let ddp = DistributedDataParallel::new(&sharded.vs, group)?;
     let whole_ddp = DistributedDataParallel::new(&whole.vs, group)?;
     let mut zero = ZeroRedundancyOptimizer::new(&sharded.vs, group, way.build)?.bucket_bytes(way.bucket)?;

@@ -170,6 +170,7 @@ fn main() -> Result<ExitCode> {
         ranks::failures::those_that_live_go_on_in_a_new_group,
         ranks::failures::a_stalled_rank_times_out_where_the_host_waits,
         ranks::failures::a_stalled_rank_ends_the_others_where_the_device_waits,
+        ranks::failures::a_frozen_rank_that_serves_the_store_ends_the_others,
         ranks::failures::a_cut_link_times_out_where_the_host_waits,
         ranks::failures::a_mismatch_is_told_to_every_rank_that_verifies,
         ranks::failures::a_mismatch_without_verifying_is_found_by_the_fake,

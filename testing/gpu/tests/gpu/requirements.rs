@@ -135,6 +135,7 @@ const GPUS: &[(&str, i64)] = &[
     ("ranks::groups_are_split_into_parts", 4),
     ("ranks::failures::a_stalled_rank_times_out_where_the_host_waits", 3),
     ("ranks::failures::a_stalled_rank_ends_the_others_where_the_device_waits", 3),
+    ("ranks::failures::a_frozen_rank_that_serves_the_store_ends_the_others", 2),
     ("ranks::failures::a_mismatch_is_told_to_every_rank_that_verifies", 3),
     ("ranks::failures::a_model_that_differs_is_told_to_every_rank", 3),
     ("ranks::failures::what_is_under_way_can_be_dropped", 3),

@@ -82,7 +82,9 @@ pub struct Cli {
     /// last_call_timeout (how long an elastic run that has MIN hosts waits for more), keep_alive_interval (how often
     /// hosts report that they are alive), keep_alive_max_attempt (how many such reports a lost host has missed), is_host
     /// (whether this host is the one with rank 0), lease_timeout (with etcd: how long after the loss of the host with
-    /// rank 0 another one takes its place). Keys of torchrun's store are ignored, all others refused
+    /// rank 0 another one takes its place). For an etcd with TLS: protocol=https, cacert (file with the authority that has
+    /// signed its certificate), cert and key (files of this host's), user and password_file (or the password in
+    /// OVERDRIVE_ETCD_PASSWORD). Keys of torchrun's store are ignored, all others refused
     #[arg(long, value_name = "KEY=VALUE,..", alias = "rdzv_conf", env = "PET_RDZV_CONF", default_value = "")]
     pub rdzv_conf: String,
 
@@ -125,6 +127,31 @@ pub struct Cli {
     /// hosts
     #[arg(long, value_name = "SECONDS", alias = "failure_window", default_value = "1", allow_negative_numbers = true)]
     pub failure_window: f64,
+
+    /// Check this host before its ranks start: COMMAND, with arguments after spaces, runs as one rank for each of this host's.
+    /// A host that fails takes no part; overdrive-node-check is such a command
+    #[arg(long, value_name = "COMMAND", alias = "node_check")]
+    pub node_check: Option<String>,
+
+    /// How long --node-check may take
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        alias = "node_check_timeout",
+        default_value = "300",
+        allow_negative_numbers = true
+    )]
+    pub node_check_timeout: f64,
+
+    /// Port at which this launcher answers health checks by HTTP: 200, or 503 if the launcher or a rank that has called
+    /// overdrive_launch::heartbeat() stands still
+    #[arg(long, value_name = "PORT", alias = "health_port", env = "TORCHELASTIC_HEALTH_CHECK_PORT",
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..))]
+    pub health_port: Option<u16>,
+
+    /// How long the launcher or a rank may give no sign of life in health checks
+    #[arg(long, value_name = "SECONDS", alias = "health_timeout", default_value = "60", allow_negative_numbers = true)]
+    pub health_timeout: f64,
 
     /// Bind each rank to CPUs near its GPU: those of its NUMA node (node) or processor (socket), a share of the node's
     /// cores (exclusive), or cores of the node with a common cache (core-complex). Without GPUs the ranks are divided

@@ -48,6 +48,25 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
         .duplicate_stdout_filters(values::texts(cli.duplicate_stdout_filters.as_deref()))
         .duplicate_stderr_filters(values::texts(cli.duplicate_stderr_filters.as_deref()))
         .forward_signals();
+    if let Some(command) = &cli.node_check {
+        let mut words = command.split_ascii_whitespace();
+        let Some(program) = words.next() else {
+            return refuse("--node-check: give a command, like overdrive-node-check");
+        };
+        let Some(timeout) = values::seconds(cli.node_check_timeout).filter(|it| !it.is_zero()) else {
+            return refuse(format!(
+                "--node-check-timeout {}: give a number of seconds above 0",
+                cli.node_check_timeout
+            ));
+        };
+        launch = launch.node_check(program, words).node_check_timeout(timeout);
+    }
+    if let Some(port) = cli.health_port {
+        let Some(timeout) = values::seconds(cli.health_timeout).filter(|it| !it.is_zero()) else {
+            return refuse(format!("--health-timeout {}: give a number of seconds above 0", cli.health_timeout));
+        };
+        launch = launch.health_port(port).health_timeout(timeout);
+    }
     if let Some(folder) = &cli.log_dir {
         launch = launch.log_dir(folder);
     }
@@ -162,6 +181,9 @@ fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launc
     }
     launch = set_secret(launch, cli)?;
     let uses_etcd = is_etcd(&cli.rdzv_backend);
+    if !uses_etcd {
+        rendezvous.etcd.refuse_all()?;
+    }
     // With etcd the launchers elect node 0 and number the others as they join, so Slurm's number is not used.
     let slurm = if cli.node_rank.is_none() { values::slurm_node(nnodes)?.filter(|_| !uses_etcd) } else { None };
     if let Some(rank) = cli.node_rank.or(slurm) {
@@ -179,7 +201,7 @@ fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launc
             if let Some(port) = cli.master_port {
                 launch = launch.master_port(port);
             }
-            Ok(launch.rdzv_etcd(host, port))
+            rendezvous.etcd.set(launch.rdzv_etcd(host, port))
         }
         (None, _) if uses_etcd => {
             refuse("--rdzv-backend etcd: give etcd's host and port, like --rdzv-endpoint etcd0:2379")

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use overdrive_launch::{LaunchError, is_host};
 
+use crate::etcd::EtcdConf;
 use crate::options::refuse;
 
 /// The number of ranks on this host: a number, or how many GPUs or cores there are.
@@ -115,6 +116,7 @@ pub struct Rendezvous {
     pub keep_alive_interval: Duration,
     pub keep_alive_max_attempt: u32,
     pub is_host: Option<bool>,
+    pub etcd: EtcdConf,
 }
 
 impl Default for Rendezvous {
@@ -126,6 +128,7 @@ impl Default for Rendezvous {
             keep_alive_interval: Duration::from_secs(5),
             keep_alive_max_attempt: 3,
             is_host: None,
+            etcd: EtcdConf::default(),
         }
     }
 }
@@ -152,11 +155,12 @@ pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
                 "0" | "false" | "f" | "no" | "n" => conf.is_host = Some(false),
                 _ => return refuse(format!("--rdzv-conf {pair}: give true or false")),
             },
-            _ if IGNORED.contains(&key) => {}
+            _ if conf.etcd.takes(key, value)? || IGNORED.contains(&key) => {}
             _ => {
                 return refuse(format!(
                     "--rdzv-conf {pair}: unknown key; give join_timeout, timeout, last_call_timeout, lease_timeout, \
-                     is_host, keep_alive_interval or keep_alive_max_attempt"
+                     is_host, keep_alive_interval, keep_alive_max_attempt, or with etcd protocol, cacert, cert, key, \
+                     user or password_file"
                 ));
             }
         }

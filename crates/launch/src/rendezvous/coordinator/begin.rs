@@ -55,6 +55,10 @@ impl Decider {
                     (self.attempt, self.restarts) = (self.attempt.max(past.attempt), self.restarts.max(past.restarts));
                 }
                 self.members.admit(id, speaker, &hello);
+                if let Some(why) = hello.unfit.filter(|_| !self.members.plan.is_elastic()) {
+                    let host = hello.host;
+                    return Err(LaunchError::NodeUnfit(format!("host {host} has failed its check: {why}")));
+                }
             }
             Heard::Deposed(why) => return Err(self.depose(&why)),
             // It may connect again.

@@ -11,6 +11,8 @@ use super::super::seal::{Nonce, Seal};
 use super::super::wire::{Lines, Reader, Speaker};
 use super::*;
 use crate::error::RankFailure;
+use crate::output::Console;
+use crate::plan::Plan;
 
 /// Only stops tests that hang.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -33,6 +35,7 @@ fn decider(plan: &Plan) -> (Decider, Sender<Heard>) {
         begun: false,
         expected: None,
         lease: None,
+        health: Arc::default(),
         listener: TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(),
         deposed: false,
         port: None,
@@ -194,7 +197,7 @@ fn a_node_that_does_not_end_its_ranks_in_time_is_told_so() {
 fn a_deposed_node_zero_leaves_the_others_before_it_waits_for_etcd() {
     // Connections are made, but nothing is answered.
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let etcd = Etcd::new("127.0.0.1", silent.local_addr().unwrap().port(), LIMIT);
+    let etcd = Etcd::new("127.0.0.1", silent.local_addr().unwrap().port(), Default::default(), LIMIT);
     let plan = plan(2, LIMIT);
     let (mut decider, heard) = decider(&plan);
     let lease = Lease { etcd, id: "7".to_owned(), time: LIMIT, renewed: Instant::now() };

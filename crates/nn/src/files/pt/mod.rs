@@ -1,5 +1,6 @@
 //! Reads the state dicts that `torch.save` has written, without running any code.
 
+mod chunks;
 mod dcp;
 mod pickle;
 mod reader;
@@ -72,9 +73,13 @@ fn zipped(bytes: &[u8]) -> Result<(Pickle, Storages), Bad> {
         }
         let too_large = || Bad::Damaged(format!("{name} is larger than the file"));
         left = left.checked_sub(file.size()).ok_or_else(too_large)?;
-        let (size, mut data) = (file.size(), Vec::new());
+        let (size, expected, mut data) = (file.size(), file.crc32(), Vec::new());
         file.take(size).read_to_end(&mut data).map_err(|error| Bad::Damaged(format!("{name}: {error}")))?;
-        Ok::<_, Bad>(data)
+        // 0 where PyTorch was told not to compute it (`torch.serialization.set_crc32_options`).
+        match crc32fast::hash(&data) {
+            found if expected == 0 || found == expected => Ok(data),
+            found => damaged(format!("{name} has the checksum {found:08x} in place of {expected:08x}")),
+        }
     };
     let value = pickle::read(&file(pickle)?, Holds::Tensors)?;
     if order.map(|order| file(&order)).transpose()?.is_some_and(|order| order != b"little") {
@@ -172,6 +177,7 @@ impl Entries {
             }
             Value::Global(global) => return Err(Bad::Refused(format!("`{global}`"))),
             Value::Class(class) => return Err(Bad::Refused(format!("{class:?}"))),
+            Value::Other(name) => return Err(Bad::Refused(format!("`{name}`"))),
             Value::Kind(_) | Value::Storage(_) | Value::Mark | Value::Shared(_) => {
                 return Err(Bad::Refused("a storage without a tensor".to_owned()));
             }

@@ -29,6 +29,8 @@ pub(super) enum Value {
     Global(Global),
     /// A class of the metadata of `torch.distributed.checkpoint`; its objects are dicts of their fields.
     Class(Class),
+    /// Something else that is named in such metadata, a dtype that tch lacks for instance; it is not used.
+    Other(Rc<str>),
     /// Where a container begins.
     Mark,
     /// A container, by its place in the list of those. So values are small and flat while the pickle is read, and a
@@ -138,6 +140,10 @@ impl Value {
             }
             if let Some((_, kind)) = DTYPES.iter().find(|(own, _)| *own == name) {
                 return Ok(Self::Kind(*kind));
+            }
+            // Of an entry that is not wanted, perhaps; calls of it are refused.
+            if name.strip_prefix("torch.").is_some_and(|rest| !rest.contains('.')) {
+                return Ok(Self::global(name).unwrap_or_else(|_| Self::Other(name.into())));
             }
         }
         Self::global(name)

@@ -210,8 +210,10 @@ impl<'a> Reader<'a> {
             return Ok(());
         }
         let fields = match &state {
-            Value::Shared(place) => match self.containers.get(*place) {
-                Some(Value::Dict(fields)) => fields.clone(),
+            // Taken, not copied: an object that is its own state would double again and again. Python's objects do not share
+            // their states.
+            Value::Shared(place) => match self.containers.get_mut(*place) {
+                Some(Value::Dict(fields)) => std::mem::take(fields),
                 _ => vec![(Value::Text("state".into()), state.clone())],
             },
             _ => return damaged("it holds an object whose state is no container"),
@@ -249,6 +251,9 @@ impl<'a> Reader<'a> {
         if let Value::Class(_) = function {
             self.share(Value::Dict(vec![(Value::Text("arguments".into()), arguments)]));
             return Ok(());
+        }
+        if let Value::Other(name) = function {
+            return Err(Bad::Refused(format!("`{name}`")));
         }
         let Value::Global(function) = function else { return damaged("it holds a call of no function") };
         let arguments = self.tuple(&arguments)?;

@@ -15,7 +15,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::PATIENCE;
 use super::port::free_port;
@@ -40,13 +40,22 @@ const SIGABRT: i32 = 6;
 const ENDED: &str = "ended by the watchdog";
 
 fn begin(size: usize, case: &str, what: &str, pause: &str) -> Result<(tempfile::TempDir, Vec<Running>)> {
+    // Without these two, ranks that meet in a file would wait for an absent one without a limit.
+    let limited = [(DUMP_PAUSE, pause), ("TORCH_NCCL_USE_COMM_NONBLOCKING", "1"), (FIRST_LIMIT, "2")];
+    begin_with(size, case, what, &limited[..if what == "file" { 3 } else { 1 }])
+}
+
+fn begin_with(
+    size: usize,
+    case: &str,
+    what: &str,
+    variables: &[(&str, &str)],
+) -> Result<(tempfile::TempDir, Vec<Running>)> {
     let folder = tempfile::tempdir()?;
     let arguments = vec![case.to_owned(), what.to_owned()];
     let rank = |rank| {
         let meeting = Meeting { rank, size, file: folder.path().join("meet"), arguments: arguments.clone() };
-        // Without these two, ranks that meet in a file would wait for an absent one without a limit.
-        let limited = [(DUMP_PAUSE, pause), ("TORCH_NCCL_USE_COMM_NONBLOCKING", "1"), (FIRST_LIMIT, "2")];
-        start("failures", &meeting, &limited[..if what == "file" { 3 } else { 1 }])
+        start("failures", &meeting, variables)
     };
     let ranks = (0..size).map(rank).collect::<Result<_>>()?;
     Ok((folder, ranks))
@@ -208,11 +217,27 @@ pub fn a_cut_link_times_out_where_the_host_waits() -> Result<()> {
 /// The watchdog ends the process: nobody else could end the host's wait for the device.
 pub fn a_stalled_rank_ends_the_others_where_the_device_waits() -> Result<()> {
     let since = Instant::now();
-    let (_folder, mut ranks) = begin(SIZE, "stalls", "read", AT_ONCE)?;
-    let last = ranks.pop().context("no rank")?;
-    let mut stalled = ranks.pop().context("no rank")?;
-    let first = ranks.pop().context("no rank")?;
-    for running in [first, last] {
+    let (_folder, ranks) = begin(SIZE, "stalls", "read", AT_ONCE)?;
+    the_others_end(ranks, 1, since)
+}
+
+/// libtorch waits without a limit for a store that does not answer, and its watchdog waits for whoever asks the store, or
+/// asks itself.
+pub fn a_frozen_rank_that_serves_the_store_ends_the_others() -> Result<()> {
+    for propagates in ["0", "1"] {
+        let since = Instant::now();
+        // The store is asked at once.
+        let often = [("TORCH_NCCL_COORD_CHECK_MILSEC", "10"), ("TORCH_NCCL_PROPAGATE_ERROR", propagates)];
+        let variables = [&[(DUMP_PAUSE, AT_ONCE)], &often[..]].concat();
+        let (_folder, ranks) = begin_with(2, "frozen", &free_port().to_string(), &variables)?;
+        the_others_end(ranks, 0, since)?;
+    }
+    Ok(())
+}
+
+fn the_others_end(mut ranks: Vec<Running>, stalled: usize, since: Instant) -> Result<()> {
+    let mut stalled = ranks.remove(stalled);
+    for running in ranks {
         let Ended { status, output, errors } = running.end(since)?;
         ensure!(status.signal() == Some(SIGABRT), "{status}\n{output}\n{errors}");
         ensure!(!output.contains("read"), "what never came was read: {output}");

@@ -9,6 +9,7 @@ use overdrive::core::{GradientSync, RankGroup, SyncError};
 use overdrive::prelude::*;
 use overdrive_ddp::{Backend, DdpError, GradBucket, InitMethod, ReduceOp, Work};
 use overdrive_fakecuda::Fake;
+use rustix::process::{Signal, getpid, kill_process};
 
 use super::super::PATIENCE;
 use super::super::processes::Meeting;
@@ -167,6 +168,9 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             .context("it met")?;
         return leave(meeting, name(&error));
     }
+    if case == "frozen" {
+        return freezes(meeting, what.parse()?);
+    }
     let mut rank = Rank::new(meeting, case.starts_with("verified"), what)?;
     match case.as_str() {
         "dead" if meeting.rank == 1 => std::process::abort(),
@@ -210,6 +214,27 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         "rebuilt" => goes_on_without_a_rank(&mut rank, meeting),
         _ => anyhow::bail!("{case}"),
     }
+}
+
+/// Rank 0, which serves the store, freezes when the program of the other asks the store nothing any more.
+fn freezes(meeting: &Meeting, port: u16) -> Result<()> {
+    let (rank, world_size) = (meeting.rank, meeting.size);
+    let method = InitMethod::Tcp { host: "127.0.0.1".to_owned(), port, rank, world_size };
+    let group = ProcessGroup::builder(Backend::Nccl).timeout(PATIENCE).cuda_device(rank).init(&method)?;
+    let mut sum = Tensor::ones([8], (Kind::Float, Device::Cuda(rank)));
+    group.all_reduce(&mut sum, ReduceOp::Avg)?;
+    ensure!(sum.double_value(&[7]) == 1.0, "{sum}");
+    group.set_timeout(SHORT)?;
+    tell(meeting, "met")?;
+    if rank == 0 {
+        while !told_at(&meeting.file, 1).exists() {
+            std::thread::sleep(PAUSE);
+        }
+        kill_process(getpid(), Signal::STOP)?;
+    }
+    group.all_reduce(&mut sum, ReduceOp::Sum)?;
+    println!("read {sum}");
+    Ok(())
 }
 
 /// Rank 1 runs another collective, or one of another shape.

@@ -1,0 +1,42 @@
+//! Rows of Parquet files.
+
+use std::path::Path;
+
+use anyhow::Result;
+use overdrive_dataload::{FieldKind, ParquetDataset, Row, Value};
+
+use super::rows::{names, sample};
+use super::{Source, all, open_shards};
+
+pub fn open(path: &Path) -> Result<Source> {
+    let dataset = open_shards(path, ParquetDataset::from_files, ParquetDataset::open)?;
+    let columns: Vec<String> = dataset.fields().map(|field| field.name().to_owned()).collect();
+    let named = names(&columns);
+    let total = Some(dataset.rows() as u64);
+    // The reader fills nulls. What they are filled with tells them from values: where two fillings differ, there is none.
+    let fillable = |kind: &FieldKind| matches!(kind, FieldKind::Bytes) || matches!(kind, FieldKind::Number(_));
+    let nullable = dataset.fields().filter(|field| field.nullable() && field.lists() == 0 && fillable(field.kind()));
+    let nullable: Vec<_> = nullable.map(|field| (field.name().to_owned(), field.kind().clone())).collect();
+    let filled = |number: f64, text: &[u8]| {
+        nullable.iter().try_fold(dataset.clone(), |dataset, (column, kind)| match kind {
+            FieldKind::Number(_) => dataset.fill_null(column, number),
+            _ => dataset.fill_null_bytes(column, text),
+        })
+    };
+    let pairs = all(filled(0.0, b"")?).zip(all(filled(1.0, b"null")?));
+    let samples = pairs.enumerate().map(move |(index, (row, other))| {
+        let (row, other) = (row?, other?);
+        sample(&row, index, &named, |column| differ(&row, &other, column))
+    });
+    Ok(Source { total, samples: Box::new(samples) })
+}
+
+fn differ(row: &Row, other: &Row, column: &str) -> bool {
+    match (row.get(column), other.get(column)) {
+        (Some(Value::Int(one)), Some(Value::Int(other))) => one != other,
+        // A value that is not a number is equal to itself here.
+        (Some(Value::Float(one)), Some(Value::Float(other))) => one.to_bits() != other.to_bits(),
+        (Some(Value::Bytes(one)), Some(Value::Bytes(other))) => one != other,
+        _ => false,
+    }
+}

@@ -1,0 +1,92 @@
+//! Files of tokens: Megatron's with an index, and nanoGPT's without.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use overdrive_dataload::{IndexedTokensWriter, TokenDtype, TokenWriter};
+
+use super::{Refused, Target};
+use crate::cli::{ConvertOptions, TokenType};
+use crate::format::Format;
+use crate::sample::{Sample, TOKENS};
+
+pub enum Tokens {
+    Plain(TokenWriter),
+    Indexed(IndexedTokensWriter),
+}
+
+impl Tokens {
+    pub fn create(options: &ConvertOptions, format: Format) -> Result<Self> {
+        let dtype = match options.token_dtype {
+            TokenType::Uint8 => TokenDtype::Uint8,
+            TokenType::Uint16 => TokenDtype::Uint16,
+            TokenType::Int32 => TokenDtype::Int32,
+            TokenType::Int64 => TokenDtype::Int64,
+        };
+        if format == Format::Tokens {
+            return Ok(Self::Plain(TokenWriter::create(&options.dst, dtype)?));
+        }
+        for file in pair(&options.dst) {
+            if file.symlink_metadata().is_ok() {
+                bail!("{} already exists: remove it, or choose another name", file.display());
+            }
+        }
+        Ok(Self::Indexed(IndexedTokensWriter::create(&options.dst, dtype)?))
+    }
+}
+
+/// Both files of an index at this path.
+fn pair(path: &Path) -> [PathBuf; 2] {
+    let prefix = match path.extension().and_then(|ending| ending.to_str()) {
+        Some("idx" | "bin") => path.with_extension(""),
+        _ => path.to_owned(),
+    };
+    ["idx", "bin"].map(|ending| PathBuf::from(format!("{}.{ending}", prefix.display())))
+}
+
+impl Target for Tokens {
+    fn write(&mut self, sample: Sample) -> Result<(), Refused> {
+        let tokens = tokens(&sample).map_err(Refused::Sample)?;
+        let named = |refused: Refused| match refused {
+            Refused::Sample(error) => Refused::Sample(error.context(format!("{}: see --token-dtype", sample.key))),
+            all => all,
+        };
+        match self {
+            Self::Plain(writer) => writer.write(&tokens).map_err(|error| named(error.into())),
+            Self::Indexed(writer) => {
+                writer.write(&tokens).map_err(|error| named(error.into()))?;
+                writer.end_document();
+                Ok(())
+            }
+        }
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        match *self {
+            Self::Plain(writer) => writer.finish()?,
+            Self::Indexed(writer) => writer.finish()?,
+        };
+        Ok(())
+    }
+}
+
+/// The integers of a sample: separated by spaces, or a list of JSON.
+fn tokens(sample: &Sample) -> Result<Vec<i64>> {
+    let is_tokens = |name: &str| TOKENS.contains(&name.strip_suffix(".json").unwrap_or(name));
+    let field = sample.fields.iter().find(|(name, _)| is_tokens(name));
+    let none = || {
+        let names: Vec<_> = sample.fields.iter().map(|(name, _)| name).collect();
+        anyhow!(
+            "{}: no field `input_ids` or `tokens` with the integers of a text, only {names:?}: text has to be tokenized \
+             first",
+            sample.key
+        )
+    };
+    let (name, content) = field.ok_or_else(none)?;
+    let bad = || format!("{}: field {name:?} is no list of integers", sample.key);
+    let text = std::str::from_utf8(content).with_context(bad)?;
+    match text.trim_start().starts_with('[') {
+        true => serde_json::from_str(text).with_context(bad),
+        false => text.split_ascii_whitespace().map(|token| token.parse().with_context(bad)).collect(),
+    }
+}

@@ -1,0 +1,112 @@
+//! Writing MDS: read by this crate and by Mosaic's streaming.
+
+use std::fs;
+use std::path::Path;
+
+use overdrive_dataload::{Dataset, IterableDataset, MdsDataset, MdsValue, MdsWriter, ShardListDataset};
+
+use crate::{fixture, sample};
+
+const COLUMNS: [(&str, &str); 7] = [
+    ("text", "str"),
+    ("class", "int"),
+    ("small", "uint8"),
+    ("bytes", "bytes"),
+    ("weight", "float32"),
+    ("info", "json"),
+    ("half", "float16"),
+];
+
+/// Writes 50 samples in shards of at most 2,000 bytes.
+fn write(folder: &Path) {
+    let mut writer = MdsWriter::create(folder, &COLUMNS).unwrap().shard_bytes(2000);
+    for i in 0..50_usize {
+        let (text, info) = (format!("text ü {i}"), format!("{{\"id\": {i}}}"));
+        let (bytes, number) = (sample(i % 9), i as f64);
+        let values = [
+            MdsValue::Str(&text),
+            MdsValue::Int(3 - i as i64),
+            MdsValue::Int(5 * i as i64),
+            MdsValue::Bytes(&bytes),
+            MdsValue::Float(number / 8.0),
+            MdsValue::Str(&info),
+            MdsValue::Float(-number),
+        ];
+        writer.write(&values).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn what_is_written_is_read_in_any_order() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path());
+    let dataset = MdsDataset::open(dir.path()).unwrap();
+    assert!(dataset.shards() > 3 && dataset.samples() == 50, "{} shards", dataset.shards());
+    assert_eq!(dataset.columns().collect::<Vec<_>>(), ["bytes", "class", "half", "info", "small", "text", "weight"]);
+    let list = ShardListDataset::new(dataset.clone()).unwrap();
+    let files = dataset.files().map(|file| fs::metadata(file).unwrap().len()).collect::<Vec<_>>();
+    assert!(files.iter().all(|&bytes| bytes <= 2000), "{files:?}");
+    for i in (0..50).rev() {
+        let found = list.get(i).unwrap();
+        assert!(matches!(found.get("text").unwrap(), MdsValue::Str(text) if text == format!("text ü {i}")));
+        assert!(matches!(found.get("class").unwrap(), MdsValue::Int(class) if class == 3 - i as i64));
+        assert!(matches!(found.get("small").unwrap(), MdsValue::Int(small) if small == 5 * i as i64));
+        assert!(matches!(found.get("weight").unwrap(), MdsValue::Float(weight) if weight == i as f64 / 8.0));
+        assert!(matches!(found.get("half").unwrap(), MdsValue::Float(half) if half == -(i as f64)));
+        assert!(matches!(found.get("info").unwrap(), MdsValue::Json(info) if info["id"] == i));
+        assert_eq!(found.raw("bytes"), Some(&*sample(i % 9)));
+    }
+}
+
+#[test]
+fn what_cannot_be_written_is_refused_by_column() {
+    let dir = tempfile::tempdir().unwrap();
+    let create = |columns: &[(&str, &str)]| MdsWriter::create(dir.path().join("new"), columns).err();
+    for (columns, part) in [
+        (&[("raw", "pil")][..], "\"raw\""),
+        (&[("x", "pkl")], "found pkl"),
+        (&[("x", "ndarray:int8")], "ndarray"),
+        (&[], "at least one"),
+        (&[("x", "int"), ("x", "str")], "another name"),
+    ] {
+        let error = create(columns).unwrap().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let mut writer = MdsWriter::create(dir.path().join("new"), &[("a", "int8"), ("b", "json")]).unwrap();
+    for (values, part) in [
+        (&[MdsValue::Int(128), MdsValue::Str("1")][..], "int8 in the column \"a\", found 128"),
+        (&[MdsValue::Int(-129), MdsValue::Str("1")], "found -129"),
+        (&[MdsValue::Float(1.0), MdsValue::Str("1")], "\"a\""),
+        (&[MdsValue::Int(1), MdsValue::Str("{")], "json in the column \"b\""),
+        (&[MdsValue::Int(1)], "2, one a column"),
+    ] {
+        let error = writer.write(values).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    writer.write(&[MdsValue::Int(-128), MdsValue::Str("[1]")]).unwrap();
+    let folder = writer.finish().unwrap();
+    assert_eq!(MdsDataset::open(&folder).unwrap().samples(), 1);
+    assert!(MdsWriter::create(&folder, &COLUMNS).err().unwrap().to_string().contains("index.json"));
+    let empty = MdsWriter::create(dir.path().join("empty"), &COLUMNS).unwrap().finish();
+    assert!(empty.unwrap_err().to_string().contains("samples"));
+}
+
+#[test]
+fn mosaic_reads_what_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path());
+    let script = fixture("mds").join("read.py");
+    let Some(found) = crate::python::python("streaming", &script, &[dir.path()]) else { return };
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let expected = (0..50_usize).map(|i| {
+        let numbers = [format!("{}", 3 - i as i64), format!("{:?}", -(i as f64)), format!("{:?}", i as f64 / 8.0)];
+        let [class, half, weight] = numbers;
+        let (bytes, small) = (hex(&sample(i % 9)), 5 * i);
+        format!(
+            "{{\"bytes\": \"{bytes}\", \"class\": {class}, \"half\": {half}, \"info\": {{\"id\": {i}}}, \
+             \"small\": {small}.0, \"text\": \"text \\u00fc {i}\", \"weight\": {weight}}}"
+        )
+    });
+    assert_eq!(found, expected.collect::<Vec<_>>());
+}
