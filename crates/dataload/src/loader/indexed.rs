@@ -74,7 +74,7 @@ where
             begin: position.batch,
             next: AtomicUsize::new(position.batch),
             workers: AtomicUsize::new(1),
-            first: OnceLock::new(),
+            shared_batches: OnceLock::new(),
         }))
     }
 
@@ -150,8 +150,9 @@ pub(super) struct IndexedEpoch<D: Lookup, C, B> {
     begin: usize,
     next: AtomicUsize,
     workers: AtomicUsize,
-    /// The first batch, if several workers read it together.
-    first: OnceLock<Option<SharedBatch<D::Sample>>>,
+    /// The batches that several workers read together: the first, if any, and those at the end that are too few for all
+    /// workers.
+    shared_batches: OnceLock<Vec<SharedBatch<D::Sample>>>,
 }
 
 impl<D, C> EpochWork<C::Batch> for IndexedEpoch<D, C, C::Batch>
@@ -160,11 +161,7 @@ where
     C: Collate<D::Sample> + 'static,
 {
     fn make(&self, cancelled: &Cancellation) -> Option<Made<C::Batch>> {
-        let begin = |number: usize| (number < self.plan.len()).then_some(number + 1);
-        let number = match self.first().filter(|_| self.help_first(cancelled)) {
-            Some(first) => first.number,
-            None => self.next.fetch_update(Relaxed, Relaxed, begin).ok()?,
-        };
+        let number = self.claim(cancelled)?;
         if self.delivered.contains(&number) {
             return Some(Made::new(number, Ok(Outcome::Delivered), None));
         }
@@ -197,23 +194,42 @@ where
     D: Lookup,
     C: Collate<D::Sample>,
 {
-    /// The first batch, if several workers read it together.
-    fn first(&self) -> Option<&SharedBatch<D::Sample>> {
-        let share = || {
-            let is_read = self.store.is_none() && self.stages.shares && !self.delivered.contains(&self.begin);
-            let draws: Vec<_> = self.plan.draws(self.begin).collect();
-            let is_shared = is_read && draws.len() > 1 && self.workers.load(Relaxed) > 1;
-            is_shared.then(|| {
-                // The worker that reads its last sample makes it.
-                self.next.store(self.begin + 1, Relaxed);
-                SharedBatch::new(self.begin, draws)
-            })
-        };
-        self.first.get_or_init(share).as_ref()
+    /// The number of the batch that this worker makes next; `None` where no batch is left.
+    fn claim(&self, cancelled: &Cancellation) -> Option<usize> {
+        let shared = self.shared_batches();
+        let made_here = |batch: &&SharedBatch<D::Sample>| self.help(batch, cancelled);
+        if let Some(first) = shared.first().filter(made_here) {
+            return Some(first.number);
+        }
+        let end = self.plan.len() - shared.len().saturating_sub(1);
+        let begin = |number: usize| (number < end).then_some(number + 1);
+        match self.next.fetch_update(Relaxed, Relaxed, begin) {
+            Ok(number) => Some(number),
+            Err(_) => shared.iter().skip(1).find(made_here).map(|batch| batch.number),
+        }
     }
 
-    /// Reads samples of the first batch with the other workers; true where this one makes it.
-    fn help_first(&self, cancelled: &Cancellation) -> bool {
+    /// The first batch, for which all workers would wait otherwise, and so many of the last ones that those between give
+    /// each worker the same number.
+    fn shared_batches(&self) -> &[SharedBatch<D::Sample>] {
+        let share = || {
+            let (workers, end) = (self.workers.load(Relaxed), self.plan.len());
+            let is_read = self.store.is_none() && self.stages.shares && !self.delivered.contains(&self.begin);
+            let batch = |number: usize| SharedBatch::new(number, self.plan.draws(number).collect());
+            let first = Some(batch(self.begin)).filter(|first| is_read && workers > 1 && first.len() > 1);
+            let Some(first) = first else { return Vec::new() };
+            self.next.store(self.begin + 1, Relaxed);
+            let left = if self.delivered.is_empty() { end.saturating_sub(self.begin + 1) % workers } else { 0 };
+            let last: Vec<_> = (end - left..end).map(batch).collect();
+            // Nobody would make a batch without samples.
+            let all_have_samples = last.iter().all(|batch| batch.len() > 0);
+            std::iter::once(first).chain(last.into_iter().filter(|_| all_have_samples)).collect()
+        };
+        self.shared_batches.get_or_init(share)
+    }
+
+    /// Reads samples of a shared batch with the other workers; true where this one makes it.
+    fn help(&self, batch: &SharedBatch<D::Sample>, cancelled: &Cancellation) -> bool {
         let read = |index: usize, place: u64| {
             let (begun, len) = (Instant::now(), self.dataset.len());
             if index >= len {
@@ -225,7 +241,7 @@ where
             let prepared = self.stages.collate.prepare(&mut sample, draw, self.epoch);
             Ok((sample, prepared))
         };
-        self.first().is_some_and(|batch| batch.help(cancelled, read))
+        batch.help(cancelled, read)
     }
 
     /// Makes a batch. Where the collate function reports only at the end which sample does not fit, the batch is made
@@ -244,7 +260,7 @@ where
         let (mut policy, mut remakes) = (self.stages.on_error, 0);
         loop {
             let origins = self.plan.draws(number).map(Origin::new).collect();
-            let shared = self.first().filter(|first| first.number == number);
+            let shared = self.shared_batches().iter().find(|batch| batch.number == number);
             let mut reader = Reader::new(self, policy, shared, origins, cancelled, &place, &indices_unfit);
             let result = guarded(
                 number,

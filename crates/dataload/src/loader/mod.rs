@@ -10,6 +10,7 @@ mod from_stream;
 mod guard;
 mod indexed;
 mod lane;
+mod mailbox;
 mod merge;
 mod num_workers;
 mod numbering;

@@ -1,4 +1,4 @@
-//! The samples of an epoch's first batch, which all workers read together: nothing else is waited for.
+//! The samples of a batch that all workers read together, because they would wait for each other otherwise.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -32,6 +32,11 @@ impl<S> SharedBatch<S> {
     pub(super) fn new(number: usize, draws: Vec<(usize, u64)>) -> Self {
         let read = Read { samples: draws.iter().map(|_| None).collect(), missing: draws.len() };
         Self { number, draws, next: AtomicUsize::new(0), read: Mutex::new(read) }
+    }
+
+    /// How many samples it has.
+    pub(super) fn len(&self) -> usize {
+        self.draws.len()
     }
 
     fn read(&self) -> MutexGuard<'_, Read<S>> {

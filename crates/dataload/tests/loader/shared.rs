@@ -1,6 +1,6 @@
-//! Workers share the first batch of an epoch.
+//! Workers share the first batch of an epoch, and the last ones.
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use overdrive_dataload::{DataError, DataLoader, Dataset, OnError};
@@ -8,24 +8,28 @@ use overdrive_dataload::{DataError, DataLoader, Dataset, OnError};
 const WORKERS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Samples of which the first `WORKERS` are given once all of them are being read.
-#[derive(Clone, Default)]
-struct Meeting(Arc<(Mutex<usize>, Condvar)>);
+/// Samples of which `WORKERS` from some index on are given once all of them are being read.
+struct Meeting {
+    samples: usize,
+    first: usize,
+    arrived: Mutex<usize>,
+    all: Condvar,
+}
 
 impl Dataset for Meeting {
     type Sample = usize;
 
     fn len(&self) -> usize {
-        8 * WORKERS
+        self.samples
     }
 
     fn get(&self, index: usize) -> Result<usize, DataError> {
-        let (arrived, all) = &*self.0;
-        if index < WORKERS {
-            let mut arrived = arrived.lock().unwrap();
+        if (self.first..self.first + WORKERS).contains(&index) {
+            let mut arrived = self.arrived.lock().unwrap();
             *arrived += 1;
-            all.notify_all();
-            let (_arrived, late) = all.wait_timeout_while(arrived, PATIENCE, |arrived| *arrived < WORKERS).unwrap();
+            self.all.notify_all();
+            let (_arrived, late) =
+                self.all.wait_timeout_while(arrived, PATIENCE, |arrived| *arrived < WORKERS).unwrap();
             if late.timed_out() {
                 return Err(DataError::other("the samples of the batch are not read together"));
             }
@@ -38,14 +42,30 @@ fn listed(samples: Vec<usize>) -> Result<Vec<usize>, DataError> {
     Ok(samples)
 }
 
+/// The batches of four workers, of which those with samples `first` to `first + WORKERS` are read together.
+fn meeting(first: usize, batches: usize, prefetch: usize) -> Result<Vec<Vec<usize>>, DataError> {
+    let meeting = Meeting { samples: batches * WORKERS, first, arrived: Mutex::default(), all: Condvar::new() };
+    let builder = DataLoader::builder(meeting).batch_size(WORKERS);
+    let loader = builder.collate(listed).num_workers(WORKERS).prefetch_factor(prefetch).build()?;
+    loader.iter().collect()
+}
+
 #[test]
 fn workers_read_the_samples_of_the_first_batch_together() -> Result<(), DataError> {
     for prefetch in [1, 2] {
-        let builder = DataLoader::builder(Meeting::default()).batch_size(WORKERS).collate(listed);
-        // With fewer batches than workers there would be fewer of these.
-        let loader = builder.num_workers(WORKERS).prefetch_factor(prefetch).build()?;
-        let batches: Vec<Vec<usize>> = loader.iter().collect::<Result<_, _>>()?;
-        assert_eq!(batches.concat(), (0..8 * WORKERS).collect::<Vec<_>>());
+        assert_eq!(meeting(0, 8, prefetch)?.concat(), (0..8 * WORKERS).collect::<Vec<_>>());
+    }
+    Ok(())
+}
+
+/// After the first batch each of four workers makes the same number alone; the rest is shared.
+#[test]
+fn workers_read_the_samples_of_the_last_batches_together() -> Result<(), DataError> {
+    for prefetch in [1, 2] {
+        for (batches, shared) in [(6, 5), (7, 5), (7, 6), (8, 5), (8, 7)] {
+            let read = meeting(shared * WORKERS, batches, prefetch)?;
+            assert_eq!(read.concat(), (0..batches * WORKERS).collect::<Vec<_>>());
+        }
     }
     Ok(())
 }
