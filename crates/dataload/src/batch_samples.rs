@@ -1,5 +1,6 @@
 //! The samples that a collate function reads for one batch.
 
+use std::any::Any;
 use std::time::{Duration, Instant};
 
 use crate::loader::draw;
@@ -82,12 +83,19 @@ impl StageTimes {
     }
 }
 
+/// What a collate function has made of one sample alone, see [`Collate::prepare`](crate::Collate).
+pub struct Prepared(pub(crate) Box<dyn Any + Send>);
+
 /// The source of a batch's samples.
 pub(crate) trait Feed<S> {
     /// How many samples the batch has as long as none is bad.
     fn len(&self) -> usize;
     /// The next good sample.
     fn draw(&mut self) -> Result<Option<Drawn<S>>, DataError>;
+    /// What the collate function has made of the sample drawn last.
+    fn prepared(&mut self) -> Option<Prepared> {
+        None
+    }
     /// The indices of all remaining samples, which need not be read.
     fn indices(&mut self) -> Result<Vec<u64>, DataError> {
         let mut indices = Vec::with_capacity(self.len());
@@ -166,6 +174,11 @@ impl<'a, S> BatchSamples<'a, S> {
         self.source.complete();
         self.times.add(Stage::Read, begun.elapsed());
         if samples.is_empty() { Err(DataError::EmptyBatch) } else { Ok(samples) }
+    }
+
+    /// What [`Collate::prepare`](crate::Collate) has made of the sample drawn last, where another worker called it.
+    pub(crate) fn prepared<P: 'static>(&mut self) -> Option<P> {
+        self.source.prepared().and_then(|prepared| prepared.0.downcast().ok()).map(|prepared| *prepared)
     }
 
     /// The indices of all remaining samples, for a collate function that reads them together.

@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use crate::batch_samples::Prepared;
 use crate::stack::common_shape;
 use crate::{BatchSamples, DataError, Image};
 
@@ -30,6 +31,13 @@ pub trait Collate<S>: Send + Sync {
     /// As [`collate`](Collate::collate), and those of [`BatchSamples`].
     fn collate_from(&self, samples: &mut BatchSamples<'_, S>) -> Result<Self::Batch, DataError> {
         self.collate(samples.all()?)
+    }
+
+    /// What can be made of a sample alone, which is read by another worker than the one that makes its batch. For the
+    /// collate functions of this crate: it may change the sample as its batch needs it.
+    #[doc(hidden)]
+    fn prepare(&self, _sample: &mut S, _draw: u64, _epoch: u64) -> Option<Prepared> {
+        None
     }
 }
 

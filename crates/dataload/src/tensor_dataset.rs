@@ -74,7 +74,10 @@ impl<T: TensorBatch + Send> TensorDataset<T> {
     /// large.
     pub fn loader(self) -> DataLoaderBuilder<FromDataset<Self>, GatherRows<T>> {
         let gather = GatherRows { table: self.table.clone() };
-        DataLoader::builder(self).collate(gather)
+        let mut builder = DataLoader::builder(self).collate(gather);
+        // Rows are not read one by one.
+        builder.options.shares = false;
+        builder
     }
 }
 

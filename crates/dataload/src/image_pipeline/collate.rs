@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use super::ImagePipeline;
 use super::fill::Order;
-use crate::batch_samples::Listed;
+use crate::batch_samples::{Listed, Prepared};
 use crate::{BatchSamples, Collate, DataError, EncodedImage, Stackable, Target, ToFloat};
 
 impl ImagePipeline {
@@ -23,6 +23,10 @@ impl ImagePipeline {
             false => filled.buffer.into_tensor(Kind::Uint8, &[images, 3, height, width])?,
         };
         Ok((batch, filled.labels))
+    }
+
+    fn prepare_with(&self, image: &EncodedImage, label: &mut dyn Target, at: [u64; 2]) -> Prepared {
+        self.prepared(image, label, at, self.channels_last)
     }
 }
 
@@ -56,6 +60,10 @@ impl FloatPipeline {
         let pixels = &filled.buffer.as_mut_slice()[..bytes];
         let batch = self.to_float.planes(pixels, [images, 3, height, width], samples.pinned())?;
         Ok((batch, filled.labels))
+    }
+
+    fn prepare_with(&self, image: &EncodedImage, label: &mut dyn Target, at: [u64; 2]) -> Prepared {
+        self.pipeline.prepared(image, label, at, false)
     }
 }
 
@@ -92,6 +100,10 @@ macro_rules! collate {
                 let (images, labels) = self.batch(samples)?;
                 Ok((images, L::stack(labels)?))
             }
+
+            fn prepare(&self, (image, label): &mut (EncodedImage, L), draw: u64, epoch: u64) -> Option<Prepared> {
+                Some(self.prepare_with(image, label, [draw, epoch]))
+            }
         }
 
         impl<L: Target, C: Collate<L>> Collate<(EncodedImage, L)> for CollateTargets<$pipeline, C> {
@@ -108,6 +120,10 @@ macro_rules! collate {
             ) -> Result<Self::Batch, DataError> {
                 let (images, labels) = self.pipeline.batch(samples)?;
                 Ok((images, self.collate.collate(labels)?))
+            }
+
+            fn prepare(&self, (image, label): &mut (EncodedImage, L), draw: u64, epoch: u64) -> Option<Prepared> {
+                Some(self.pipeline.prepare_with(image, label, [draw, epoch]))
             }
         }
     };

@@ -100,7 +100,7 @@ impl<B> Budget<B> {
 
     /// Records that the training loop takes a batch.
     pub(crate) fn taken(&self, made: &Made<B>) {
-        let Footprint { host, device } = self.footprint(made);
+        let Footprint { host, device } = made.bytes;
         let mut held = self.held();
         held.ready -= 1;
         held.bytes.host = held.bytes.host.saturating_sub(host);
@@ -130,8 +130,9 @@ pub(crate) struct Making<'a, B> {
 
 impl<B> Making<'_, B> {
     /// Records that it is made, and waits to be taken.
-    pub(crate) fn done(mut self, made: &Made<B>) {
-        self.bytes = Some(self.budget.footprint(made));
+    pub(crate) fn done(mut self, made: &mut Made<B>) {
+        made.bytes = self.budget.footprint(made);
+        self.bytes = Some(made.bytes);
     }
 }
 

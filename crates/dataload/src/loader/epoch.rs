@@ -143,7 +143,7 @@ impl<B: Send + 'static> Epoch<B> {
             if let Crew::Workers(workers) = &mut self.crew {
                 workers.taken(&made);
             }
-            let Made { number, result, mark } = made;
+            let Made { number, result, mark, .. } = made;
             match result? {
                 Outcome::Batch { batch, samples, .. } => {
                     self.give(number, mark);

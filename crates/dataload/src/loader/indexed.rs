@@ -12,10 +12,11 @@ use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded, survived};
 use crate::loader::position::{Bounds, Identity, Position};
 use crate::loader::reader::{Origin, Reader};
+use crate::loader::shared::SharedBatch;
 use crate::loader::stages::Stages;
 use crate::loader::torch_order::TorchOrder;
 use crate::loader::work::{BatchSource, EpochWork, Lookup, Made, Outcome};
-use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError};
+use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Drawn};
 
 /// Limit on how often `Replace` makes a batch again because its samples do not fit together; each time the whole batch
 /// is read again. Where seven of ten samples have a different shape, a batch of 64 still has one after 64 attempts in
@@ -70,7 +71,10 @@ where
             seed: self.identity.seed,
             epoch: position.epoch,
             delivered: position.before.clone(),
+            begin: position.batch,
             next: AtomicUsize::new(position.batch),
+            workers: AtomicUsize::new(1),
+            shared_batches: OnceLock::new(),
         }))
     }
 
@@ -128,7 +132,7 @@ fn sampled<T>(sampler: impl FnOnce() -> T) -> Result<T, DataError> {
     survived(sampler).map_err(|message| DataError::other(format!("the sampler panicked: {message}")))
 }
 
-pub(super) struct IndexedEpoch<D, C, B> {
+pub(super) struct IndexedEpoch<D: Lookup, C, B> {
     pub(super) dataset: Arc<D>,
     stages: Arc<Stages<C, B>>,
     store: Option<Arc<DeviceStore<B>>>,
@@ -142,7 +146,13 @@ pub(super) struct IndexedEpoch<D, C, B> {
     shared: bool,
     /// Batches that were delivered before the state was saved.
     delivered: BTreeSet<usize>,
+    /// The first batch, and the next one that no worker has begun.
+    begin: usize,
     next: AtomicUsize,
+    workers: AtomicUsize,
+    /// The batches that several workers read together: the first, if any, and those at the end that are too few for all
+    /// workers.
+    shared_batches: OnceLock<Vec<SharedBatch<D::Sample>>>,
 }
 
 impl<D, C> EpochWork<C::Batch> for IndexedEpoch<D, C, C::Batch>
@@ -151,16 +161,15 @@ where
     C: Collate<D::Sample> + 'static,
 {
     fn make(&self, cancelled: &Cancellation) -> Option<Made<C::Batch>> {
-        let begin = |number: usize| (number < self.plan.len()).then_some(number + 1);
-        let number = self.next.fetch_update(Relaxed, Relaxed, begin).ok()?;
+        let number = self.claim(cancelled)?;
         if self.delivered.contains(&number) {
-            return Some(Made { number, result: Ok(Outcome::Delivered), mark: None });
+            return Some(Made::new(number, Ok(Outcome::Delivered), None));
         }
         let result = match self.assemble(number, cancelled) {
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             result => result,
         };
-        Some(Made { number, result, mark: None })
+        Some(Made::new(number, result, None))
     }
 
     fn read_ahead(&self, cancelled: &Cancellation) -> bool {
@@ -175,6 +184,7 @@ where
     }
 
     fn shared_by(&self, workers: usize) {
+        self.workers.store(workers, Relaxed);
         self.dataset.shared_by(workers);
     }
 }
@@ -184,6 +194,56 @@ where
     D: Lookup,
     C: Collate<D::Sample>,
 {
+    /// The number of the batch that this worker makes next; `None` where no batch is left.
+    fn claim(&self, cancelled: &Cancellation) -> Option<usize> {
+        let shared = self.shared_batches();
+        let made_here = |batch: &&SharedBatch<D::Sample>| self.help(batch, cancelled);
+        if let Some(first) = shared.first().filter(made_here) {
+            return Some(first.number);
+        }
+        let end = self.plan.len() - shared.len().saturating_sub(1);
+        let begin = |number: usize| (number < end).then_some(number + 1);
+        match self.next.fetch_update(Relaxed, Relaxed, begin) {
+            Ok(number) => Some(number),
+            Err(_) => shared.iter().skip(1).find(made_here).map(|batch| batch.number),
+        }
+    }
+
+    /// The first batch, for which all workers would wait otherwise, and so many of the last ones that those between give
+    /// each worker the same number.
+    fn shared_batches(&self) -> &[SharedBatch<D::Sample>] {
+        let share = || {
+            let (workers, end) = (self.workers.load(Relaxed), self.plan.len());
+            let is_read = self.store.is_none() && self.stages.shares && !self.delivered.contains(&self.begin);
+            let batch = |number: usize| SharedBatch::new(number, self.plan.draws(number).collect());
+            let first = Some(batch(self.begin)).filter(|first| is_read && workers > 1 && first.len() > 1);
+            let Some(first) = first else { return Vec::new() };
+            self.next.store(self.begin + 1, Relaxed);
+            let left = if self.delivered.is_empty() { end.saturating_sub(self.begin + 1) % workers } else { 0 };
+            let last: Vec<_> = (end - left..end).map(batch).collect();
+            // Nobody would make a batch without samples.
+            let all_have_samples = last.iter().all(|batch| batch.len() > 0);
+            std::iter::once(first).chain(last.into_iter().filter(|_| all_have_samples)).collect()
+        };
+        self.shared_batches.get_or_init(share)
+    }
+
+    /// Reads samples of a shared batch with the other workers; true where this one makes it.
+    fn help(&self, batch: &SharedBatch<D::Sample>, cancelled: &Cancellation) -> bool {
+        let read = |index: usize, place: u64| {
+            let (begun, len) = (Instant::now(), self.dataset.len());
+            if index >= len {
+                return Err(DataError::IndexOutOfRange { index, len });
+            }
+            let mut sample = self.dataset.get(index, false, cancelled)?;
+            self.stages.counters.worked(StageTimes::of(Stage::Read, begun.elapsed()));
+            let draw = Drawn::new((), index as u64, place).draw();
+            let prepared = self.stages.collate.prepare(&mut sample, draw, self.epoch);
+            Ok((sample, prepared))
+        };
+        batch.help(cancelled, read)
+    }
+
     /// Makes a batch. Where the collate function reports only at the end which sample does not fit, the batch is made
     /// again without that sample. A batch that loses all samples is filled with substitutes where other ranks make that
     /// step too.
@@ -200,7 +260,8 @@ where
         let (mut policy, mut remakes) = (self.stages.on_error, 0);
         loop {
             let origins = self.plan.draws(number).map(Origin::new).collect();
-            let mut reader = Reader::new(self, policy, origins, cancelled, &place, &indices_unfit);
+            let shared = self.shared_batches().iter().find(|batch| batch.number == number);
+            let mut reader = Reader::new(self, policy, shared, origins, cancelled, &place, &indices_unfit);
             let result = guarded(
                 number,
                 &place,

@@ -3,11 +3,12 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 
-use crate::batch_samples::Feed;
+use crate::batch_samples::{Feed, Prepared};
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
 use crate::loader::indexed::IndexedEpoch;
 use crate::loader::order::{Domain, below};
+use crate::loader::shared::{Ready, SharedBatch};
 use crate::loader::work::Lookup;
 use crate::{Cancellation, DataError, Drawn};
 
@@ -32,9 +33,12 @@ impl Origin {
 }
 
 /// Reads the samples of one batch, and applies the fault policy.
-pub(super) struct Reader<'a, D, C, B> {
+pub(super) struct Reader<'a, D: Lookup, C, B> {
     work: &'a IndexedEpoch<D, C, B>,
     policy: OnError,
+    /// Where other workers have read samples of this batch.
+    shared: Option<&'a SharedBatch<D::Sample>>,
+    prepared: Option<Prepared>,
     origins: std::vec::IntoIter<Origin>,
     len: usize,
     cancelled: &'a Cancellation,
@@ -55,6 +59,7 @@ impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
     pub(super) fn new(
         work: &'a IndexedEpoch<D, C, B>,
         policy: OnError,
+        shared: Option<&'a SharedBatch<D::Sample>>,
         origins: Vec<Origin>,
         cancelled: &'a Cancellation,
         place: &'a Cell<Place>,
@@ -65,6 +70,8 @@ impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
         Self {
             work,
             policy,
+            shared,
+            prepared: None,
             origins,
             len,
             cancelled,
@@ -112,6 +119,13 @@ impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
         Ok(None)
     }
 
+    fn read(&self, index: usize) -> Ready<D::Sample> {
+        let is_substitute = self.origin.substitutes > 0;
+        let position = self.len - self.origins.len() - 1;
+        let shared = self.shared.filter(|_| !is_substitute).and_then(|batch| batch.take(position));
+        shared.unwrap_or_else(|| Ok((self.work.dataset.get(index, is_substitute, self.cancelled)?, None)))
+    }
+
     /// Applies the policy to a bad sample.
     fn pass_over(&mut self, index: usize, error: DataError) -> Result<(), DataError> {
         let used_up = self.policy == OnError::Replace && self.origin.substitutes == MAX_SUBSTITUTES;
@@ -139,8 +153,9 @@ impl<D: Lookup, C, B> Feed<D::Sample> for Reader<'_, D, C, B> {
 
     fn draw(&mut self) -> Result<Option<Drawn<D::Sample>>, DataError> {
         while let Some(index) = self.next_index()? {
-            match self.work.dataset.get(index, self.origin.substitutes > 0, self.cancelled) {
-                Ok(sample) => {
+            match self.read(index) {
+                Ok((sample, prepared)) => {
+                    self.prepared = prepared;
                     self.drawn.push(index);
                     self.rejectable = true;
                     return Ok(Some(Drawn::new(sample, index as u64, self.origin.place)));
@@ -157,6 +172,10 @@ impl<D: Lookup, C, B> Feed<D::Sample> for Reader<'_, D, C, B> {
             self.drawn.push(index);
         }
         Ok(self.drawn[begun..].iter().map(|&index| index as u64).collect())
+    }
+
+    fn prepared(&mut self) -> Option<Prepared> {
+        self.prepared.take()
     }
 
     fn reject(&mut self, error: DataError) -> Result<(), DataError> {

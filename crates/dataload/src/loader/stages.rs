@@ -15,6 +15,8 @@ pub(crate) struct Stages<C, B> {
     pub(crate) transfer: Option<Transfer<B>>,
     pub(crate) pinned: bool,
     pub(crate) on_error: OnError,
+    /// Whether workers read the first batch of an epoch together.
+    pub(crate) shares: bool,
     pub(crate) counters: Arc<Counters>,
     pub(crate) faults: Arc<FaultLog>,
 }

@@ -140,7 +140,7 @@ where
         let (number, mark) = (cut.number, cut.mark.clone());
         let making = Making(&self.numbering);
         if self.delivered.contains(&number) {
-            return Some(Made { number, result: Ok(Outcome::Delivered), mark });
+            return Some(Made::new(number, Ok(Outcome::Delivered), mark));
         }
         let result = match self.assemble(cut, cancelled) {
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
@@ -151,7 +151,7 @@ where
             Some(batches) if gives_up => Err(DataError::StreamEnded { batch: number, batches }),
             _ => result,
         };
-        Some(Made { number, result, mark })
+        Some(Made::new(number, result, mark))
     }
 }
 

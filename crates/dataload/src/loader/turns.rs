@@ -1,7 +1,8 @@
 //! libtorch's threads and the workers take turns at the cores.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::thread::{ThreadId, current};
+use std::time::Duration;
 
 use crate::DataError;
 
@@ -44,6 +45,8 @@ pub(crate) struct AtWork {
     making: AtomicUsize,
     /// Whether no batch is left to begin.
     exhausted: AtomicBool,
+    /// About how many nanoseconds a batch takes; 0 before the first.
+    nanoseconds: AtomicU64,
 }
 
 impl AtWork {
@@ -57,6 +60,21 @@ impl AtWork {
         }
         self.making.fetch_add(1, SeqCst);
         Making(&self.making)
+    }
+
+    /// Records how long a batch has taken. It counts as twice as long as the ones before at most: one alone may have read
+    /// what others need too.
+    pub(crate) fn took(&self, time: Duration) {
+        let most = self.time_of_a_batch().saturating_mul(2);
+        self.nanoseconds.store(u64::try_from(time.min(most).as_nanos()).unwrap_or(u64::MAX).max(1), Relaxed);
+    }
+
+    /// About how long a batch takes; very long before the first is made.
+    pub(crate) fn time_of_a_batch(&self) -> Duration {
+        Duration::from_nanos(match self.nanoseconds.load(Relaxed) {
+            0 => u64::MAX,
+            time => time,
+        })
     }
 
     pub(crate) fn no_batch_is_left(&self) {
@@ -97,6 +115,21 @@ impl Drop for Turns {
     fn drop(&mut self) {
         if self.set == Some(current().id()) {
             self.compute(true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_slow_batch_counts_as_twice_as_long_as_those_before() {
+        let (at_work, took) = (AtWork::default(), |time: u64| Duration::from_micros(time));
+        assert!(at_work.time_of_a_batch() > took(1 << 40));
+        for (time, expected) in [(500, 500), (20, 20), (3000, 40), (20, 20), (70, 40), (70, 70), (0, 0)] {
+            at_work.took(took(time));
+            assert_eq!(at_work.time_of_a_batch().as_micros(), expected);
         }
     }
 }

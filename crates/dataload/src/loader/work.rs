@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::loader::position::{Bounds, Identity, Mark, Position};
 use crate::loader::transfer::Uploaded;
+use crate::tensor_batch::Footprint;
 use crate::{Cancellation, DataError, Dataset};
 
 /// Makes the batches of each epoch.
@@ -102,6 +103,14 @@ pub(crate) struct Made<B> {
     pub(crate) result: Result<Outcome<B>, DataError>,
     /// Where the source is after this batch.
     pub(crate) mark: Mark,
+    /// Its bytes, where they are counted.
+    pub(crate) bytes: Footprint,
+}
+
+impl<B> Made<B> {
+    pub(crate) fn new(number: usize, result: Result<Outcome<B>, DataError>, mark: Mark) -> Self {
+        Self { number, result, mark, bytes: Footprint::default() }
+    }
 }
 
 /// The outcome of a batch.

@@ -4,19 +4,21 @@
 //! after an error or a panic, and an idle loader has no threads; starting one takes tens of microseconds.
 //!
 //! A thread makes one batch per permit. There are never more than `in_flight` permits whose batch the training loop has
-//! not taken yet, and a thread with a permit waits for room in the budget of bytes. That bounds memory, and the channel
+//! not taken yet, and a thread with a permit waits for room in the budget of bytes. That bounds memory, and the mailbox
 //! needs no bound, so no thread ever blocks in sending.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
+use crossbeam::channel::{Receiver, Sender, TryRecvError, unbounded};
 
 use crate::loader::budget::Budget;
 use crate::loader::guard::survived;
+use crate::loader::mailbox::Mailbox;
 use crate::loader::reorder::Reorder;
 use crate::loader::stats::Counters;
 use crate::loader::thread::{WorkerInit, begin};
@@ -33,6 +35,9 @@ const MOST_AHEAD: usize = 1024;
 
 /// How long a dropped epoch waits for its threads, as long as PyTorch's loader waits for its workers.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// A training loop that has to wait wakes for as many batches as are made in this time, or for one that takes longer.
+const BURST: Duration = Duration::from_micros(400);
 
 /// Messages to workers.
 enum Permit {
@@ -75,15 +80,16 @@ pub(crate) struct Workers<B> {
     /// `None` once no batch is left to make.
     permits: Option<Sender<Permit>>,
     granted: Receiver<Permit>,
-    reports: Sender<Message<B>>,
-    messages: Receiver<Message<B>>,
+    mailbox: Arc<Mailbox<Message<B>>>,
+    /// Those that were taken out of it.
+    messages: VecDeque<Message<B>>,
     /// With `in_order`, batches that wait for their turn.
     arrived: Reorder<Made<B>>,
     /// The number of the first batch that was not delivered to the training loop.
     first_undelivered: usize,
     /// The number of the next batch to be permitted.
     granted_to: usize,
-    /// How many finished batches are in the channel.
+    /// How many finished batches are in messages.
     unreceived: Arc<AtomicUsize>,
     at_work: Arc<AtWork>,
     /// How many batches may be permitted and not yet taken.
@@ -111,15 +117,15 @@ impl<B: Send + 'static> Workers<B> {
         options: WorkerOptions,
         budget: Option<Arc<Budget<B>>>,
     ) -> Result<Self, DataError> {
-        let ((permits, granted), (reports, messages)) = (unbounded(), unbounded());
+        let (permits, granted) = unbounded();
         let mut workers = Self {
             work,
             options,
             budget,
             permits: Some(permits),
             granted,
-            reports,
-            messages,
+            mailbox: Arc::new(Mailbox::new()),
+            messages: VecDeque::new(),
             arrived: Reorder::starting_at(first),
             first_undelivered: first,
             granted_to: first,
@@ -141,6 +147,9 @@ impl<B: Send + 'static> Workers<B> {
 
     /// Changes the number of threads and of batches loaded ahead while the epoch runs.
     pub(crate) fn resize(&mut self, count: usize, in_flight: usize) -> Result<(), DataError> {
+        if in_flight > 0 {
+            self.work.shared_by(count);
+        }
         while self.wanted < count {
             self.threads.push(self.start_thread(self.started).map_err(|error| DataError::Spawn {
                 worker: self.started,
@@ -155,7 +164,6 @@ impl<B: Send + 'static> Workers<B> {
             self.send(Permit::End);
             self.wanted -= 1;
         }
-        self.work.shared_by(in_flight.min(count));
         self.in_flight = in_flight.min(MOST_IN_FLIGHT);
         self.grant();
         Ok(())
@@ -167,14 +175,14 @@ impl<B: Send + 'static> Workers<B> {
     }
 
     fn start_thread(&self, worker: usize) -> io::Result<JoinHandle<()>> {
-        let (work, granted, reports) = (self.work.clone(), self.granted.clone(), self.reports.clone());
+        let (work, granted, mailbox) = (self.work.clone(), self.granted.clone(), self.mailbox.clone());
         let (cancelled, options, unreceived) = (self.cancelled.clone(), self.options.clone(), self.unreceived.clone());
         let (budget, at_work) = (self.budget.clone(), self.at_work.clone());
         Builder::new().name(format!("dataload-{worker}")).spawn(move || {
-            let mut end_report = EndReport { reports, done: false, error: None };
+            let mut end_report = EndReport { mailbox: &mailbox, done: false, error: None };
             let send = |batch| {
                 unreceived.fetch_add(1, Ordering::Relaxed);
-                end_report.reports.send(Message::Made(batch)).is_ok()
+                mailbox.send(Message::Made(batch), false);
             };
             let served = begin(worker, options.nice, options.init.as_ref());
             match served.and_then(|()| serve(&*work, &granted, send, budget.as_deref(), &at_work, &cancelled)) {
@@ -220,20 +228,23 @@ impl<B: Send + 'static> Workers<B> {
     }
 
     fn next_message(&mut self, asked: Instant) -> Result<Message<B>, DataError> {
-        // `self` holds a sender, so the channel is never closed.
-        let gone = DataError::WorkersGone { batch: self.due() };
-        match self.options.timeout {
-            None => self.messages.recv().map_err(|_| gone),
-            Some(timeout) => {
-                self.messages.recv_timeout(timeout.saturating_sub(asked.elapsed())).map_err(|error| match error {
-                    RecvTimeoutError::Disconnected => gone,
-                    RecvTimeoutError::Timeout => {
-                        self.stuck = true;
-                        DataError::Timeout { batch: self.due(), timeout }
-                    }
-                })
-            }
+        if let Some(message) = self.messages.pop_front() {
+            return Ok(message);
         }
+        let deadline = self.options.timeout.and_then(|timeout| asked.checked_add(timeout));
+        let several = self.several();
+        self.mailbox.receive(&mut self.messages, several, deadline);
+        self.messages.pop_front().ok_or_else(|| {
+            self.stuck = true;
+            DataError::Timeout { batch: self.due(), timeout: self.options.timeout.unwrap_or_default() }
+        })
+    }
+
+    /// How many batches the training loop waits for where it has to wait, of those that are on their way.
+    fn several(&self) -> usize {
+        let coming = (self.in_flight / 2).min(self.outstanding.saturating_sub(self.ready()));
+        let in_burst = BURST.as_nanos() * self.wanted as u128 / self.at_work.time_of_a_batch().as_nanos().max(1);
+        usize::try_from(in_burst).unwrap_or(coming).min(coming).max(1)
     }
 
     /// The number of the batch that the training loop waits for, for errors.
@@ -288,16 +299,15 @@ impl<B: Send + 'static> Workers<B> {
 }
 
 /// Reports that a thread has ended, however it ends: otherwise the training loop could wait for it forever.
-struct EndReport<B> {
-    reports: Sender<Message<B>>,
+struct EndReport<'a, B> {
+    mailbox: &'a Mailbox<Message<B>>,
     done: bool,
     error: Option<DataError>,
 }
 
-impl<B> Drop for EndReport<B> {
+impl<B> Drop for EndReport<'_, B> {
     fn drop(&mut self) {
-        // Fails only when the epoch has been dropped.
-        _ = self.reports.send(Message::Ended { done: self.done, error: self.error.take() });
+        self.mailbox.send(Message::Ended { done: self.done, error: self.error.take() }, true);
     }
 }
 
@@ -316,7 +326,7 @@ fn died(message: String) -> DataError {
 fn serve<B>(
     work: &dyn EpochWork<B>,
     granted: &Receiver<Permit>,
-    send: impl Fn(Made<B>) -> bool,
+    send: impl Fn(Made<B>),
     budget: Option<&Budget<B>>,
     at_work: &AtWork,
     cancelled: &Cancellation,
@@ -339,17 +349,16 @@ fn serve<B>(
                 if let Some(None) = making {
                     return Ok(false);
                 }
-                let _making = at_work.begin();
-                let Some(made) = make_guarded(work, cancelled)? else {
+                let (_making, begun) = (at_work.begin(), Instant::now());
+                let Some(mut made) = make_guarded(work, cancelled)? else {
                     at_work.no_batch_is_left();
                     return Ok(true);
                 };
                 if let Some(making) = making.flatten() {
-                    making.done(&made);
+                    making.done(&mut made);
                 }
-                if !send(made) {
-                    return Ok(false);
-                }
+                at_work.took(begun.elapsed());
+                send(made);
             }
         }
     }
@@ -367,10 +376,12 @@ impl<B> Drop for Workers<B> {
         // A thread that waits for a permit wakes up: the sender dropped above was the last one.
         let patience = if self.stuck { Duration::ZERO } else { GRACE };
         let deadline = Instant::now() + patience;
-        while self.alive > 0
-            && let Ok(message) = self.messages.recv_deadline(deadline)
-        {
-            self.alive -= usize::from(matches!(message, Message::Ended { .. }));
+        loop {
+            let ended = self.messages.drain(..).filter(|message| matches!(message, Message::Ended { .. })).count();
+            self.alive -= ended;
+            if self.alive == 0 || !self.mailbox.receive(&mut self.messages, 1, Some(deadline)) {
+                break;
+            }
         }
         for thread in self.threads.drain(..).filter(|thread| self.alive == 0 || thread.is_finished()) {
             // Panics in user code have been caught and reported; only dropping a batch can still have panicked.

@@ -87,7 +87,7 @@ impl ParquetBatches {
     }
 
     /// How many row groups are shuffled together; unless set 4, or fewer where these take more than 256 MiB, but at least
-    /// one. Memory holds the windows that batches are being made of, one or two, and the one after them.
+    /// one. Memory holds the windows that batches are being made of, one or two, and one or two after them.
     pub fn window(mut self, row_groups: usize) -> Self {
         self.window = Some(row_groups.max(1));
         self

@@ -7,7 +7,7 @@ use crate::columns::Table;
 use crate::{DataError, Epoch};
 
 /// How many batches each thread may make ahead.
-const PREFETCH: usize = 8;
+const PREFETCH: usize = 32;
 
 /// The batches of one epoch, in order; made by [`ParquetBatches::epoch`].
 ///

@@ -277,10 +277,11 @@ impl Lookup for Windows {
         open.windows.values().any(waits) || self.next_window(&open).is_some()
     }
 
-    /// One window ahead, or as many as have a part for each of `workers`.
+    /// One window ahead of one worker, and two of several, so that these have something to decode while the training loop
+    /// takes the last batches of a window; more where a window has fewer parts than there are workers.
     fn shared_by(&self, workers: usize) {
         let parts = self.plan.parts.len() * self.batches.dataset.columns.len() / self.plan.windows.len().max(1);
-        self.ahead.store(workers.div_ceil(parts.max(1)).max(1), Relaxed);
+        self.ahead.store(workers.div_ceil(parts.max(1)).max(workers.clamp(1, 2)), Relaxed);
     }
 }
 

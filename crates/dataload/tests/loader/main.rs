@@ -14,6 +14,7 @@ mod options;
 mod packing;
 mod ranks;
 mod resume;
+mod shared;
 mod steps;
 mod streams;
 mod torch_order;
