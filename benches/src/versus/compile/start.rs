@@ -50,6 +50,8 @@ struct Taken {
     own_mib: f64,
 }
 
+type Of = fn(Taken) -> f64;
+
 fn run(model: &str, way: &str) -> Result<Taken> {
     let begun = Instant::now();
     let mut command = Command::new(std::env::current_exe()?);
@@ -71,7 +73,7 @@ const LOADING: f64 = 0.3;
 pub fn compare(options: &Options, findings: &mut Findings) -> Result<()> {
     let pairs = options.pairs.unwrap_or(PAIRS);
     for model in ["mlp", "gpt"] {
-        let memory: [(&str, fn(Taken) -> f64); 2] = [
+        let memory: [(&str, Of); 2] = [
             ("peak memory of a process", |taken| taken.mib),
             ("peak memory of its own, without pages of code, of a process", |taken| taken.own_mib),
         ];

@@ -65,7 +65,6 @@ impl Stage {
                     forward,
                     backward: forward + (reduces + part) * ELEMENT * workload.largest(),
                     names: "(parameters + state) / N + units",
-                    ..nothing
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use overdrive_ddp::ProcessGroup;
-use overdrive_shard::{FullyShardedDataParallel, ShardError, ShardedDataParallel, ZeroRedundancyOptimizer};
+use overdrive_shard::{FullyShardedDataParallel, ShardedDataParallel, ZeroRedundancyOptimizer};
 use tch::{Kind, Tensor};
 
 use crate::harness::Meeting;
@@ -72,7 +72,7 @@ fn full(group: &ProcessGroup, own: &Tensor, mean: &Tensor) -> Result<()> {
     for _ in 0..2 {
         let outputs = fsdp.try_forward(values(3).unsqueeze(0), |x| {
             let x = first.forward(x, |x| x * w.unsqueeze(0))?;
-            second.forward(x, |x| x + p.unsqueeze(0)).map_err(ShardError::from)
+            second.forward(x, |x| x + p.unsqueeze(0))
         })?;
         fsdp.backward(&(outputs * own).sum(Kind::Double))?;
         let rows = |whole: &Tensor| {
