@@ -19,10 +19,16 @@ pub const OF_ETCD: &[crate::Test] = &[
     ("launch::etcd_tls::a_user_that_etcd_does_not_accept_is_named", a_user_that_etcd_does_not_accept_is_named),
 ];
 
+#[cfg(feature = "tls")]
 crate::tests![options_of_etcd_that_contradict_each_other_are_refused, files_that_cannot_be_used_are_named];
+#[cfg(not(feature = "tls"))]
+crate::tests![options_of_etcd_that_contradict_each_other_are_refused];
 
-/// Why certificates cannot be made here.
+/// Why there are no certificates here.
 pub fn missing() -> Option<String> {
+    if !cfg!(feature = "tls") {
+        return Some("the launcher is built without the feature `tls`".to_owned());
+    }
     let has = Command::new("openssl").arg("version").output().is_ok_and(|output| output.status.success());
     (!has).then(|| "no openssl".to_owned())
 }
@@ -230,6 +236,7 @@ fn options_of_etcd_that_contradict_each_other_are_refused() {
     }
 }
 
+#[cfg(feature = "tls")]
 fn files_that_cannot_be_used_are_named() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("empty.pem");
