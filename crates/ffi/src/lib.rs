@@ -84,7 +84,7 @@ pub use host_cache::{cache_host_memory, cached_host_memory};
 pub use leaves::Leaves;
 pub use mapped_file::MappedFile;
 pub use memory::{Storage, empty_pinned, is_alone, storage, tensor_from_owner, tensor_from_vec};
-pub use on_demand::OnDemand;
+pub use on_demand::{OnDemand, free_memory};
 pub use op::{Arg, LazyOp, Op, Value};
 pub use package::{
     Form, LEAST_SIZE, Package, bump_version, check_owner, data_address, is_lazy, memory_address, share_memory,

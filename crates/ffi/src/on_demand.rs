@@ -23,6 +23,7 @@ pub struct OnDemand {
     is_filled: bool,
 }
 
+const FREED: &CStr = c"the tensor's memory was freed";
 const MOVED: &CStr = c"the tensor's memory was moved to another tensor";
 
 impl OnDemand {
@@ -79,6 +80,20 @@ impl OnDemand {
         }
         Ok(())
     }
+}
+
+/// Frees the memory of a tensor on the host, whoever has a handle or a view of it; any access is an error from then on. For
+/// what another thread keeps a handle of, and does not access any more.
+///
+/// # Errors
+/// When the tensor has no strides.
+///
+/// # Source
+/// `tensor.untyped_storage().resize_(0)`
+pub fn free_memory(tensor: &Tensor) -> Result<(), Error> {
+    // SAFETY: both live through the call. No operator is under way on host memory that this thread does not wait for, but by
+    // the program's own threads, as with tch's `resize_`.
+    check(|err| unsafe { raw::od_on_demand_free(tensor.as_ptr(), FREED.as_ptr(), err) })
 }
 
 #[cfg(test)]

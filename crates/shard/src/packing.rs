@@ -1,6 +1,8 @@
 //! What is sent as one tensor.
 
-use tch::Tensor;
+use overdrive_core::TorchError;
+use overdrive_ffi::free_memory;
+use tch::{Device, Tensor};
 
 /// A tensor of so many bytes is exchanged by itself, in its own memory: one more exchange costs less than the copy, and
 /// nothing waits until a bucket is full.
@@ -8,6 +10,14 @@ pub(crate) const LARGE: usize = 1 << 20;
 
 pub(crate) fn bytes_of(tensor: &Tensor) -> usize {
     tensor.numel().saturating_mul(tensor.kind().elt_size_in_bytes())
+}
+
+/// Frees what was sent and waited for, and nobody else has. A thread of Gloo keeps a handle of it for a moment longer.
+pub(crate) fn free_sent(sent: &Tensor) -> Result<(), TorchError> {
+    match sent.device() == Device::Cpu && sent.numel() > 0 {
+        true => Ok(free_memory(sent)?),
+        false => Ok(()),
+    }
 }
 
 /// Lists of things with the same key, and of at most `bytes`; large ones are alone. `things`: the key, the bytes, and the

@@ -8,6 +8,7 @@ use super::home::Home;
 use super::param::ShardedParam;
 use super::ranks::Ranks;
 use crate::error::ShardError;
+use crate::packing::free_sent;
 
 static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
 
@@ -29,6 +30,8 @@ pub(super) struct Reduction {
 struct UnderWay {
     /// This rank's part.
     own: Tensor,
+    /// All parts, of which this rank's is to be copied when they are here, and where it begins.
+    all: Option<(Tensor, i64)>,
     work: Option<Work>,
     /// It was waited for, and is where this rank keeps it.
     is_home: bool,
@@ -99,23 +102,42 @@ impl Reduction {
             // Before the sum, as DDP does: float16 would overflow.
             MUL.call(&[Arg::Tensor(&all), Arg::Double(1.0 / ranks.all.size() as f64)])?;
         }
-        let all = all.f_view([-1])?;
-        let (own, work) = match ranks.parts.size() {
-            1 => (all, None),
-            _ => {
-                let mut own = Tensor::f_empty([self.numel], (self.kind, self.device))?;
-                let work = ranks.parts.reduce_scatter_into_async(&mut own, &all, ReduceOp::Sum)?;
-                (own, Some(work))
-            }
+        let mut all = all.f_view([-1])?;
+        let mut under_way = UnderWay {
+            own: all.shallow_clone(),
+            all: None,
+            work: None,
+            is_home: false,
+            replicas: ranks.replicas.clone(),
         };
-        self.under_way = Some(UnderWay { own, work, is_home: false, replicas: ranks.replicas.clone() });
+        if ranks.parts.size() > 1 {
+            let mut own = Tensor::f_empty([self.numel], (self.kind, self.device))?;
+            under_way.work = Some(if self.device == Device::Cpu {
+                // As Gloo's reduce-scatter does, but that it makes a copy first.
+                let work = ranks.parts.all_reduce_async(&mut all, ReduceOp::Sum)?;
+                under_way.all = Some((all, ranks.parts.rank() as i64 * self.numel));
+                work
+            } else {
+                ranks.parts.reduce_scatter_into_async(&mut own, &all, ReduceOp::Sum)?
+            });
+            under_way.own = own;
+        }
+        self.under_way = Some(under_way);
         Ok(())
     }
 
-    /// Waits until what this rank has sent is freed. Nothing is sent.
+    /// Waits for this rank's part, and frees what it has sent. Nothing is sent.
     pub(super) fn wait_for_parts(&mut self) -> Result<(), ShardError> {
-        let work = self.under_way.as_mut().and_then(|it| it.work.take());
-        Ok(work.map_or(Ok(()), Work::wait)?)
+        let Some(under_way) = &mut self.under_way else { return Ok(()) };
+        if let Some(work) = under_way.work.take() {
+            work.wait()?;
+        }
+        if let Some((all, first)) = under_way.all.take() {
+            let _no_grad = tch::no_grad_guard();
+            under_way.own.f_copy_(&all.f_narrow(0, first, self.numel)?)?;
+            free_sent(&all)?;
+        }
+        Ok(())
     }
 
     /// Waits for the means, and takes them home. Where the home has no room, they stay: [`take_home`](Self::take_home) tries

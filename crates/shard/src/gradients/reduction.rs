@@ -11,7 +11,7 @@ use tch::Tensor;
 use crate::error::ShardError;
 use crate::link::Link;
 use crate::ownership::Ownership;
-use crate::packing::{bytes_of, packed};
+use crate::packing::{bytes_of, free_sent, packed};
 
 static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
 
@@ -339,7 +339,7 @@ impl Reduction {
         let _no_grad = tch::no_grad_guard();
         let bucket = &mut self.buckets[number];
         if bucket.owner != self.group.rank() {
-            return Ok(());
+            return Ok(free_sent(flat)?);
         }
         let mut first = 0;
         for member in &mut bucket.members {
