@@ -74,7 +74,8 @@ fn capped(group: &ProcessGroup, way: &str, bytes: usize, blocks: u32) -> Result<
         // The others may wait for this rank: it answers for all, and ends.
         println!("0");
         std::io::stdout().flush()?;
-        eprintln!("{blocks} blocks: {text}");
+        // Without the frames that libtorch adds.
+        eprintln!("{blocks} blocks: {}", text.lines().next().unwrap_or_default());
         std::process::exit(0);
     }
     Ok(1.0)
