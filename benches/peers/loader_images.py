@@ -3,7 +3,7 @@
 `pillow` and `io` are DataLoaders with persistent workers that decode with pillow or with torchvision.io. Each has the
 torchvision transforms that are faster on its decoder's images: v1 on pillow's images, v2 on uint8 tensors. Whole epochs
 are timed, so that the workers of one are idle while the other is timed. `startup` makes a DataLoader with new workers,
-and takes its first batch.
+and takes its first batch. With `crop`, images are cropped at random and scaled; without, whole images are.
 """
 
 import json
@@ -30,13 +30,15 @@ def decode_with_io(path):
     return decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
 
 
-def folder(photos, name):
+def folder(options, name):
+    crops = options["crop"]
     if name == "pillow":
-        train = transforms.Compose([
-            transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
-        return datasets.ImageFolder(photos, train, loader=decode_with_pillow)
-    train = v2.Compose([v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()])
-    return datasets.ImageFolder(photos, train, loader=decode_with_io)
+        scale = transforms.RandomResizedCrop(224) if crops else transforms.Resize((224, 224))
+        train = transforms.Compose([scale, transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
+        return datasets.ImageFolder(options["photos"], train, loader=decode_with_pillow)
+    scale = v2.RandomResizedCrop(224, antialias=True) if crops else v2.Resize((224, 224), antialias=True)
+    train = v2.Compose([scale, v2.RandomHorizontalFlip()])
+    return datasets.ImageFolder(options["photos"], train, loader=decode_with_io)
 
 
 def loader(dataset, options, prefetch_factor=2, persistent=True):
@@ -76,7 +78,7 @@ def main():
     options = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     names = options["names"]
-    sets = {name: folder(options["photos"], name) for name in ("pillow", "io")}
+    sets = {name: folder(options, name) for name in ("pillow", "io")}
     loaders = {name: tuned(sets[name], options) for name in names if name in sets}
     print(f"{torch.__version__}, torchvision {torchvision.__version__}, pillow {pillow}", flush=True)
     for line in sys.stdin:

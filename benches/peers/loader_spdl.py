@@ -2,7 +2,8 @@
 
 `own` decodes, crops, scales (bilinear, with antialiasing) and flips images with FFmpeg on `workers` threads, without
 Python's global interpreter lock, and copies those of a batch into one uint8 tensor. `torchvision` runs torchvision's
-decoder and transforms on the same threads. The threads pass on images or whole batches, whichever is faster.
+decoder and transforms on the same threads. The threads pass on images or whole batches, whichever is faster. Without
+`crop`, whole images are scaled.
 """
 
 import importlib.metadata
@@ -25,7 +26,9 @@ except Exception as error:
     sys.exit(print(f"missing {type(error).__name__}: {error}".splitlines()[0], flush=True))
 
 SCALE, RATIO, SIDE = (0.08, 1.0), (3 / 4, 4 / 3), 224
-TRAIN = v2.Compose([v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()])
+CROPS = json.loads(sys.argv[1])["crop"]
+RESIZE = v2.RandomResizedCrop(SIDE, antialias=True) if CROPS else v2.Resize((SIDE, SIDE), antialias=True)
+TRAIN = v2.Compose([RESIZE, v2.RandomHorizontalFlip()])
 
 
 def region(width, height):
@@ -43,9 +46,12 @@ def region(width, height):
 def decode(sample):
     path, label = sample
     packets = spdl.io.demux_image(path)
-    w, h, x, y = region(packets.width, packets.height)
+    crop = ""
+    if CROPS:
+        w, h, x, y = region(packets.width, packets.height)
+        crop = f"crop={w}:{h}:{x}:{y}:exact=1,"
     flip = "hflip," if random.random() < 0.5 else ""
-    graph = f"crop={w}:{h}:{x}:{y}:exact=1,scale={SIDE}:{SIDE}:flags=bilinear,{flip}format=pix_fmts=rgb24"
+    graph = f"{crop}scale={SIDE}:{SIDE}:flags=bilinear,{flip}format=pix_fmts=rgb24"
     return spdl.io.decode_packets(packets, filter_desc=graph, decode_config=CONFIG), label
 
 

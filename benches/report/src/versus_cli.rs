@@ -102,10 +102,12 @@ pub struct LoaderOptions {
 /// A topic of `loader`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LoaderTopic {
-    /// Memory, threads and file descriptors that remain after epochs that stop early
+    /// Memory, threads and file descriptors that remain after epochs that stop early, and memory over 200,000 batches
     Resident,
     /// Photographs: decoding, random crops and flips, against DataLoader, spdl, a bare loop and one worker
     Images,
+    /// Photographs without a crop, against DataLoader and spdl
+    Whole,
     /// The time from making a loader to its first batch, against DataLoader
     Startup,
     /// Small samples in memory, against DataLoader and one index_select per batch
@@ -113,6 +115,10 @@ pub enum LoaderTopic {
     /// Undecoded samples of tar shards, against webdataset
     #[value(alias = "tar")]
     Shards,
+    /// Photographs of a server whose answers come late, against the same on the disk
+    Streams,
+    /// Record batches of Arrow in memory, against pyarrow
+    Arrow,
     /// Values of an LMDB database, against lmdb-rkv
     Lmdb,
     /// Columns of a Parquet file, against pyarrow

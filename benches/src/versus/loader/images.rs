@@ -18,7 +18,7 @@ use super::{Bench, WORKERS, path_text, process};
 use crate::versus::turns::{Case, Program, Turns};
 
 pub const BATCH_SIZE: usize = 64;
-const SIDE: usize = 224;
+pub const SIDE: usize = 224;
 
 /// Whether ours decodes with the system's libjpeg-turbo.
 const TURBO: bool = cfg!(feature = "libjpeg-turbo");
@@ -43,17 +43,26 @@ pub type Folder = Arc<ImageFolder>;
 pub type Batch = (Tensor, Tensor);
 
 pub fn loader(folder: &Folder, batch_size: usize, workers: usize) -> Result<DataLoader<Batch>, DataError> {
+    loader_of(folder, batch_size, workers, pipeline())
+}
+
+pub fn loader_of(
+    folder: &Folder,
+    batch_size: usize,
+    workers: usize,
+    pipeline: ImagePipeline,
+) -> Result<DataLoader<Batch>, DataError> {
     let builder = DataLoader::builder(folder.clone()).batch_size(batch_size).shuffle(true).num_workers(workers);
-    builder.collate(pipeline()).build()
+    builder.collate(pipeline).build()
 }
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let Some(photos) = bench.photos(SPEED) else { return Ok(()) };
     let folder: Folder = Arc::new(ImageFolder::open(&photos)?);
     let images = folder.len() as f64;
-    let [pillow, io] = ["pillow", "io"].map(|name| torch(bench, &photos, name));
+    let [pillow, io] = ["pillow", "io"].map(|name| torch(bench, &photos, name, BATCH_SIZE, true));
+    let spdl = spdl(bench, &photos, true);
     let options = json!({ "photos": path_text(&photos), "batch_size": BATCH_SIZE, "workers": WORKERS });
-    let spdl = bench.packaged("spdl", include_str!("../../../peers/loader_spdl.py"), &options, SPDL_REMEDY);
     let dali = bench.packaged(
         DALI,
         include_str!("../../../peers/loader_dali.py"),
@@ -98,13 +107,20 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
 
 /// Starts PyTorch's DataLoader in a process of its own, so that its memory can be measured. `name` is its decoder, or
 /// `startup`.
-pub fn torch(bench: &mut Bench, photos: &Path, name: &str) -> Program {
-    let options = json!({ "photos": path_text(photos), "batch_size": BATCH_SIZE, "workers": WORKERS, "names": [name] });
+pub fn torch(bench: &mut Bench, photos: &Path, name: &str, batch_size: usize, crops: bool) -> Program {
+    let options = json!({
+        "photos": path_text(photos), "batch_size": batch_size, "workers": WORKERS, "names": [name], "crop": crops,
+    });
     bench.torch(include_str!("../../../peers/loader_images.py"), &options)
 }
 
+pub fn spdl(bench: &mut Bench, photos: &Path, crops: bool) -> Program {
+    let options = json!({ "photos": path_text(photos), "batch_size": BATCH_SIZE, "workers": WORKERS, "crop": crops });
+    bench.packaged("spdl", include_str!("../../../peers/loader_spdl.py"), &options, SPDL_REMEDY)
+}
+
 /// Seconds per epoch.
-fn epoch(loader: &DataLoader<Batch>) -> Result<f64> {
+pub fn epoch(loader: &DataLoader<Batch>) -> Result<f64> {
     let started = Instant::now();
     for batch in loader {
         let (images, _) = batch?;

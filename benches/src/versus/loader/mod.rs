@@ -13,6 +13,7 @@ macro_rules! photographs {
     };
 }
 
+mod arrow;
 mod autotune;
 mod images;
 mod index;
@@ -27,7 +28,9 @@ mod resident;
 mod resume;
 mod shards;
 mod startup;
+mod streams;
 mod threads;
+mod whole;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -79,9 +82,12 @@ fn measure_topic(topic: LoaderTopic, bench: &mut Bench) -> Result<()> {
     match topic {
         LoaderTopic::Resident => resident::measure(bench),
         LoaderTopic::Images => images::measure(bench),
+        LoaderTopic::Whole => whole::measure(bench),
         LoaderTopic::Startup => startup::measure(bench),
         LoaderTopic::Memory => memory::measure(bench),
         LoaderTopic::Shards => shards::measure(bench),
+        LoaderTopic::Streams => streams::measure(bench),
+        LoaderTopic::Arrow => arrow::measure(bench),
         LoaderTopic::Lmdb => lmdb::measure(bench),
         LoaderTopic::Parquet => parquet::measure(bench),
         #[cfg(feature = "dataloader-rs")]
