@@ -1,3 +1,1 @@
-//! An S3 server on the loopback, for the tests and `versus loader`.
-
-pub mod server;
+//! Tests only.

@@ -4,6 +4,7 @@
 
 mod files;
 mod proxy;
+mod server;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -11,7 +12,6 @@ use std::process::{Command, ExitCode};
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive_dataload::{RemoteOptions, configure_remote};
-use overdrive_remote_tests::server;
 
 /// The folder of buckets.
 const ROOT: &str = "OVERDRIVE_TEST_ROOT";

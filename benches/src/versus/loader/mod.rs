@@ -17,6 +17,7 @@ mod arrow;
 mod autotune;
 mod images;
 mod index;
+mod late_server;
 mod lmdb;
 mod memory;
 #[cfg(feature = "dataloader-rs")]

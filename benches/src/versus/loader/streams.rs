@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -10,15 +11,19 @@ use overdrive::dataload::{
     WebDatasetWriter, WebSample, configure_remote,
 };
 use overdrive_bench_report::{Ratio, Target};
-use overdrive_remote_tests::server;
 
 use super::images::{self, Batch};
-use super::{Bench, WORKERS, path_text};
+use super::{Bench, WORKERS, late_server, path_text};
 use crate::versus::turns::{Case, Turns};
 
-const CASE: &str = photographs!(
-    "photographs in 8 interleaved tar shards of a server on this machine, each answer 40 ms late, nothing cached, 2 workers"
+const STEPPED: &str = photographs!(
+    "photographs in 8 interleaved tar shards of a server on this machine, each answer 40 ms late, nothing cached, 2 \
+     workers, in a loop that waits 40 ms for each batch of 64"
 );
+const BUSY: &str =
+    photographs!("the same in a loop that does nothing, so that the server takes time of the workers' cores");
+/// What a step takes that needs nothing of the host.
+const STEP: Duration = Duration::from_millis(40);
 const LATE: Duration = Duration::from_millis(40);
 const STREAMS: usize = 8;
 /// How often each photograph is in the shards, which then have 45 MB or so.
@@ -26,26 +31,32 @@ const COPIES: usize = 8;
 const BATCH_SIZE: usize = 64;
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
-    let Some(photos) = bench.photos(CASE) else { return Ok(()) };
+    let Some(photos) = bench.photos(STEPPED) else { return Ok(()) };
     let folder = bench.work.join("streams");
     if !folder.is_dir() {
         write(&photos, &folder)?;
     }
-    let address = server::start_late(&bench.work, false, LATE)?;
+    let address = late_server::start(&bench.work, LATE)?;
     let shards = format!("{:06}..{:06}", 0, STREAMS - 1);
     let [disk, server] =
         [path_text(&folder), format!("http://{address}/streams")].map(|place| format!("{place}/{{{shards}}}.tar"));
 
-    let mut turns = Turns::default();
-    turns.ours("the server", || {
+    let from_server = |step| {
         let cache = tempfile::tempdir_in(&bench.work)?;
         configure_remote(RemoteOptions::default().cache(cache.path()))?;
-        epoch(&server)
-    });
-    turns.ours("the disk", || epoch(&disk));
+        epoch(&server, step)
+    };
+    let mut turns = Turns::default();
+    for (name, step) in [("with steps", STEP), ("without", Duration::ZERO)] {
+        turns.ours(&format!("the server, {name}"), move || from_server(step));
+        let disk = disk.clone();
+        turns.ours(&format!("the disk, {name}"), move || epoch(&disk, step));
+    }
     turns.take("streams", bench.pairs)?;
-    let case = Case { text: CASE, unit: "images/s", ratio: Ratio::ShareOfRate };
-    turns.compare(&mut bench.findings, case, ("the server", "the disk"), Some(Target::AtLeast(0.9)))
+    let case = |text| Case { text, unit: "images/s", ratio: Ratio::ShareOfRate };
+    let (findings, target) = (&mut bench.findings, Some(Target::AtLeast(0.9)));
+    turns.compare(findings, case(STEPPED), ("the server, with steps", "the disk, with steps"), target)?;
+    turns.compare(findings, case(BUSY), ("the server, without", "the disk, without"), None)
 }
 
 fn write(photos: &Path, folder: &Path) -> Result<()> {
@@ -65,7 +76,7 @@ fn write(photos: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Images per second of an epoch, with opening the shards.
-fn epoch(shards: &str) -> Result<f64> {
+fn epoch(shards: &str, step: Duration) -> Result<f64> {
     let started = Instant::now();
     let samples = WebDataset::open(shards)?.map(|sample: WebSample| {
         let jpg = sample.get("jpg").ok_or_else(|| DataError::other("no jpg"))?;
@@ -73,7 +84,11 @@ fn epoch(shards: &str) -> Result<f64> {
     });
     let builder = DataLoader::stream(samples).batch_size(BATCH_SIZE).interleave(STREAMS).num_workers(WORKERS);
     let loader: DataLoader<Batch> = builder.collate(images::pipeline()).build()?;
-    let seen = loader.iter().try_fold(0, |seen, batch| Ok::<_, DataError>(seen + batch?.1.size()[0]))?;
+    let mut seen = 0;
+    for batch in &loader {
+        seen += batch?.1.size()[0];
+        thread::sleep(step);
+    }
     ensure!(seen > 0, "there are no images");
     Ok(seen as f64 / started.elapsed().as_secs_f64())
 }

@@ -3,10 +3,8 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::Result;
-use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use s3s::auth::SimpleAuth;
@@ -18,18 +16,7 @@ use tokio::net::TcpListener;
 pub const KEY: (&str, &str) = ("user", "password");
 
 /// Serves the folders of `root` as buckets, until the process ends; with credentials, or to everybody.
-///
-/// # Errors
-/// When no thread or port is free, or `root` is no folder.
 pub fn start(root: &Path, with_credentials: bool) -> Result<SocketAddr> {
-    start_late(root, with_credentials, Duration::ZERO)
-}
-
-/// The same, where each answer comes so much later.
-///
-/// # Errors
-/// As [`start`].
-pub fn start_late(root: &Path, with_credentials: bool, late: Duration) -> Result<SocketAddr> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let files = FileSystem::new(root).map_err(|error| anyhow::anyhow!("{error:?}"))?;
     let mut service = S3ServiceBuilder::new(files);
@@ -43,13 +30,6 @@ pub fn start_late(root: &Path, with_credentials: bool, late: Duration) -> Result
         runtime.block_on(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 let service = service.clone();
-                let service = service_fn(move |request| {
-                    let service = service.clone();
-                    async move {
-                        tokio::time::sleep(late).await;
-                        Service::call(&service, request).await
-                    }
-                });
                 tokio::spawn(async move {
                     let served =
                         Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), service).await;
