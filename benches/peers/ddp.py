@@ -1,5 +1,6 @@
 """A PyTorch rank in `versus ddp`. Answers each line `MODEL_WHAT STEPS` with seconds or, for `hidden`, with a share."""
 
+import contextlib
 import sys
 import time
 
@@ -51,10 +52,11 @@ class Training:
         self.loss(self.ddp(self.inputs), self.targets).backward()
         self.opt.step()
 
-    def seconds(self, steps):
+    def seconds(self, steps, local):
         started = time.perf_counter()
-        for _ in range(steps):
-            self.step()
+        with self.ddp.no_sync() if local else contextlib.nullcontext():
+            for _ in range(steps):
+                self.step()
         return time.perf_counter() - started
 
     def sums(self, steps):
@@ -96,7 +98,7 @@ def main():
             communication, overlap = training.overlap(int(steps))
             answer = overlap / communication if what == "hidden" else overlap / int(steps)
         else:
-            answer = training.sums(int(steps)) if what == "sum" else training.seconds(int(steps))
+            answer = training.sums(int(steps)) if what == "sum" else training.seconds(int(steps), what == "local")
         print(answer, flush=True)
     dist.destroy_process_group()
 

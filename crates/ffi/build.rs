@@ -148,7 +148,7 @@ fn distributed(build: &mut cc::Build, libtorch: &Path, cuda: Option<&[PathBuf]>)
         Some(include) => {
             println!("cargo::rerun-if-changed={}", include.join("nccl.h").display());
             build.flag("-isystem").flag(include);
-            sources.push("c10d_nccl");
+            sources.extend(["c10d_nccl", "c10d_mem_pool"]);
         }
         None => {
             if let Some(packages) = packages {

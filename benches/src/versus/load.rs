@@ -13,12 +13,11 @@ use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
 use tch::nn::VarStore;
 
 use super::checkpoint::{peer, time, versions};
+use super::peer::KEEPS_MEMORY;
 use super::turns::{Case, Findings, Turns};
 use super::{Options, optim, work_folder};
 
 const PAIRS: u32 = 9;
-/// glibc's setting that memory comes from the heap alone, and the one that the heap keeps what is freed.
-const KEEPS_MEMORY: [(&str, &str); 2] = [("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "1000000000000")];
 
 /// Measures in a process that keeps freed memory, and so do the peers, which inherit its environment.
 ///

@@ -12,6 +12,11 @@ use anyhow::{Context, Result, anyhow, bail};
 /// A peer that has not answered, or not ended, for so long hangs.
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
+/// An environment in which a process keeps the memory that it frees: glibc's setting that memory comes from the heap alone,
+/// and the one that the heap is not trimmed. Without it, of two programs that do the same one may ask the system for its
+/// memory anew in each step.
+pub const KEEPS_MEMORY: [(&str, &str); 2] = [("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "1000000000000")];
+
 /// A running peer: one process, or several that handle each request together. Dropping it closes their standard input,
 /// which ends them.
 pub struct Peer {

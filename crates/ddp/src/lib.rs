@@ -54,7 +54,9 @@ pub use hooks::{CommHook, GradBucket};
 pub use local_sgd::ModelAverager;
 pub use node_check::{NodeCheckOptions, NodeReport, check_node};
 pub use one_bit_adam::{OneBitAdam, OneBitAdamOptions};
-pub use overdrive_ffi::c10d::{GroupFailure, ReduceOp, Store, TcpStoreOptions, flight_record, nccl_is_compiled};
+pub use overdrive_ffi::c10d::{
+    GroupFailure, MemPool, MemPoolGuard, ReduceOp, Store, TcpStoreOptions, flight_record, nccl_is_compiled,
+};
 pub use overdrive_launch::LaunchError;
 pub use rendezvous::InitMethod;
 pub use spawn::spawn;

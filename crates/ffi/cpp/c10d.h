@@ -9,6 +9,7 @@ extern "C" {
 typedef struct od_store od_store;
 typedef struct od_group od_group;
 typedef struct od_work od_work;
+typedef struct od_mem_pool od_mem_pool;
 typedef struct od_reducer od_reducer;
 
 typedef struct {
@@ -124,6 +125,17 @@ od_status od_group_abort(const od_group* group, od_error* err) noexcept;
 // The sum over ranks of a copy of the tensor; its backward sums the gradients over ranks.
 od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor, at::Tensor** out,
                                  od_error* err) noexcept;
+
+// c10d_mem_pool.cpp
+// A pool of a CUDA device's memory. With `nccl`, a group, NCCL allocates it.
+od_status od_mem_pool_new(int32_t device, const od_group* nccl, od_mem_pool** out, od_error* err) noexcept;
+void od_mem_pool_free(od_mem_pool* pool) noexcept;
+// Until the end, this thread's allocations on the device come from the pool.
+od_status od_mem_pool_begin(const od_mem_pool* pool, od_error* err) noexcept;
+void od_mem_pool_end(const od_mem_pool* pool) noexcept;
+// Registers the pool's memory, what it has and what comes, at the group's communicator. The group keeps the pool.
+od_status od_group_register_pool(const od_group* group, const od_mem_pool* pool, od_error* err) noexcept;
+od_status od_group_deregister_pool(const od_group* group, const od_mem_pool* pool, od_error* err) noexcept;
 
 // c10d_collective.cpp
 od_status od_collective_start(const od_group* group, const od_collective* collective, od_work** out,

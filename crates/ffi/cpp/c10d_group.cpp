@@ -83,10 +83,12 @@ bool shut_down_by(const od_group& group, Clock::time_point deadline) {
   auto future = ended->get_future();
   auto size = group.group->getSize();
   auto longest = std::min<Clock::duration>(LONGEST_HOLD, (deadline - Clock::now()) / 2);
-  std::thread([backends = group.backends, connections = group.connections, size, longest, ended]() mutable {
+  std::thread([backends = group.backends, registrations = group.registrations, connections = group.connections, size,
+               longest, ended]() mutable {
     std::exception_ptr failure;
     try {
       hold_until_connected(connections, size, longest);
+      if (registrations) registrations->take_back_all();
       for (const auto& backend : backends) backend->shutdown();
     } catch (...) {
       failure = std::current_exception();
@@ -164,6 +166,7 @@ od_status od_group_new(const od_store* store, const od_group_options* options, o
     if (nccl) add_backend(*group, named, *options, at::kCUDA, ProcessGroup::BackendType::NCCL);
     group->group->setGroupName(options->name);
     group->verifies = options->verify != 0;
+    if (nccl) group->registrations = overdrive::new_registrations();
     if (options->backend != OD_NCCL && options->size > 1) {
       group->connections = named;
       named->add(CONNECTED, 1);

@@ -12,6 +12,7 @@
 
 #include "c10d.h"
 #include "c10d_one_at_a_time.h"
+#include "c10d_registrations.h"
 #include "guarded.h"
 
 struct od_store {
@@ -27,6 +28,8 @@ struct od_group {
   mutable c10::intrusive_ptr<c10d::Store> connections;
   // The communicators are freed, or being freed: nothing may touch them.
   mutable std::atomic<bool> is_shut_down{false};
+  // Over NCCL.
+  std::shared_ptr<overdrive::Registrations> registrations;
 };
 
 struct od_work {

@@ -3,7 +3,12 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
 #include "c10d_backends.h"
+#include "c10d_guarded.h"
 
 int32_t od_nccl_compiled(void) noexcept { return 1; }
 
@@ -25,13 +30,33 @@ struct Nccl final : c10d::ProcessGroupNCCL {
     if (!isInitialized()) eagerConnectSingleDevice(device);
   }
 
+  // That of a device, which waits for its ranks where it is not there yet.
+  std::pair<std::shared_ptr<c10d::NCCLComm>, ncclComm_t> communicator(at::Device device) {
+    connect(device);
+    c10::DeviceGuard guard(device);
+    auto* ready = reinterpret_cast<ncclComm_t>(getCommPtr());
+    auto owner = getNCCLComm(std::to_string(device.index()));
+    TORCH_CHECK(ready != nullptr && owner != nullptr, "the group has no communicator on ", device);
+    return {std::move(owner), ready};
+  }
+
+  void wait_until_idle(const overdrive::Failures& failures) {
+    auto deadline = std::chrono::steady_clock::now() + options_->timeout;
+    while (!idle()) {
+      TORCH_CHECK(!failures.any(), "work of the group has failed");
+      TORCH_CHECK(std::chrono::steady_clock::now() < deadline, "timed out: the group's work was not done after ",
+                  options_->timeout.count(), " ms");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
   void outlive_failures() { asyncErrorHandling_ = c10d::NoHandling; }
 };
 
 c10::intrusive_ptr<Nccl> nccl_of(const od_group& group) {
   for (const auto& backend : group.backends)
     if (auto nccl = c10::dynamic_intrusive_pointer_cast<Nccl>(backend)) return nccl;
-  TORCH_CHECK(false, "only a communicator of NCCL can be split");
+  TORCH_CHECK(false, "only a group over NCCL has a communicator, to split it or to register memory");
 }
 
 at::Device cuda(int32_t number) { return {at::kCUDA, static_cast<c10::DeviceIndex>(number)}; }

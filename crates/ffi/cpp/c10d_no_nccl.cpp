@@ -1,5 +1,7 @@
 // Replaces c10d_nccl.cpp where libtorch has no CUDA or the headers are missing.
 #include "c10d_backends.h"
+#include "c10d_registrations.h"
+#include "guarded.h"
 
 int32_t od_nccl_compiled(void) noexcept { return 0; }
 
@@ -16,6 +18,34 @@ bool nccl_is_idle(c10d::Backend&) { return true; }
 
 void nccl_outlives_failures(c10d::Backend&) {}
 
+std::shared_ptr<Registrations> new_registrations() { return nullptr; }
+
 std::string nccl_record(bool) { TORCH_CHECK(false, "built without NCCL: it has no record"); }
 
 }  // namespace overdrive
+
+namespace {
+
+constexpr const char* NO_POOLS = "built without NCCL: there are no pools of its memory";
+
+}  // namespace
+
+od_status od_mem_pool_new(int32_t, const od_group*, od_mem_pool**, od_error* err) noexcept {
+  return overdrive::guarded(err, [] { TORCH_CHECK(false, NO_POOLS); });
+}
+
+void od_mem_pool_free(od_mem_pool*) noexcept {}
+
+od_status od_mem_pool_begin(const od_mem_pool*, od_error* err) noexcept {
+  return overdrive::guarded(err, [] { TORCH_CHECK(false, NO_POOLS); });
+}
+
+void od_mem_pool_end(const od_mem_pool*) noexcept {}
+
+od_status od_group_register_pool(const od_group*, const od_mem_pool*, od_error* err) noexcept {
+  return overdrive::guarded(err, [] { TORCH_CHECK(false, NO_POOLS); });
+}
+
+od_status od_group_deregister_pool(const od_group*, const od_mem_pool*, od_error* err) noexcept {
+  return overdrive::guarded(err, [] { TORCH_CHECK(false, NO_POOLS); });
+}

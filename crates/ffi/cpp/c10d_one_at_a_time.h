@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 
@@ -31,6 +32,7 @@ class OneAtATime final : public c10d::ProcessGroup {
   auto locked(Body&& body) {
     std::lock_guard<std::timed_mutex> lock(starting_);
     if (const char* how = ended_) C10_THROW_ERROR(DistError, c10::str("the group was ", how, ": make a new one"));
+    if (before_each) before_each();
     try {
       return body();
     } catch (const c10::DistError&) {
@@ -116,6 +118,9 @@ class OneAtATime final : public c10d::ProcessGroup {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override {
     locked([&] { ProcessGroup::monitoredBarrier(options, wait_all_ranks); });
   }
+
+  // What happens before each collective; it does not throw. Set where none can begin.
+  std::function<void()> before_each;
 
  private:
   std::timed_mutex starting_;

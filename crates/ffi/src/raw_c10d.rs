@@ -17,7 +17,7 @@ macro_rules! opaque {
         }
     )*};
 }
-opaque!(Store, Group, Work, Reducer);
+opaque!(Store, Group, Work, Reducer, MemPool);
 
 #[repr(C)]
 pub struct TcpStore {
@@ -175,6 +175,12 @@ unsafe extern "C" {
     ) -> Status;
     pub fn od_group_free(group: *mut Group, timeout_ms: i64);
     pub fn od_group_split_none(group: *const Group, device: i32, err: *mut Error) -> Status;
+    pub fn od_mem_pool_new(device: i32, nccl: *const Group, out: *mut *mut MemPool, err: *mut Error) -> Status;
+    pub fn od_mem_pool_free(pool: *mut MemPool);
+    pub fn od_mem_pool_begin(pool: *const MemPool, err: *mut Error) -> Status;
+    pub fn od_mem_pool_end(pool: *const MemPool);
+    pub fn od_group_register_pool(group: *const Group, pool: *const MemPool, err: *mut Error) -> Status;
+    pub fn od_group_deregister_pool(group: *const Group, pool: *const MemPool, err: *mut Error) -> Status;
     pub fn od_group_close(group: *const Group, timeout_ms: i64, err: *mut Error) -> Status;
     pub fn od_group_monitored_barrier(
         group: *const Group,

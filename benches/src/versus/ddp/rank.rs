@@ -7,14 +7,14 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
-use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, TopK};
+use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, SharedMemory, TopK};
 use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp, init_process_group};
 use tch::nn::VarStore;
 
 use super::RANKS;
 use super::port::free_port;
 use crate::model::{Cnn, Mlp, cross_entropy};
-use crate::versus::peer::Peer;
+use crate::versus::peer::{KEEPS_MEMORY, Peer};
 
 /// Samples per rank and step.
 pub const BATCH: i64 = 32;
@@ -23,16 +23,19 @@ const WIDTHS: [i64; 5] = [784, 2048, 2048, 2048, 10];
 /// Warm-up steps: until DDP has rebuilt its buckets, optimizers and hooks have their state, and hooks compress.
 const WARM_UP: u32 = 4;
 
+/// What is measured without a hook; other names are those of hooks.
+const WITHOUT_HOOK: [&str; 5] = ["step", "local", "hidden", "overlap", "sum"];
+
 /// Starts so many ranks. `command` makes the command of a rank from its number and the master's port.
 pub fn start(size: usize, command: impl Fn(usize, u16) -> Result<Command>) -> Result<Peer> {
     let port = free_port();
     Peer::start_together(command(0, port)?, (1..size).map(|rank| command(rank, port)).collect::<Result<_>>()?)
 }
 
-/// The command that runs this program as a rank.
+/// The command that runs this program as a rank, which keeps its memory between steps.
 pub fn command(rank: usize, port: u16) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("ddp-rank");
+    command.arg("ddp-rank").envs(KEEPS_MEMORY);
     set_variables(&mut command, (rank, RANKS), port);
     Ok(command)
 }
@@ -68,7 +71,7 @@ pub fn serve() -> Result<()> {
         let (model, what) = name.split_once('_').context("expected a model and what to measure of it")?;
         let (model, times) = model.split_once('*').unwrap_or((model, "1"));
         let samples = BATCH * times.parse::<i64>()?;
-        let hook = if ["step", "local", "hidden", "overlap", "sum"].contains(&what) { "none" } else { what };
+        let hook = if WITHOUT_HOOK.contains(&what) { "none" } else { what };
         let key = format!("{model} {hook}");
         if !trainings.contains_key(&key) {
             trainings.insert(key.clone(), Training::new(model, hook, &group)?);
@@ -180,6 +183,7 @@ fn register(hook: &str, ddp: &DistributedDataParallel, group: &ProcessGroup) -> 
         "bfloat16" => ddp.register_comm_hook(CastCompress::bfloat16(group))?,
         "PowerSGD" => ddp.register_comm_hook(PowerSgd::new(group, power)?)?,
         "top-k" => ddp.register_comm_hook(TopK::new(group, 0.01, 2)?)?,
+        "SharedMemory" => ddp.register_comm_hook(SharedMemory::new(group)?)?,
         "1-bit" => ddp.register_comm_hook(OneBit::new(group, 2))?,
         _ => anyhow::bail!("no hook {hook}"),
     }

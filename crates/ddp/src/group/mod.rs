@@ -1,5 +1,6 @@
 //! Process groups.
 
+mod mem_pool;
 mod sub_groups;
 
 use std::sync::atomic::{AtomicU64, Ordering};

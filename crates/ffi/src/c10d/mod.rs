@@ -11,6 +11,7 @@ mod bucket_hook;
 mod collective;
 mod group;
 mod listen;
+mod mem_pool;
 mod reducer;
 mod store;
 
@@ -23,6 +24,7 @@ pub use bucket_hook::{BucketHook, GradBucket};
 pub use collective::{Collective, CollectiveKind, ReduceOp, Work};
 pub use group::{Backend, GroupFailure, GroupOptions, ProcessGroup, flight_record, nccl_is_compiled};
 pub use listen::is_loopback;
+pub use mem_pool::{MemPool, MemPoolGuard};
 pub use reducer::{BucketLayout, Reducer, ReducerOptions, backward};
 pub use store::{Store, TcpStoreOptions};
 

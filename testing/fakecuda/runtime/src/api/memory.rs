@@ -9,6 +9,7 @@ use super::streams::has_waited_in_copy;
 use crate::clock::Access;
 use crate::error::CudaError;
 use crate::guard;
+use crate::nccl::communicator;
 use crate::operation::{Kind, Operation};
 use crate::poison::{poison, spoil};
 use crate::world::{CURRENT, World, world};
@@ -48,6 +49,9 @@ pub extern "C" fn cudaFree(address: usize) -> i32 {
     world.count("device frees", 1);
     world.waits.note("device free");
     let Some(device) = world.device_at(address) else { return code(Err(CudaError::INVALID_VALUE)) };
+    if communicator::is_registered(address) {
+        world.count("nccl memory freed while registered", 1);
+    }
     let told = world.synchronize_device(device);
     let freed = world.devices[device].memory.free(address);
     code(if freed { told } else { Err(CudaError::INVALID_VALUE) })

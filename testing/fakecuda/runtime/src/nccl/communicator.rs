@@ -14,6 +14,7 @@ use super::lanes::Lanes;
 use super::members::{self, Exchange};
 use super::order;
 use super::reduce::{DataType, Reduction};
+use super::registered::Registered;
 
 /// How long a host that waits for other ranks sleeps before it looks again.
 const PAUSE: Duration = Duration::from_micros(500);
@@ -79,6 +80,7 @@ pub struct Communicator {
     wanted: AtomicU64,
     counters: Mutex<Counters>,
     looked: Mutex<Option<Instant>>,
+    pub registered: Registered,
 }
 
 fn open<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -101,6 +103,7 @@ impl Communicator {
             wanted: AtomicU64::new(0),
             counters: Mutex::default(),
             looked: Mutex::default(),
+            registered: Registered::default(),
         }
     }
 
@@ -309,6 +312,11 @@ pub fn add(communicator: &Arc<Communicator>) -> usize {
 pub fn of(handle: usize) -> Result<Arc<Communicator>, Failure> {
     let own = open(&ALL).get(&handle).cloned();
     own.ok_or_else(|| Failure::new(Code::INVALID_ARGUMENT, format!("{handle:#x} is no communicator")))
+}
+
+/// Whether memory is registered at a communicator that is there.
+pub fn is_registered(address: usize) -> bool {
+    open(&ALL).values().any(|communicator| communicator.registered.has(address))
 }
 
 /// Gives a handle back.

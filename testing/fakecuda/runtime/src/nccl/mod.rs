@@ -24,6 +24,7 @@ mod order;
 pub mod reduce;
 #[cfg(test)]
 mod reduce_tests;
+mod registered;
 mod round;
 #[cfg(test)]
 mod round_tests;

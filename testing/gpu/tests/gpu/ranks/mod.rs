@@ -6,6 +6,7 @@ pub mod failures;
 pub mod full;
 pub mod offload;
 pub mod parts;
+pub mod pools;
 #[path = "../../../../../crates/launch/tests/launch/port.rs"]
 mod port;
 mod processes;
@@ -41,6 +42,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("asked", splits::asked),
     ("failures", failures::scenario),
     ("parts", parts::scenario),
+    ("pools", pools::scenario),
     ("full", full::scenario),
     ("steps", steps::scenario),
     ("offload", offload::scenario),

@@ -19,6 +19,7 @@ const LIMIT: Duration = Duration::from_secs(500);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// What a rank is told.
+#[derive(Clone)]
 pub struct Meeting {
     pub rank: usize,
     pub size: usize,
