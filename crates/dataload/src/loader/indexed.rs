@@ -41,6 +41,8 @@ where
     pub(crate) store: Option<Arc<DeviceStore<C::Batch>>>,
     /// Draws the orders as PyTorch's loader does.
     pub(crate) torch_order: Option<TorchOrder>,
+    /// Whether several ranks share the data, so that all must make the same number of steps.
+    pub(crate) shared: bool,
 }
 
 impl<D, C> BatchSource<C::Batch> for Indexed<D, C>
@@ -50,10 +52,11 @@ where
 {
     fn begin(&self, position: &mut Position) -> Result<Arc<dyn EpochWork<C::Batch>>, DataError> {
         let plan = self.plan(position)?;
-        let shared = self.batch_sampler.world_size() > 1;
         let pool = match &self.torch_order {
             // The sampler cannot draw this epoch's order again.
-            Some(_) if !shared && self.stages.on_error != OnError::Fail => plan.batches().flatten().copied().collect(),
+            Some(_) if !self.shared && self.stages.on_error != OnError::Fail => {
+                plan.batches().flatten().copied().collect()
+            }
             _ => Vec::new(),
         };
         let known = OnceLock::new();
@@ -65,7 +68,7 @@ where
             stages: self.stages.clone(),
             store: self.store.clone(),
             plan,
-            shared,
+            shared: self.shared,
             batch_sampler: self.batch_sampler.clone(),
             pool: known,
             seed: self.identity.seed,

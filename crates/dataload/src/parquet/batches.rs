@@ -38,7 +38,7 @@ pub struct ParquetBatches {
     window_bytes: Option<usize>,
     pub(super) shuffle: bool,
     /// Which part of the rows belongs to this rank.
-    rank: Rank,
+    pub(super) rank: Rank,
     seed: u64,
     pub(super) spare: Arc<Spare>,
 }

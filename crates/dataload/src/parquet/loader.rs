@@ -66,7 +66,8 @@ impl<C: Collate<Table> + 'static> DataLoaderBuilder<FromParquet, C> {
         let (sampler, batch_size) = (SequentialSampler::new(batches.len()), options.batch_size.unwrap_or(1));
         check_order(&sampler)?;
         let sampler = FixedBatches::new(sampler, batch_size, false)?;
-        let (len, global_batch_size) = (batches.len(), sampler.global_batch_size());
+        let (len, global_batch_size, shared) =
+            (batches.len(), sampler.global_batch_size(), batches.rank.world_size > 1);
         let identity = Identity { stream: false, len, global_batch_size, seed: options.seed, order };
         let (stages, machinery) = options.assemble(collate)?;
         let pinned = stages.pinned;
@@ -86,6 +87,7 @@ impl<C: Collate<Table> + 'static> DataLoaderBuilder<FromParquet, C> {
             known_order: Mutex::default(),
             store: None,
             torch_order: None,
+            shared,
         };
         Ok(DataLoader::new(Arc::new(source), machinery))
     }

@@ -107,7 +107,13 @@ impl Windows {
         // The largest first, so that no thread is still busy with one when the others are done.
         waiting.sort_by_key(|part| dataset.packed_bytes(groups[part.group].0, part.column));
         let columns = columns.map(|_| groups.iter().map(|_| None).collect()).collect();
-        Decoding { missing: waiting.len(), waiting, columns, order: Arc::default(), failed: false, done: None }
+        let missing = waiting.len();
+        let mut window = Decoding { missing, waiting, columns, order: Arc::default(), failed: false, done: None };
+        if missing == 0 {
+            // No column is selected.
+            self.finish(number, &mut window);
+        }
+        window
     }
 
     /// The windows of a batch, decoded together with the other threads that need them.
@@ -193,21 +199,25 @@ impl Windows {
     fn part_done(&self, number: usize, window: &mut Decoding) {
         window.missing -= 1;
         if window.missing == 0 {
-            let (mut place, shuffled) = (self.plan.windows[number].1.start, self.plan.windows[number].1.len());
-            let used: Vec<Range<usize>> = match self.batches.shuffle {
-                true => std::iter::once(0..shuffled).collect(),
-                false => self.plan.groups_of(number).iter().map(|(_, rows)| rows.clone()).collect(),
-            };
-            let mut arrays = Vec::with_capacity(used.len());
-            for rows in used {
-                let end = place + rows.len();
-                arrays.push((rows, place));
-                place = end;
-            }
-            let columns = std::mem::take(&mut window.columns).into_iter();
-            let columns = columns.map(|arrays| arrays.into_iter().flatten().collect()).collect();
-            window.done = Some(Arc::new(Window { columns, arrays }));
+            self.finish(number, window);
         }
+    }
+
+    fn finish(&self, number: usize, window: &mut Decoding) {
+        let (mut place, shuffled) = (self.plan.windows[number].1.start, self.plan.windows[number].1.len());
+        let used: Vec<Range<usize>> = match self.batches.shuffle {
+            true => std::iter::once(0..shuffled).collect(),
+            false => self.plan.groups_of(number).iter().map(|(_, rows)| rows.clone()).collect(),
+        };
+        let mut arrays = Vec::with_capacity(used.len());
+        for rows in used {
+            let end = place + rows.len();
+            arrays.push((rows, place));
+            place = end;
+        }
+        let columns = std::mem::take(&mut window.columns).into_iter();
+        let columns = columns.map(|arrays| arrays.into_iter().flatten().collect()).collect();
+        window.done = Some(Arc::new(Window { columns, arrays }));
     }
 
     /// Keeps the memory of arrays, at most that of two windows.

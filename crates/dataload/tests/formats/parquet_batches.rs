@@ -183,6 +183,41 @@ fn a_loader_skips_or_replaces_the_batch_of_a_bad_row_and_names_the_row() -> Resu
 }
 
 #[test]
+fn batches_without_columns_count_rows() -> Result<(), DataError> {
+    for shuffle in [false, true] {
+        let batches = parts().select([""; 0])?.batches(7)?.shuffle(shuffle).window(2);
+        let of_rows = |found: Vec<Table>| found.iter().map(Table::rows).collect::<Vec<_>>();
+        let expected = [[7; 8].as_slice(), &[4]].concat();
+        assert_eq!(of_rows((0..9).map(|number| batches.batch(0, number)).collect::<Result<_, _>>()?), expected);
+        assert_eq!(of_rows(batches.epoch(0).collect::<Result<_, _>>()?), expected);
+        for workers in [0, 2] {
+            let loader = batches.clone().loader().num_workers(workers).build()?;
+            assert_eq!(of_rows(loader.iter().collect::<Result<_, _>>()?), expected);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn ranks_make_as_many_steps_where_one_skips_batches() -> Result<(), DataError> {
+    // Every row group of the third file is bad, and it belongs to the second rank.
+    let files =
+        ["numbers", "numbers", "nulls", "numbers"].map(|name| fixture("parquet").join(format!("{name}.parquet")));
+    for workers in [0, 2] {
+        let [first, second] = [0, 1].map(|rank| {
+            let batches = ParquetDataset::from_files(files.clone())?.select(["int64"])?.batches(5)?.window(1);
+            let loader = batches.rank(rank, 2)?.loader().num_workers(workers).on_error(OnError::Skip).build()?;
+            let steps = loader.iter().collect::<Result<Vec<_>, _>>()?.len();
+            Ok::<_, DataError>((steps, loader.faults().len()))
+        });
+        let ((first, faults), (second, skipped)) = (first?, second?);
+        assert_eq!((first, faults, second), (2 * ROWS / 5, 0, first), "{workers} workers");
+        assert!(skipped >= ROWS / 5, "{skipped}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_window_ends_at_its_bytes() -> Result<(), DataError> {
     // Row groups of 25, 25 and 10 rows, of 8 bytes each.
     let first_window = |change: fn(ParquetBatches) -> ParquetBatches| -> Result<u64, DataError> {
