@@ -17,7 +17,7 @@ impl ParquetBatches {
     ///
     /// Workers decode the columns of a window together, and the next window while they have no batch to make. With
     /// `num_workers(0)`, batches are made on the calling thread, and the next window is decoded on as many others as
-    /// make up [`threads`](crate::ParquetDataset::threads).
+    /// make up [`threads`](crate::ParquetDataset::threads), but at least one.
     ///
     /// The loader's `shuffle(true)` is the same as [`shuffle`](Self::shuffle) with the loader's seed: it shuffles rows
     /// within windows of row groups. Of several ranks, [`rank`](Self::rank) gives each its own row groups.

@@ -1,5 +1,8 @@
 //! Shuffled batches: every row once, in the same order on any number of threads and from any first batch.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
 use overdrive_dataload::{DataError, OnError, ParquetBatches, ParquetDataset, Ragged, Table, TensorBatch};
 
 use crate::fixture;
@@ -195,6 +198,34 @@ fn batches_without_columns_count_rows() -> Result<(), DataError> {
             assert_eq!(of_rows(loader.iter().collect::<Result<_, _>>()?), expected);
         }
     }
+    Ok(())
+}
+
+#[test]
+fn threads_decode_together_however_few_batches_are_left() -> Result<(), DataError> {
+    for (dataset, batch_size, batches, workers) in
+        [(parts(), ROWS, 1, 3), (parts(), 40, 2, 3), (open("empty"), 7, 0, 0)]
+    {
+        let loader = dataset.batches(batch_size)?.loader().num_workers(3).build()?;
+        assert_eq!(loader.iter().collect::<Result<Vec<_>, _>>()?.len(), batches);
+        assert_eq!(loader.stats().workers, workers);
+    }
+    // More than a loader may have workers.
+    assert_eq!(epoch(&parts().threads(2000).batches(7)?, 0).concat(), in_order());
+    Ok(())
+}
+
+#[test]
+fn threads_that_only_decode_are_no_workers() -> Result<(), DataError> {
+    let called = Arc::new(AtomicUsize::new(0));
+    let counter = called.clone();
+    let loader = parts().threads(3).batches(7)?.window(1).loader().worker_init_fn(move |_| {
+        counter.fetch_add(1, SeqCst);
+        Err(DataError::other("no licence"))
+    });
+    let loader = loader.num_workers(0).build()?;
+    assert_eq!(loader.iter().map(|batch| rows(&batch.unwrap())).collect::<Vec<_>>().concat(), in_order());
+    assert_eq!(called.load(SeqCst), 0);
     Ok(())
 }
 
