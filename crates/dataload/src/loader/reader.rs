@@ -50,7 +50,7 @@ pub(super) struct Reader<'a, D: Lookup, C, B> {
     pub(super) drawn: Vec<usize>,
     /// Whether the sample drawn last can still be rejected: each can be rejected once.
     rejectable: bool,
-    /// Samples that earlier attempts at this batch could not use.
+    /// Samples that earlier attempts at this batch could not read or use.
     unfit: &'a BTreeSet<usize>,
     pub(super) faults: Vec<Fault>,
 }
@@ -106,10 +106,11 @@ impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
             self.origin = origin;
             let (index, len) = (self.substitute(origin), self.work.dataset.len());
             self.place.set(Place::Sample(index as u64));
-            if index >= len {
+            if !self.unfit.contains(&index) {
+                if index < len {
+                    return Ok(Some(index));
+                }
                 self.pass_over(index, DataError::IndexOutOfRange { index, len })?;
-            } else if !self.unfit.contains(&index) {
-                return Ok(Some(index));
             } else if origin.substitutes == MAX_SUBSTITUTES {
                 return Err(self.work.of_sample(index, DataError::other("no substitute fits into the batch")));
             } else {
