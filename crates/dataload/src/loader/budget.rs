@@ -3,14 +3,14 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
 
 use crate::loader::tuner::local_ranks;
 use crate::loader::work::{Made, Outcome};
 use crate::tensor_batch::{Footprint, footprint_of};
-use crate::{Cancellation, TensorBatch};
+use crate::{Cancellation, DataError, TensorBatch};
 
 /// The host's budget unless set, where its memory is not known: 4 GiB.
 const HOST_BYTES: usize = 4 << 30;
@@ -65,8 +65,8 @@ impl Held {
 }
 
 impl<B> Budget<B> {
-    pub(crate) fn new(allowance: Allowance<B>) -> Arc<Self> {
-        Arc::new(Self { allowance, held: Mutex::default(), freed: Condvar::new() })
+    pub(crate) fn new(allowance: Allowance<B>) -> Self {
+        Self { allowance, held: Mutex::default(), freed: Condvar::new() }
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -80,22 +80,35 @@ impl<B> Budget<B> {
         }
     }
 
-    /// Waits until a batch may be made; `None` when cancelled.
+    /// Waits until a batch may be made; `None` when cancelled. Calls `meanwhile` while none may, until it has nothing
+    /// to do and returns false.
     ///
     /// Batches get their numbers after this, so the one that the training loop waits for never waits here for a later
     /// one.
-    pub(crate) fn begin(&self, cancelled: &Cancellation) -> Option<Making<'_, B>> {
+    pub(crate) fn begin(
+        &self,
+        cancelled: &Cancellation,
+        meanwhile: impl Fn() -> Result<bool, DataError>,
+    ) -> Result<Option<Making<'_, B>>, DataError> {
         let mut held = self.held();
+        let mut is_idle = false;
         while !cancelled.is_cancelled() {
             if held.admits(self.allowance.limits) {
                 held.making += 1;
-                return Some(Making { budget: self, bytes: None });
+                return Ok(Some(Making { budget: self, bytes: None }));
             }
-            held.waiting += 1;
-            held = self.freed.wait(held).unwrap_or_else(PoisonError::into_inner);
-            held.waiting -= 1;
+            if is_idle {
+                held.waiting += 1;
+                held = self.freed.wait(held).unwrap_or_else(PoisonError::into_inner);
+                held.waiting -= 1;
+                is_idle = false;
+            } else {
+                drop(held);
+                is_idle = !meanwhile()?;
+                held = self.held();
+            }
         }
-        None
+        Ok(None)
     }
 
     /// Records that the training loop takes a batch.
@@ -201,6 +214,8 @@ fn installed(meminfo: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     const LIMITS: Footprint = Footprint { host: 100, device: 50 };
@@ -222,6 +237,26 @@ mod tests {
         assert!(!held(2, 0, [0, 0], [40, 10]).admits(LIMITS));
         // One batch is made, however large.
         assert!(held(0, 0, [0, 0], [1000, 1000]).admits(LIMITS));
+    }
+
+    #[test]
+    fn a_thread_does_something_else_until_there_is_room() -> Result<(), DataError> {
+        let footprint = |_: &()| Footprint { host: 60, device: 0 };
+        let (budget, cancelled) = (Budget::new(Allowance { footprint, limits: LIMITS }), Cancellation::new());
+        let outcome = Ok(Outcome::Batch { batch: (), samples: 1, uploaded: None });
+        let mut made = Made::new(0, outcome, None);
+        budget.begin(&cancelled, || Ok(false))?.unwrap().done(&mut made);
+        let left = Cell::new(3);
+        let meanwhile = || {
+            left.set(left.get() - 1);
+            if left.get() == 0 {
+                budget.taken(&made);
+            }
+            Ok(true)
+        };
+        assert!(budget.begin(&cancelled, meanwhile)?.is_some());
+        assert_eq!(left.get(), 0);
+        Ok(())
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub(crate) struct Options {
     pin_memory: bool,
     device: Option<Device>,
     keep_on_device: bool,
-    /// Whether workers read the first batch of an epoch together.
+    /// Whether workers read the first batch of an epoch and the last ones together.
     pub(crate) shares: bool,
     /// How many threads read ahead for a loader without workers.
     pub(crate) readers: usize,
@@ -214,8 +214,8 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
     /// with equal seeds are close but not equal. A compiled step keeps the number that it was compiled with.
     ///
     /// Of the batches ahead only one is left when workers begin again, so that a slow batch is waited for sooner. Workers do
-    /// not rest where [`memory_budget`](Self::memory_budget) has no room for all batches ahead; and before they rest,
-    /// they decode a Parquet file's next row groups.
+    /// not rest where [`memory_budget`](Self::memory_budget) has no room for all batches ahead; and libtorch
+    /// has `alone` threads also while they decode a Parquet file's next row groups.
     pub fn compute_threads(mut self, threads: ComputeThreads) -> Self {
         self.options.compute_threads = Some(threads);
         self

@@ -9,12 +9,13 @@ use overdrive_core::{Activity, activity, is_taken_ahead, when_handed_out};
 
 use crate::loader::budget::{Allowance, Budget};
 use crate::loader::position::{EpochProgress, Given, Mark};
+use crate::loader::serve::make_guarded;
 use crate::loader::stats::Counters;
 use crate::loader::transfer::Used;
 use crate::loader::tuner::{Size, Tuner};
 use crate::loader::turns::Turns;
 use crate::loader::work::{EpochWork, Made, Outcome};
-use crate::loader::worker::{MOST_IN_FLIGHT, WorkerOptions, Workers, make_guarded};
+use crate::loader::worker::{MOST_IN_FLIGHT, WorkerOptions, Workers};
 use crate::tensor_batch::Footprint;
 use crate::{Cancellation, DataError};
 
@@ -76,7 +77,12 @@ impl<B: Send + 'static> Epoch<B> {
         let (first, epoch) = (progress.now().batch, progress.now().epoch);
         let left = batches.map_or(MOST_IN_FLIGHT, |batches| batches.saturating_sub(progress.now().taken()));
         let Size { workers, in_flight } = lock(&tuning.tuner).size();
-        let (workers, in_flight) = (workers.min(left), in_flight.min(left).max(1));
+        // More threads than batches have something to do where they decode these together.
+        let parts = work.as_ref().ok().filter(|_| workers > 0).map_or(0, |work| {
+            work.shared_by(workers);
+            work.parts_ahead()
+        });
+        let (workers, in_flight) = (workers.min(left.max(parts)), in_flight.min(left).max(1));
         tracing::debug!(epoch, batches, first, workers, in_flight, "epoch starts");
         counters.set_size(workers, in_flight);
         let turns = worker_options.compute_threads.map(Turns::new);
@@ -84,9 +90,14 @@ impl<B: Send + 'static> Epoch<B> {
             Err(error) => Crew::Failed(error),
             Ok(work) if workers == 0 => {
                 let readers = if left == 0 { 0 } else { worker_options.readers };
-                let readers =
-                    (readers > 0).then(|| Workers::spawn(work.clone(), readers, 0, first, worker_options, None));
-                readers.transpose().map_or_else(Crew::Failed, |it| Crew::CallingThread(work, it.map(Box::new)))
+                // The user's function is for workers.
+                let options = WorkerOptions { init: None, ..worker_options };
+                let readers = (readers > 0).then(|| Workers::spawn(work.clone(), readers, 0, first, options, None));
+                let readers = readers.transpose().unwrap_or_else(|error| {
+                    tracing::warn!(%error, "the calling thread decodes alone");
+                    None
+                });
+                Crew::CallingThread(work, readers.map(Box::new))
             }
             Ok(work) => {
                 let budget = tuning.allowance.map(Budget::new);

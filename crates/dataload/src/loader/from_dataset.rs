@@ -146,7 +146,9 @@ where
         let store = machinery.keep.map(|(ops, device)| Arc::new(DeviceStore::new(ops, device, len)));
         let (dataset, stages) = (Arc::new(dataset), Arc::new(stages));
         let (open, known_order): (Open<D>, _) = (Box::new(move |_| Ok(dataset.clone())), Mutex::default());
-        let source = Indexed { open, stages, batch_sampler, identity, own_order, known_order, store, torch_order };
+        let shared = batch_sampler.world_size() > 1;
+        let source =
+            Indexed { open, stages, batch_sampler, identity, own_order, known_order, store, torch_order, shared };
         Ok(DataLoader::new(Arc::new(source), machinery))
     }
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::batch_samples::{Stage, StageTimes};
 use crate::cache::DeviceStore;
@@ -41,6 +41,8 @@ where
     pub(crate) store: Option<Arc<DeviceStore<C::Batch>>>,
     /// Draws the orders as PyTorch's loader does.
     pub(crate) torch_order: Option<TorchOrder>,
+    /// Whether several ranks share the data, so that all must make the same number of steps.
+    pub(crate) shared: bool,
 }
 
 impl<D, C> BatchSource<C::Batch> for Indexed<D, C>
@@ -50,10 +52,11 @@ where
 {
     fn begin(&self, position: &mut Position) -> Result<Arc<dyn EpochWork<C::Batch>>, DataError> {
         let plan = self.plan(position)?;
-        let shared = self.batch_sampler.world_size() > 1;
         let pool = match &self.torch_order {
             // The sampler cannot draw this epoch's order again.
-            Some(_) if !shared && self.stages.on_error != OnError::Fail => plan.batches().flatten().copied().collect(),
+            Some(_) if !self.shared && self.stages.on_error != OnError::Fail => {
+                plan.batches().flatten().copied().collect()
+            }
             _ => Vec::new(),
         };
         let known = OnceLock::new();
@@ -65,7 +68,7 @@ where
             stages: self.stages.clone(),
             store: self.store.clone(),
             plan,
-            shared,
+            shared: self.shared,
             batch_sampler: self.batch_sampler.clone(),
             pool: known,
             seed: self.identity.seed,
@@ -179,8 +182,8 @@ where
         read
     }
 
-    fn can_read_ahead(&self) -> bool {
-        self.dataset.can_read_ahead()
+    fn parts_ahead(&self) -> usize {
+        self.dataset.parts_ahead()
     }
 
     fn shared_by(&self, workers: usize) {
@@ -216,7 +219,7 @@ where
             let (workers, end) = (self.workers.load(Relaxed), self.plan.len());
             let is_read = self.store.is_none() && self.stages.shares && !self.delivered.contains(&self.begin);
             let batch = |number: usize| SharedBatch::new(number, self.plan.draws(number).collect());
-            let first = Some(batch(self.begin)).filter(|first| is_read && workers > 1 && first.len() > 1);
+            let first = (is_read && workers > 1).then(|| batch(self.begin)).filter(|first| first.len() > 1);
             let Some(first) = first else { return Vec::new() };
             self.next.store(self.begin + 1, Relaxed);
             let left = if self.delivered.is_empty() { end.saturating_sub(self.begin + 1) % workers } else { 0 };
@@ -230,18 +233,23 @@ where
 
     /// Reads samples of a shared batch with the other workers; true where this one makes it.
     fn help(&self, batch: &SharedBatch<D::Sample>, cancelled: &Cancellation) -> bool {
+        let reading = Cell::new(Duration::ZERO);
         let read = |index: usize, place: u64| {
             let (begun, len) = (Instant::now(), self.dataset.len());
             if index >= len {
                 return Err(DataError::IndexOutOfRange { index, len });
             }
             let mut sample = self.dataset.get(index, false, cancelled)?;
-            self.stages.counters.worked(StageTimes::of(Stage::Read, begun.elapsed()));
+            reading.set(reading.get() + begun.elapsed());
             let draw = Drawn::new((), index as u64, place).draw();
             let prepared = self.stages.collate.prepare(&mut sample, draw, self.epoch);
             Ok((sample, prepared))
         };
-        batch.help(cancelled, read)
+        let is_last = batch.help(cancelled, read);
+        if !reading.get().is_zero() {
+            self.stages.counters.worked(StageTimes::of(Stage::Read, reading.get()));
+        }
+        is_last
     }
 
     /// Makes a batch. Where the collate function reports only at the end which sample does not fit, the batch is made
@@ -275,6 +283,9 @@ where
             match result {
                 Err(error) if may_remake(policy, remakes) && !culprits(&error, &drawn).is_empty() => {
                     remakes += 1;
+                    // Samples known to be bad are neither read nor reported again.
+                    indices_unfit.extend(faults.iter().map(|fault| fault.index as usize));
+                    unfit.extend(faults);
                     for index in culprits(&error, &drawn) {
                         indices_unfit.insert(index);
                         unfit.push(Fault::new(self.epoch, index as u64, self.dataset.key(index), error.innermost()));
@@ -284,7 +295,6 @@ where
                     if policy == OnError::Skip && self.shared && faults.len() + unfit.len() > 0 =>
                 {
                     policy = OnError::Replace;
-                    // Samples known to be bad are neither read nor reported again.
                     indices_unfit.extend(indices);
                     unfit.extend(faults);
                 }

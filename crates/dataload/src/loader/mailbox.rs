@@ -20,11 +20,16 @@ struct State<T> {
     messages: VecDeque<T>,
     /// How many messages the receiver waits for; 0 if it does not wait.
     awaited: usize,
+    /// Whether the receiver is gone.
+    closed: bool,
 }
 
 impl<T> Mailbox<T> {
     pub(super) fn new() -> Self {
-        Self { state: Mutex::new(State { messages: VecDeque::new(), awaited: 0 }), enough: Condvar::new() }
+        Self {
+            state: Mutex::new(State { messages: VecDeque::new(), awaited: 0, closed: false }),
+            enough: Condvar::new(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
@@ -34,12 +39,38 @@ impl<T> Mailbox<T> {
     /// Sends a message; an urgent one wakes the receiver, however many it waits for.
     pub(super) fn send(&self, message: T, is_urgent: bool) {
         let mut state = self.state();
+        if state.closed {
+            return;
+        }
         state.messages.push_back(message);
-        if state.awaited > 0 && (is_urgent || state.messages.len() >= state.awaited) {
+        if is_urgent || state.messages.len() >= state.awaited {
+            self.wake(state);
+        }
+    }
+
+    /// Wakes the receiver if it waits for more messages than there are: they do not come soon.
+    pub(super) fn flush(&self) {
+        let state = self.state();
+        if !state.messages.is_empty() {
+            self.wake(state);
+        }
+    }
+
+    fn wake(&self, mut state: MutexGuard<'_, State<T>>) {
+        if state.awaited > 0 {
             state.awaited = 0;
             drop(state);
             self.enough.notify_one();
         }
+    }
+
+    /// Drops the messages that nobody took, and those that are still sent.
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        let messages = std::mem::take(&mut state.messages);
+        drop(state);
+        drop(messages);
     }
 
     /// Moves all messages into `taken`, false if none came until `deadline`. Where there is none yet, waits for `several`
@@ -81,6 +112,8 @@ impl<T> Mailbox<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     /// Long enough never to pass.
@@ -106,6 +139,26 @@ mod tests {
             mailbox.state().awaited == 0
         };
         assert!(!woken(3, 2, false) && woken(3, 3, false) && woken(3, 1, true) && woken(1, 1, false));
+    }
+
+    #[test]
+    fn a_receiver_takes_what_there_is_when_no_more_comes_soon() {
+        let mailbox = Mailbox::new();
+        mailbox.state().awaited = 8;
+        mailbox.flush();
+        assert_eq!(mailbox.state().awaited, 8, "nothing is there");
+        (0..3).for_each(|number| mailbox.send(number, false));
+        mailbox.flush();
+        assert_eq!(mailbox.state().awaited, 0);
+    }
+
+    #[test]
+    fn a_closed_mailbox_keeps_nothing() {
+        let (mailbox, message) = (Mailbox::new(), Arc::new(()));
+        mailbox.send(message.clone(), false);
+        mailbox.close();
+        mailbox.send(message.clone(), true);
+        assert_eq!(Arc::strong_count(&message), 1);
     }
 
     #[test]

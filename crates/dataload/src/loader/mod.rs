@@ -21,6 +21,7 @@ mod progress;
 mod ranges;
 mod reader;
 mod reorder;
+mod serve;
 mod shared;
 mod stages;
 mod stats;
@@ -62,7 +63,7 @@ pub use stats::LoaderStats;
 pub(crate) use transfer::TensorOps;
 pub use turns::ComputeThreads;
 #[cfg(feature = "parquet")]
-pub(crate) use work::Lookup;
+pub(crate) use {num_workers::MAX_WORKERS, work::Lookup};
 
 use crate::tensor_batch::Footprint;
 use crate::{Dataset, IterableDataset};

@@ -50,7 +50,7 @@ pub(super) struct Reader<'a, D: Lookup, C, B> {
     pub(super) drawn: Vec<usize>,
     /// Whether the sample drawn last can still be rejected: each can be rejected once.
     rejectable: bool,
-    /// Samples that earlier attempts at this batch could not use.
+    /// Samples that earlier attempts at this batch could not read or use.
     unfit: &'a BTreeSet<usize>,
     pub(super) faults: Vec<Fault>,
 }
@@ -106,10 +106,11 @@ impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
             self.origin = origin;
             let (index, len) = (self.substitute(origin), self.work.dataset.len());
             self.place.set(Place::Sample(index as u64));
-            if index >= len {
+            if !self.unfit.contains(&index) {
+                if index < len {
+                    return Ok(Some(index));
+                }
                 self.pass_over(index, DataError::IndexOutOfRange { index, len })?;
-            } else if !self.unfit.contains(&index) {
-                return Ok(Some(index));
             } else if origin.substitutes == MAX_SUBSTITUTES {
                 return Err(self.work.of_sample(index, DataError::other("no substitute fits into the batch")));
             } else {
@@ -128,6 +129,10 @@ impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
 
     /// Applies the policy to a bad sample.
     fn pass_over(&mut self, index: usize, error: DataError) -> Result<(), DataError> {
+        if matches!(error, DataError::Cancelled) {
+            // Given up with its epoch, it is not bad.
+            self.cancelled.check()?;
+        }
         let used_up = self.policy == OnError::Replace && self.origin.substitutes == MAX_SUBSTITUTES;
         if self.policy == OnError::Fail || used_up || error.ends_epoch() {
             return Err(match error {
@@ -191,5 +196,62 @@ impl<D: Lookup, C, B> Feed<D::Sample> for Reader<'_, D, C, B> {
 
     fn complete(&mut self) {
         self.place.set(Place::Collate);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::loader::builder::Options;
+    use crate::loader::indexed::Indexed;
+    use crate::loader::position::{Identity, Position};
+    use crate::loader::work::BatchSource;
+    use crate::{FixedBatches, SequentialSampler};
+
+    /// Its epoch is dropped while the first sample is read.
+    struct Dropped;
+
+    impl Lookup for Dropped {
+        type Sample = usize;
+
+        fn len(&self) -> usize {
+            8
+        }
+
+        fn get(&self, index: usize, _is_substitute: bool, cancelled: &Cancellation) -> Result<usize, DataError> {
+            cancelled.cancel();
+            cancelled.check().map(|()| index)
+        }
+
+        fn key(&self, _index: usize) -> Option<String> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_sample_that_was_given_up_is_not_bad() -> Result<(), DataError> {
+        for on_error in [OnError::Fail, OnError::Skip, OnError::Replace] {
+            let mut options = Options::default();
+            options.on_error = on_error;
+            let (stages, _) = options.assemble(|samples: Vec<usize>| Ok::<_, DataError>(samples))?;
+            let faults = stages.faults.clone();
+            let source = Indexed {
+                open: Box::new(|_| Ok(Arc::new(Dropped))),
+                stages: Arc::new(stages),
+                batch_sampler: Arc::new(FixedBatches::new(SequentialSampler::new(8), 1, false)?),
+                identity: Identity { stream: false, len: 8, global_batch_size: 1, seed: 0, order: Vec::new() },
+                own_order: false,
+                known_order: Mutex::default(),
+                store: None,
+                torch_order: None,
+                shared: false,
+            };
+            let work = source.begin(&mut Position::default())?;
+            assert!(work.make(&Cancellation::new()).is_none(), "{on_error:?}");
+            assert!(faults.latest().is_empty(), "{on_error:?}");
+        }
+        Ok(())
     }
 }

@@ -46,20 +46,21 @@ impl<S> SharedBatch<S> {
     /// Reads samples that no worker has begun, until all are. True for the worker that has read the last one: it makes
     /// the batch. So none waits for a slow sample but the worker that is in it.
     pub(super) fn help(&self, cancelled: &Cancellation, read: impl Fn(usize, u64) -> Ready<S>) -> bool {
-        let piece = self.draws.len().div_ceil(MOST_PIECES);
+        let len = self.draws.len();
+        let piece = len.div_ceil(MOST_PIECES);
+        let begin = |next: usize| (next < len).then_some(next + piece);
         let mut is_last = false;
-        while self.next.load(Relaxed) < self.draws.len() {
-            let start = self.next.fetch_add(piece, Relaxed);
-            for (position, &(index, place)) in self.draws.iter().enumerate().skip(start).take(piece) {
-                let outcome = match cancelled.check() {
-                    Ok(()) => catch_unwind(AssertUnwindSafe(|| read(index, place))),
-                    Err(error) => Ok(Err(error)),
-                };
-                let mut read = self.read();
-                read.samples[position] = Some(outcome);
-                read.missing -= 1;
-                is_last = read.missing == 0;
-            }
+        while let Ok(start) = self.next.fetch_update(Relaxed, Relaxed, begin) {
+            let outcome = |&(index, place): &(usize, u64)| match cancelled.check() {
+                Ok(()) => catch_unwind(AssertUnwindSafe(|| read(index, place))),
+                Err(error) => Ok(Err(error)),
+            };
+            let outcomes: Vec<_> = self.draws.iter().skip(start).take(piece).map(outcome).collect();
+            let mut read = self.read();
+            read.missing -= outcomes.len();
+            is_last = read.missing == 0;
+            let samples = read.samples[start..].iter_mut();
+            samples.zip(outcomes).for_each(|(sample, outcome)| *sample = Some(outcome));
         }
         is_last
     }

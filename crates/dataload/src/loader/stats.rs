@@ -54,7 +54,7 @@ impl fmt::Display for LoaderStats {
         writeln!(f, "{} batches, {} samples, {} faults", self.batches, self.samples, self.faults)?;
         write!(f, "waited {:.3} s, {:.3} ms per batch; ", self.wait_seconds, each(self.wait_seconds))?;
         match self.workers {
-            0 => writeln!(f, "no workers: this is all the loading time")?,
+            0 => writeln!(f, "no workers: each batch is made when it is asked for")?,
             workers => writeln!(
                 f,
                 "{:.1} batches ready on average; {workers} worker{}, at most {} batches ahead",

@@ -44,9 +44,9 @@ pub(crate) trait EpochWork<B>: Send + Sync {
         false
     }
 
-    /// Whether [`read_ahead`](Self::read_ahead) would have something to do.
-    fn can_read_ahead(&self) -> bool {
-        false
+    /// How many threads [`read_ahead`](Self::read_ahead) would have something to do for.
+    fn parts_ahead(&self) -> usize {
+        0
     }
 
     /// Tells how many workers share it from now on.
@@ -72,9 +72,9 @@ pub(crate) trait Lookup: Send + Sync {
         false
     }
 
-    /// As [`EpochWork::can_read_ahead`].
-    fn can_read_ahead(&self) -> bool {
-        false
+    /// As [`EpochWork::parts_ahead`].
+    fn parts_ahead(&self) -> usize {
+        0
     }
 
     /// As [`EpochWork::shared_by`].

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, Sender, TryRecvError, unbounded};
+use crossbeam::channel::{Sender, unbounded};
 
 use crate::loader::budget::Budget;
-use crate::loader::guard::survived;
 use crate::loader::mailbox::Mailbox;
 use crate::loader::reorder::Reorder;
+use crate::loader::serve::{Common, Message, Permit};
 use crate::loader::stats::Counters;
 use crate::loader::thread::{WorkerInit, begin};
 use crate::loader::turns::{AtWork, ComputeThreads};
@@ -39,25 +39,6 @@ const GRACE: Duration = Duration::from_secs(5);
 /// A training loop that has to wait wakes for as many batches as are made in this time, or for one that takes longer.
 const BURST: Duration = Duration::from_micros(400);
 
-/// Messages to workers.
-enum Permit {
-    Make,
-    /// There may be room to read ahead.
-    ReadAhead,
-    /// The worker that receives this ends.
-    End,
-}
-
-/// Messages from workers.
-enum Message<B> {
-    Made(Made<B>),
-    /// A worker has ended; `done` when no batch was left to make.
-    Ended {
-        done: bool,
-        error: Option<DataError>,
-    },
-}
-
 /// The options of an epoch's threads.
 #[derive(Clone)]
 pub(crate) struct WorkerOptions {
@@ -74,14 +55,11 @@ pub(crate) struct WorkerOptions {
 }
 
 pub(crate) struct Workers<B> {
-    work: Arc<dyn EpochWork<B>>,
+    common: Arc<Common<B>>,
     options: WorkerOptions,
-    budget: Option<Arc<Budget<B>>>,
     /// `None` once no batch is left to make.
     permits: Option<Sender<Permit>>,
-    granted: Receiver<Permit>,
-    mailbox: Arc<Mailbox<Message<B>>>,
-    /// Those that were taken out of it.
+    /// Those that were taken out of the mailbox.
     messages: VecDeque<Message<B>>,
     /// With `in_order`, batches that wait for their turn.
     arrived: Reorder<Made<B>>,
@@ -89,9 +67,6 @@ pub(crate) struct Workers<B> {
     first_undelivered: usize,
     /// The number of the next batch to be permitted.
     granted_to: usize,
-    /// How many finished batches are in messages.
-    unreceived: Arc<AtomicUsize>,
-    at_work: Arc<AtWork>,
     /// How many batches may be permitted and not yet taken.
     in_flight: usize,
     /// How many are permitted and not yet taken.
@@ -100,7 +75,6 @@ pub(crate) struct Workers<B> {
     alive: usize,
     wanted: usize,
     started: usize,
-    cancelled: Cancellation,
     threads: Vec<JoinHandle<()>>,
     /// Whether a batch timed out, so that a thread is stuck in the user's code.
     stuck: bool,
@@ -115,28 +89,31 @@ impl<B: Send + 'static> Workers<B> {
         in_flight: usize,
         first: usize,
         options: WorkerOptions,
-        budget: Option<Arc<Budget<B>>>,
+        budget: Option<Budget<B>>,
     ) -> Result<Self, DataError> {
         let (permits, granted) = unbounded();
-        let mut workers = Self {
+        let common = Common {
             work,
-            options,
-            budget,
-            permits: Some(permits),
             granted,
-            mailbox: Arc::new(Mailbox::new()),
+            mailbox: Mailbox::new(),
+            unreceived: AtomicUsize::new(0),
+            budget,
+            at_work: AtWork::default(),
+            cancelled: Cancellation::new(),
+        };
+        let mut workers = Self {
+            common: Arc::new(common),
+            options,
+            permits: Some(permits),
             messages: VecDeque::new(),
             arrived: Reorder::starting_at(first),
             first_undelivered: first,
             granted_to: first,
-            unreceived: Arc::default(),
-            at_work: Arc::default(),
             in_flight: 0,
             outstanding: 0,
             alive: 0,
             wanted: 0,
             started: 0,
-            cancelled: Cancellation::new(),
             threads: Vec::with_capacity(count),
             stuck: false,
         };
@@ -148,7 +125,7 @@ impl<B: Send + 'static> Workers<B> {
     /// Changes the number of threads and of batches loaded ahead while the epoch runs.
     pub(crate) fn resize(&mut self, count: usize, in_flight: usize) -> Result<(), DataError> {
         if in_flight > 0 {
-            self.work.shared_by(count);
+            self.common.work.shared_by(count);
         }
         while self.wanted < count {
             self.threads.push(self.start_thread(self.started).map_err(|error| DataError::Spawn {
@@ -171,23 +148,19 @@ impl<B: Send + 'static> Workers<B> {
 
     /// How many finished batches have not been taken.
     pub(crate) fn ready(&self) -> usize {
-        self.unreceived.load(Ordering::Relaxed) + self.arrived.waiting()
+        self.common.unreceived.load(Ordering::Relaxed) + self.arrived.waiting()
     }
 
     fn start_thread(&self, worker: usize) -> io::Result<JoinHandle<()>> {
-        let (work, granted, mailbox) = (self.work.clone(), self.granted.clone(), self.mailbox.clone());
-        let (cancelled, options, unreceived) = (self.cancelled.clone(), self.options.clone(), self.unreceived.clone());
-        let (budget, at_work) = (self.budget.clone(), self.at_work.clone());
+        let (common, nice, init) = (self.common.clone(), self.options.nice, self.options.init.clone());
         Builder::new().name(format!("dataload-{worker}")).spawn(move || {
-            let mut end_report = EndReport { mailbox: &mailbox, done: false, error: None };
-            let send = |batch| {
-                unreceived.fetch_add(1, Ordering::Relaxed);
-                mailbox.send(Message::Made(batch), false);
-            };
-            let served = begin(worker, options.nice, options.init.as_ref());
-            match served.and_then(|()| serve(&*work, &granted, send, budget.as_deref(), &at_work, &cancelled)) {
+            let mut end_report = EndReport { mailbox: &common.mailbox, done: false, error: None };
+            match begin(worker, nice, init.as_ref()).and_then(|()| common.serve()) {
                 Ok(done) => end_report.done = done,
-                Err(error) => end_report.error = Some(error),
+                Err(error) => {
+                    tracing::debug!(%error, worker, "a worker ends");
+                    end_report.error = Some(error);
+                }
             }
         })
     }
@@ -208,7 +181,7 @@ impl<B: Send + 'static> Workers<B> {
             }
             match self.next_message(asked)? {
                 Message::Made(made) => {
-                    self.unreceived.fetch_sub(1, Ordering::Relaxed);
+                    self.common.unreceived.fetch_sub(1, Ordering::Relaxed);
                     match self.options.in_order {
                         true => self.arrived.put(made.number, made),
                         false => return Ok(Some(made)),
@@ -233,7 +206,7 @@ impl<B: Send + 'static> Workers<B> {
         }
         let deadline = self.options.timeout.and_then(|timeout| asked.checked_add(timeout));
         let several = self.several();
-        self.mailbox.receive(&mut self.messages, several, deadline);
+        self.common.mailbox.receive(&mut self.messages, several, deadline);
         self.messages.pop_front().ok_or_else(|| {
             self.stuck = true;
             DataError::Timeout { batch: self.due(), timeout: self.options.timeout.unwrap_or_default() }
@@ -243,7 +216,7 @@ impl<B: Send + 'static> Workers<B> {
     /// How many batches the training loop waits for where it has to wait, of those that are on their way.
     fn several(&self) -> usize {
         let coming = (self.in_flight / 2).min(self.outstanding.saturating_sub(self.ready()));
-        let in_burst = BURST.as_nanos() * self.wanted as u128 / self.at_work.time_of_a_batch().as_nanos().max(1);
+        let in_burst = BURST.as_nanos() * self.wanted as u128 / self.common.at_work.time_of_a_batch().as_nanos().max(1);
         usize::try_from(in_burst).unwrap_or(coming).min(coming).max(1)
     }
 
@@ -255,7 +228,7 @@ impl<B: Send + 'static> Workers<B> {
     /// Makes room for another batch, once the memory of the one before that which was received is free.
     pub(crate) fn taken(&mut self, made: &Made<B>) {
         self.outstanding -= 1;
-        if let Some(budget) = &self.budget {
+        if let Some(budget) = &self.common.budget {
             budget.taken(made);
         }
         self.grant();
@@ -263,7 +236,7 @@ impl<B: Send + 'static> Workers<B> {
 
     /// Whether no worker makes a batch, nor will before more are granted.
     pub(crate) fn are_resting(&self) -> bool {
-        self.outstanding == self.ready() || self.at_work.have_ended()
+        self.outstanding == self.ready() || self.common.at_work.have_ended()
     }
 
     fn grant(&mut self) {
@@ -283,10 +256,10 @@ impl<B: Send + 'static> Workers<B> {
         }
     }
 
-    /// Wakes one of the threads where there is something to read ahead: they were permitted no batch.
+    /// Wakes as many of the threads as there is something to read ahead for: they were permitted no batch.
     pub(crate) fn read_ahead(&self) {
-        if self.granted.is_empty() && self.work.can_read_ahead() {
-            self.send(Permit::ReadAhead);
+        if self.common.granted.is_empty() {
+            (0..self.common.work.parts_ahead().min(self.wanted)).for_each(|_| self.send(Permit::ReadAhead));
         }
     }
 
@@ -311,66 +284,13 @@ impl<B> Drop for EndReport<'_, B> {
     }
 }
 
-/// Makes a batch, and turns a panic into an error: some of the user's code, such as `Dataset::key`, runs outside of
-/// [`guarded`](super::guard::guarded).
-pub(crate) fn make_guarded<B>(work: &dyn EpochWork<B>, cancelled: &Cancellation) -> Result<Option<Made<B>>, DataError> {
-    survived(|| work.make(cancelled)).map_err(died)
-}
-
-fn died(message: String) -> DataError {
-    DataError::WorkerDied { message }
-}
-
-/// Makes batches until none are left (`true`), or until the thread is told to stop (`false`); reads ahead where it has
-/// no permit.
-fn serve<B>(
-    work: &dyn EpochWork<B>,
-    granted: &Receiver<Permit>,
-    send: impl Fn(Made<B>),
-    budget: Option<&Budget<B>>,
-    at_work: &AtWork,
-    cancelled: &Cancellation,
-) -> Result<bool, DataError> {
-    loop {
-        if cancelled.is_cancelled() {
-            return Ok(false);
-        }
-        let permit = match granted.try_recv() {
-            Err(TryRecvError::Empty) if survived(|| work.read_ahead(cancelled)).map_err(died)? => continue,
-            Err(TryRecvError::Empty) => granted.recv().ok(),
-            permit => permit.ok(),
-        };
-        match permit {
-            None => return Ok(true),
-            Some(Permit::End) => return Ok(false),
-            Some(Permit::ReadAhead) => {}
-            Some(Permit::Make) => {
-                let making = budget.map(|budget| budget.begin(cancelled));
-                if let Some(None) = making {
-                    return Ok(false);
-                }
-                let (_making, begun) = (at_work.begin(), Instant::now());
-                let Some(mut made) = make_guarded(work, cancelled)? else {
-                    at_work.no_batch_is_left();
-                    return Ok(true);
-                };
-                if let Some(making) = making.flatten() {
-                    making.done(&mut made);
-                }
-                at_work.took(begun.elapsed());
-                send(made);
-            }
-        }
-    }
-}
-
 impl<B> Drop for Workers<B> {
     /// Stops every thread after the sample that it is reading, and joins it. A thread that does not stop in time is in
     /// the user's code, perhaps forever: it is detached.
     fn drop(&mut self) {
-        self.cancelled.cancel();
+        self.common.cancelled.cancel();
         self.permits = None;
-        if let Some(budget) = &self.budget {
+        if let Some(budget) = &self.common.budget {
             budget.wake();
         }
         // A thread that waits for a permit wakes up: the sender dropped above was the last one.
@@ -379,7 +299,7 @@ impl<B> Drop for Workers<B> {
         loop {
             let ended = self.messages.drain(..).filter(|message| matches!(message, Message::Ended { .. })).count();
             self.alive -= ended;
-            if self.alive == 0 || !self.mailbox.receive(&mut self.messages, 1, Some(deadline)) {
+            if self.alive == 0 || !self.common.mailbox.receive(&mut self.messages, 1, Some(deadline)) {
                 break;
             }
         }
@@ -388,9 +308,85 @@ impl<B> Drop for Workers<B> {
             _ = thread.join();
         }
         if self.alive > 0 {
+            self.common.mailbox.close();
             let detached = self.alive;
             tracing::warn!(detached, ?patience, "workers of a dropped epoch did not stop, and were left running");
             self.options.counters.detached(detached);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Condvar, Mutex};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(120);
+    const READERS: usize = 3;
+
+    /// Parts that threads read ahead, each once all others are being read.
+    #[derive(Default)]
+    struct Parts {
+        state: Mutex<State>,
+        changed: Condvar,
+    }
+
+    #[derive(Default)]
+    struct State {
+        parts: usize,
+        /// How many times a thread found nothing to read.
+        idle: usize,
+        begun: usize,
+    }
+
+    impl Parts {
+        fn wait_while(&self, condition: impl Fn(&State) -> bool) -> bool {
+            let state = self.state.lock().unwrap();
+            !self.changed.wait_timeout_while(state, PATIENCE, |state| condition(state)).unwrap().1.timed_out()
+        }
+    }
+
+    impl EpochWork<()> for Parts {
+        fn make(&self, _cancelled: &Cancellation) -> Option<Made<()>> {
+            None
+        }
+
+        fn read_ahead(&self, _cancelled: &Cancellation) -> bool {
+            let mut state = self.state.lock().unwrap();
+            self.changed.notify_all();
+            if state.parts == 0 {
+                state.idle += 1;
+                return false;
+            }
+            (state.parts, state.begun) = (state.parts - 1, state.begun + 1);
+            drop(state);
+            self.wait_while(|state| state.begun < READERS)
+        }
+
+        fn parts_ahead(&self) -> usize {
+            self.state.lock().unwrap().parts
+        }
+    }
+
+    #[test]
+    fn as_many_sleeping_threads_wake_as_there_are_parts_to_read_ahead() -> Result<(), DataError> {
+        let options = WorkerOptions {
+            in_order: true,
+            timeout: None,
+            init: None,
+            nice: 0,
+            compute_threads: None,
+            readers: READERS,
+            counters: Arc::default(),
+        };
+        let parts = Arc::new(Parts::default());
+        let readers = Workers::spawn(parts.clone(), READERS, 0, 0, options, None)?;
+        // Each looks once, and then sleeps until it is woken.
+        assert!(parts.wait_while(|state| state.idle < READERS));
+        parts.state.lock().unwrap().parts = READERS;
+        readers.read_ahead();
+        assert!(parts.wait_while(|state| state.begun < READERS), "not all were woken");
+        Ok(())
     }
 }

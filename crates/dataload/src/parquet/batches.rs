@@ -7,7 +7,8 @@ use std::thread;
 
 use super::dataset::ParquetDataset;
 use super::epoch::ParquetEpoch;
-use super::windows::{Window, Windows};
+use super::window::Window;
+use super::windows::Windows;
 use crate::columns::{Array, Place, Spare, Table};
 use crate::loader::Lookup;
 use crate::permutation::shuffle;
@@ -17,7 +18,7 @@ use crate::{Cancellation, DataError, Philox, RandomSampler, Sampler};
 /// The default of [`ParquetBatches::window`].
 const WINDOW: usize = 4;
 /// The bytes that a window of the default number of row groups may take: 256 MiB.
-const WINDOW_BYTES: usize = 256 << 20;
+pub(super) const WINDOW_BYTES: usize = 256 << 20;
 /// The bit that keeps two kinds of random streams of one seed apart. It is set in the numbers of the streams that
 /// shuffle a window's rows, and not in those that order the row groups, which are the epochs' numbers.
 const ROWS: u64 = 1 << 63;
@@ -38,7 +39,7 @@ pub struct ParquetBatches {
     window_bytes: Option<usize>,
     pub(super) shuffle: bool,
     /// Which part of the rows belongs to this rank.
-    rank: Rank,
+    pub(super) rank: Rank,
     seed: u64,
     pub(super) spare: Arc<Spare>,
 }
@@ -87,7 +88,8 @@ impl ParquetBatches {
     }
 
     /// How many row groups are shuffled together; unless set 4, or fewer where these take more than 256 MiB, but at least
-    /// one. Memory holds the windows that batches are being made of, one or two, and one or two after them.
+    /// one. Memory holds the windows that batches are being made of, one or two, and one or two after them; where these
+    /// have fewer columns and row groups than there are workers, up to 512 MiB of further ones.
     pub fn window(mut self, row_groups: usize) -> Self {
         self.window = Some(row_groups.max(1));
         self

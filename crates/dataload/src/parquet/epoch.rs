@@ -2,17 +2,20 @@
 
 use std::iter::FusedIterator;
 
-use super::batches::ParquetBatches;
+use super::batches::{ParquetBatches, WINDOW_BYTES};
 use crate::columns::Table;
+use crate::loader::MAX_WORKERS;
 use crate::{DataError, Epoch};
 
-/// How many batches each thread may make ahead.
+/// How many batches each thread may make ahead, and how many bytes all of them may take.
 const PREFETCH: usize = 32;
+const BATCHES_AHEAD: usize = 2 * WINDOW_BYTES;
 
 /// The batches of one epoch, in order; made by [`ParquetBatches::epoch`].
 ///
 /// They are those of a [loader](ParquetBatches::loader) with [`threads`](crate::ParquetDataset::threads) workers, which
-/// decode the row groups of a window together, and the next window meanwhile. An error ends the epoch. Dropping the
+/// decode the row groups of a window together, and the next window meanwhile. Besides the [windows](ParquetBatches::window),
+/// memory holds batches that are ahead, 32 for each thread, or fewer where these take 512 MiB. An error ends the epoch. Dropping the
 /// epoch stops the threads after the few rows that they are decoding, or the batch that they are making, and joins them.
 #[must_use = "its threads are already decoding; an epoch that is not iterated wastes their work"]
 #[derive(Debug)]
@@ -20,8 +23,9 @@ pub struct ParquetEpoch(Result<Epoch<Table>, Option<DataError>>);
 
 impl ParquetEpoch {
     pub(super) fn start(batches: ParquetBatches, epoch: u64, number: usize) -> Self {
-        let threads = batches.dataset.options.threads;
-        let loader = batches.loader().num_workers(threads).prefetch_factor(PREFETCH).worker_nice(0).build();
+        let threads = batches.dataset.options.threads.min(MAX_WORKERS);
+        let builder = batches.loader().num_workers(threads).prefetch_factor(PREFETCH).memory_budget(BATCHES_AHEAD);
+        let loader = builder.worker_nice(0).build();
         Self(loader.map(|loader| loader.epoch_from(epoch, number)).map_err(Some))
     }
 }

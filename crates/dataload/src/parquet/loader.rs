@@ -17,7 +17,7 @@ impl ParquetBatches {
     ///
     /// Workers decode the columns of a window together, and the next window while they have no batch to make. With
     /// `num_workers(0)`, batches are made on the calling thread, and the next window is decoded on as many others as
-    /// make up [`threads`](crate::ParquetDataset::threads).
+    /// make up [`threads`](crate::ParquetDataset::threads), but at least one.
     ///
     /// The loader's `shuffle(true)` is the same as [`shuffle`](Self::shuffle) with the loader's seed: it shuffles rows
     /// within windows of row groups. Of several ranks, [`rank`](Self::rank) gives each its own row groups.
@@ -66,7 +66,8 @@ impl<C: Collate<Table> + 'static> DataLoaderBuilder<FromParquet, C> {
         let (sampler, batch_size) = (SequentialSampler::new(batches.len()), options.batch_size.unwrap_or(1));
         check_order(&sampler)?;
         let sampler = FixedBatches::new(sampler, batch_size, false)?;
-        let (len, global_batch_size) = (batches.len(), sampler.global_batch_size());
+        let (len, global_batch_size, shared) =
+            (batches.len(), sampler.global_batch_size(), batches.rank.world_size > 1);
         let identity = Identity { stream: false, len, global_batch_size, seed: options.seed, order };
         let (stages, machinery) = options.assemble(collate)?;
         let pinned = stages.pinned;
@@ -86,6 +87,7 @@ impl<C: Collate<Table> + 'static> DataLoaderBuilder<FromParquet, C> {
             known_order: Mutex::default(),
             store: None,
             torch_order: None,
+            shared,
         };
         Ok(DataLoader::new(Arc::new(source), machinery))
     }

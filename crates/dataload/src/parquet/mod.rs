@@ -26,6 +26,7 @@ mod page_header;
 mod pages;
 mod row;
 mod thrift;
+mod window;
 mod windows;
 
 pub use batches::ParquetBatches;

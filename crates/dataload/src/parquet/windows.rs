@@ -3,12 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::batches::{ParquetBatches, Plan};
-use crate::columns::{Array, Place, Table};
+use super::batches::{ParquetBatches, Plan, WINDOW_BYTES};
+use super::window::{Decoding, Part, Window};
+use crate::columns::{Array, Table};
 use crate::loader::Lookup;
 use crate::{Cancellation, DataError};
+
+/// What the windows may take that are decoded ahead only because those before them have fewer parts than there are
+/// workers: 512 MiB.
+const BYTES_AHEAD: usize = 2 * WINDOW_BYTES;
 
 /// The batches of an epoch, by number. A window is in memory from when its first batch is made, or a little earlier,
 /// until its last batch is.
@@ -16,8 +21,11 @@ pub(super) struct Windows {
     batches: ParquetBatches,
     plan: Plan,
     pinned: bool,
-    /// How many windows are decoded before a batch needs them.
-    ahead: AtomicUsize,
+    /// The epoch's first batch, for which the training loop waits.
+    first: usize,
+    /// How many threads share the windows.
+    workers: AtomicUsize,
+    bytes_ahead: usize,
     open: Mutex<Open>,
     /// Notified when a part is done, or given back.
     changed: Condvar,
@@ -30,46 +38,6 @@ struct Open {
     windows: BTreeMap<usize, Decoding>,
     /// No batch has needed this window yet, nor a later one.
     unneeded: usize,
-}
-
-/// Decoded row groups.
-pub(super) struct Window {
-    /// The arrays of each column: one of the shuffled rows, or one for each row group.
-    pub(super) columns: Vec<Vec<Array>>,
-    /// For each array, the range of its rows that are used, and where they are in the epoch.
-    arrays: Vec<(Range<usize>, usize)>,
-}
-
-impl Window {
-    /// The arrays with rows in this range of the epoch, and which rows of them these are.
-    pub(super) fn pieces(&self, places: &Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
-        self.arrays.iter().enumerate().filter_map(move |(array, (rows, place))| {
-            let start = rows.start + places.start.saturating_sub(*place);
-            let end = rows.end.min(rows.start + places.end.saturating_sub(*place));
-            (start < end).then_some((array, start..end))
-        })
-    }
-}
-
-struct Decoding {
-    /// The parts that no thread has begun, the largest at the end.
-    waiting: Vec<Part>,
-    columns: Vec<Vec<Option<Array>>>,
-    /// The order of the rows, if they are shuffled, once it is needed.
-    order: Arc<OnceLock<Vec<Place>>>,
-    /// How many parts are not done.
-    missing: usize,
-    /// Whether a part could not be decoded: a batch that needs the window tries again, to get the error.
-    failed: bool,
-    done: Option<Arc<Window>>,
-}
-
-/// What one thread does at a time: a column of one of the window's row groups, counted from 0. The thread that has a
-/// column's last one puts its rows into the epoch's order.
-#[derive(Clone, Copy)]
-struct Part {
-    column: usize,
-    group: usize,
 }
 
 impl Windows {
@@ -90,7 +58,8 @@ impl Windows {
         let left = plan.windows.iter().map(of_window).collect();
         let unneeded = plan.windows_of(&batches.places(numbers.start)).start;
         let open = Mutex::new(Open { left, windows: BTreeMap::new(), unneeded });
-        Ok(Self { batches, plan, pinned, ahead: AtomicUsize::new(1), open, changed: Condvar::new() })
+        let (first, workers, changed) = (numbers.start, AtomicUsize::new(1), Condvar::new());
+        Ok(Self { batches, plan, pinned, first, workers, bytes_ahead: BYTES_AHEAD, open, changed })
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -99,64 +68,99 @@ impl Windows {
 
     fn begin(&self, number: usize) -> Decoding {
         let dataset = &self.batches.dataset;
-        let groups = self.plan.groups_of(number);
+        let (groups, columns) = (self.plan.groups_of(number), dataset.columns.len());
         dataset.decoded.fetch_add(groups.len() as u64, Relaxed);
-        let columns = 0..dataset.columns.len();
         let of_column = |column| (0..groups.len()).map(move |group| Part { column, group });
-        let mut waiting: Vec<Part> = columns.clone().flat_map(of_column).collect();
+        let mut waiting: Vec<Part> = (0..columns).flat_map(of_column).collect();
         // The largest first, so that no thread is still busy with one when the others are done.
         waiting.sort_by_key(|part| dataset.packed_bytes(groups[part.group].0, part.column));
-        let columns = columns.map(|_| groups.iter().map(|_| None).collect()).collect();
-        Decoding { missing: waiting.len(), waiting, columns, order: Arc::default(), failed: false, done: None }
+        let (mut place, shuffled) = (self.plan.windows[number].1.start, self.plan.windows[number].1.len());
+        let used: Vec<Range<usize>> = match self.batches.shuffle {
+            true => std::iter::once(0..shuffled).collect(),
+            false => groups.iter().map(|(_, rows)| rows.clone()).collect(),
+        };
+        let array = |rows: Range<usize>| {
+            let begun = place;
+            place += rows.len();
+            (rows, begun)
+        };
+        let arrays = used.into_iter().map(array).collect();
+        Decoding::new(groups.len(), columns, waiting, arrays)
     }
 
-    /// The windows of a batch, decoded together with the other threads that need them.
-    fn needed(&self, windows: Range<usize>, cancelled: &Cancellation) -> Result<Vec<Arc<Window>>, DataError> {
-        windows.map(|number| self.window(number, cancelled)).collect()
-    }
-
-    fn window(&self, number: usize, cancelled: &Cancellation) -> Result<Arc<Window>, DataError> {
+    /// The windows of batch `number`, decoded together with the other threads that need them.
+    fn needed(
+        &self,
+        number: usize,
+        windows: &Range<usize>,
+        cancelled: &Cancellation,
+    ) -> Result<Vec<Arc<Window>>, DataError> {
+        let mut found = Vec::with_capacity(windows.len());
         let mut open = self.open();
-        open.unneeded = open.unneeded.max(number + 1);
-        loop {
+        while found.len() < windows.len() {
             cancelled.check()?;
-            let window = open.windows.entry(number).or_insert_with(|| self.begin(number));
+            let next = windows.start + found.len();
+            open.unneeded = open.unneeded.max(next + 1);
+            let window = open.windows.entry(next).or_insert_with(|| self.begin(next));
             if let Some(window) = &window.done {
-                return Ok(window.clone());
-            }
-            if let Some(part) = window.waiting.pop() {
+                found.push(window.clone());
+            } else if let Some((of, part)) = self.next_part(&mut open, windows, number == self.first) {
                 drop(open);
-                self.decode(number, part, cancelled)?;
-            } else if let Some((number, part)) = self.part_ahead(&mut open) {
-                // Others have the last parts.
-                drop(open);
-                self.decode_ahead(number, part, cancelled);
+                match windows.contains(&of) {
+                    true => self.decode(of, part, cancelled)?,
+                    false => self.decode_ahead(of, part, cancelled),
+                }
+                open = self.open();
             } else {
                 open = self.changed.wait(open).unwrap_or_else(PoisonError::into_inner);
-                continue;
             }
-            open = self.open();
         }
+        Ok(found)
     }
 
-    /// A part of a window that is being decoded, or of the next one where there is room for it.
-    fn part_ahead(&self, open: &mut Open) -> Option<(usize, Part)> {
-        let good = open.windows.iter_mut().filter(|(_, window)| !window.failed);
-        let begun = good.map(|(number, window)| (*number, window)).find(|(_, window)| !window.waiting.is_empty());
-        let (number, window) = match begun {
-            Some(begun) => begun,
-            None => {
-                let number = self.next_window(open)?;
-                (number, open.windows.entry(number).or_insert_with(|| self.begin(number)))
+    /// The part that a thread decodes next: one of the first window that has any, since that window's batches are due
+    /// first. The thread needs the windows `own`, if any. `None` where others have the last parts of these and there is
+    /// no room for another window, or for the first batch no time.
+    fn next_part(&self, open: &mut Open, own: &Range<usize>, is_first_batch: bool) -> Option<(usize, Part)> {
+        // A part of a later window may take longer than what is left of these.
+        let end = if is_first_batch { own.end } else { usize::MAX };
+        // A window that has failed is tried again by a thread that needs it, which reports why.
+        let mut good = open.windows.range_mut(..end).filter(|(number, window)| own.contains(number) || !window.failed);
+        let begun = good.find_map(|(number, window)| Some((*number, window.waiting.pop()?)));
+        begun.or_else(|| {
+            let number = self.ahead(open).next().filter(|&number| number < end)?;
+            let window = open.windows.entry(number).or_insert_with(|| self.begin(number));
+            window.waiting.pop().map(|part| (number, part))
+        })
+    }
+
+    /// The windows that may be decoded before a batch needs them, and are not begun. These are all those of the next
+    /// batch, and at least one where one worker decodes, or two where several do, so that these have something to decode
+    /// while the training loop takes the last batches of a window; further ones where these have fewer parts than there
+    /// are workers.
+    fn ahead<'a>(&self, open: &'a Open) -> impl Iterator<Item = usize> + use<'a> {
+        let (first, workers, windows) = (open.unneeded, self.workers.load(Relaxed), &self.plan.windows);
+        let next_batch = windows.get(first).map_or(first, |(_, rows)| {
+            let number = self.batches.batches_of(rows).start;
+            self.plan.windows_of(&self.batches.places(number)).end
+        });
+        let mut end = next_batch.max(first + workers.clamp(1, 2)).min(windows.len());
+        let mut parts: usize = (first..end).map(|number| self.parts_of(number)).sum();
+        let mut bytes = 0usize;
+        while parts < workers && end < windows.len() {
+            let groups = self.plan.groups_of(end).iter().map(|(group, _)| self.batches.dataset.decoded_bytes(*group));
+            bytes = groups.fold(bytes, usize::saturating_add);
+            if bytes > self.bytes_ahead {
+                break;
             }
-        };
-        window.waiting.pop().map(|part| (number, part))
+            parts += self.parts_of(end).max(1);
+            end += 1;
+        }
+        (first..end).filter(|number| open.left[*number] > 0 && !open.windows.contains_key(number))
     }
 
-    /// The next window to be decoded ahead, if there is room for one.
-    fn next_window(&self, open: &Open) -> Option<usize> {
-        let mut ahead = (open.unneeded..self.plan.windows.len()).take(self.ahead.load(Relaxed));
-        ahead.find(|number| open.left[*number] > 0 && !open.windows.contains_key(number))
+    fn parts_of(&self, window: usize) -> usize {
+        self.plan.groups_of(window).len() * self.batches.dataset.columns.len()
     }
 
     fn decode(&self, number: usize, part: Part, cancelled: &Cancellation) -> Result<(), DataError> {
@@ -184,30 +188,10 @@ impl Windows {
             }
         }
         if let Some(window) = open.windows.get_mut(&number) {
-            self.part_done(number, window);
+            window.part_done();
         }
         begun.lost.clear();
         Ok(())
-    }
-
-    fn part_done(&self, number: usize, window: &mut Decoding) {
-        window.missing -= 1;
-        if window.missing == 0 {
-            let (mut place, shuffled) = (self.plan.windows[number].1.start, self.plan.windows[number].1.len());
-            let used: Vec<Range<usize>> = match self.batches.shuffle {
-                true => std::iter::once(0..shuffled).collect(),
-                false => self.plan.groups_of(number).iter().map(|(_, rows)| rows.clone()).collect(),
-            };
-            let mut arrays = Vec::with_capacity(used.len());
-            for rows in used {
-                let end = place + rows.len();
-                arrays.push((rows, place));
-                place = end;
-            }
-            let columns = std::mem::take(&mut window.columns).into_iter();
-            let columns = columns.map(|arrays| arrays.into_iter().flatten().collect()).collect();
-            window.done = Some(Arc::new(Window { columns, arrays }));
-        }
     }
 
     /// Keeps the memory of arrays, at most that of two windows.
@@ -257,31 +241,28 @@ impl Lookup for Windows {
         }
         let places = self.batches.places(number);
         let windows = self.plan.windows_of(&places);
-        let needed = self.needed(windows.clone(), cancelled);
+        let needed = self.needed(number, &windows, cancelled);
         let table = needed.and_then(|windows| self.batches.rows_of(&windows, &places, self.pinned));
         self.made(windows);
         table
     }
 
     fn read_ahead(&self, cancelled: &Cancellation) -> bool {
-        let part = self.part_ahead(&mut self.open());
+        let part = self.next_part(&mut self.open(), &(0..0), false);
         if let Some((number, part)) = part {
             self.decode_ahead(number, part, cancelled);
         }
         part.is_some()
     }
 
-    fn can_read_ahead(&self) -> bool {
+    fn parts_ahead(&self) -> usize {
         let open = self.open();
-        let waits = |window: &Decoding| !window.failed && !window.waiting.is_empty();
-        open.windows.values().any(waits) || self.next_window(&open).is_some()
+        let begun = open.windows.values().filter(|window| !window.failed).map(|window| window.waiting.len());
+        begun.chain(self.ahead(&open).map(|number| self.parts_of(number))).sum()
     }
 
-    /// One window ahead of one worker, and two of several, so that these have something to decode while the training loop
-    /// takes the last batches of a window; more where a window has fewer parts than there are workers.
     fn shared_by(&self, workers: usize) {
-        let parts = self.plan.parts.len() * self.batches.dataset.columns.len() / self.plan.windows.len().max(1);
-        self.ahead.store(workers.div_ceil(parts.max(1)).max(workers.clamp(1, 2)), Relaxed);
+        self.workers.store(workers, Relaxed);
     }
 }
 
@@ -299,12 +280,69 @@ impl Drop for Begun<'_> {
         let mut open = self.windows.open();
         let window = open.windows.get_mut(&self.number).filter(|_| !self.lost.is_empty());
         if let Some(window) = window {
-            let groups = self.windows.plan.groups_of(self.number).len();
-            self.lost.iter().for_each(|part| window.columns[part.column].resize_with(groups, || None));
-            window.missing += self.lost.len() - 1;
-            window.waiting.append(&mut self.lost);
-            window.failed = true;
+            window.lost(std::mem::take(&mut self.lost), self.windows.plan.groups_of(self.number).len());
         }
         self.windows.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::ParquetDataset;
+
+    /// Twelve windows of one row group of 8, 8 or 4 rows each, with two parts.
+    fn windows(batch_size: usize, workers: usize) -> Result<Windows, DataError> {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/part-0.parquet");
+        let rows = ParquetDataset::from_files(vec![file; 4])?.select(["int64", "text"])?;
+        let batches = rows.batches(batch_size)?.window(1);
+        let windows = Windows::new(batches, 0, 0..usize::MAX, &BTreeSet::new(), false)?;
+        windows.shared_by(workers);
+        Ok(windows)
+    }
+
+    #[test]
+    fn parts_of_the_window_that_is_due_come_first() -> Result<(), DataError> {
+        let windows = windows(8, 2)?;
+        let begin = |number: usize, is_first| {
+            let part = windows.next_part(&mut windows.open(), &(number..number + 1), is_first);
+            part.map(|(number, _)| number)
+        };
+        let begin_window = |number| windows.open().windows.insert(number, windows.begin(number)).is_none();
+        assert!(begin_window(0) && begin_window(1));
+        // The second batch's thread helps with the first window.
+        assert_eq!([begin(1, false), begin(0, true)], [Some(0), Some(0)]);
+        // The first batch's waits for it, and begins no part of the second.
+        assert_eq!([begin(0, true), begin(1, false), begin(0, true)], [None, Some(1), None]);
+        // Later batches' begin what there is.
+        assert_eq!([begin(1, false), begin(1, false)], [Some(1), None]);
+        windows.open().unneeded = 2;
+        assert_eq!([begin(0, true), begin(1, false)], [None, Some(2)]);
+        Ok(())
+    }
+
+    #[test]
+    fn windows_ahead_are_few_or_small() -> Result<(), DataError> {
+        let ahead = |workers, bytes_ahead| {
+            let windows = Windows { bytes_ahead, ..windows(8, workers)? };
+            let numbers: Vec<usize> = windows.ahead(&windows.open()).collect();
+            assert_eq!(windows.parts_ahead(), 2 * numbers.len());
+            Ok::<_, DataError>(numbers.len())
+        };
+        assert_eq!([ahead(1, usize::MAX)?, ahead(2, usize::MAX)?, ahead(4, usize::MAX)?], [1, 2, 2]);
+        // Eight have parts for 16 workers.
+        assert_eq!([ahead(16, usize::MAX)?, ahead(1000, usize::MAX)?], [8, 12]);
+        let third = windows(8, 1)?.batches.dataset.decoded_bytes(2);
+        assert_eq!([ahead(16, 0)?, ahead(16, third - 1)?, ahead(16, third)?], [2, 2, 3]);
+        Ok(())
+    }
+
+    #[test]
+    fn all_windows_of_the_next_batch_are_decoded_together() -> Result<(), DataError> {
+        assert_eq!(windows(12, 1)?.parts_ahead(), 2 * 2);
+        assert_eq!(windows(100, 1)?.parts_ahead(), 12 * 2);
+        Ok(())
     }
 }

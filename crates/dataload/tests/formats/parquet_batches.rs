@@ -1,5 +1,8 @@
 //! Shuffled batches: every row once, in the same order on any number of threads and from any first batch.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
 use overdrive_dataload::{DataError, OnError, ParquetBatches, ParquetDataset, Ragged, Table, TensorBatch};
 
 use crate::fixture;
@@ -178,6 +181,69 @@ fn a_loader_skips_or_replaces_the_batch_of_a_bad_row_and_names_the_row() -> Resu
         let error = build(OnError::Fail)?.iter().find_map(Result::err).unwrap();
         assert_eq!(error.index(), Some(ROWS / 5));
         assert!(error.to_string().ends_with("found a null in row 3 of row group 0"), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn batches_without_columns_count_rows() -> Result<(), DataError> {
+    for shuffle in [false, true] {
+        let batches = parts().select([""; 0])?.batches(7)?.shuffle(shuffle).window(2);
+        let of_rows = |found: Vec<Table>| found.iter().map(Table::rows).collect::<Vec<_>>();
+        let expected = [[7; 8].as_slice(), &[4]].concat();
+        assert_eq!(of_rows((0..9).map(|number| batches.batch(0, number)).collect::<Result<_, _>>()?), expected);
+        assert_eq!(of_rows(batches.epoch(0).collect::<Result<_, _>>()?), expected);
+        for workers in [0, 2] {
+            let loader = batches.clone().loader().num_workers(workers).build()?;
+            assert_eq!(of_rows(loader.iter().collect::<Result<_, _>>()?), expected);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn threads_decode_together_however_few_batches_are_left() -> Result<(), DataError> {
+    for (dataset, batch_size, batches, workers) in
+        [(parts(), ROWS, 1, 3), (parts(), 40, 2, 3), (open("empty"), 7, 0, 0)]
+    {
+        let loader = dataset.batches(batch_size)?.loader().num_workers(3).build()?;
+        assert_eq!(loader.iter().collect::<Result<Vec<_>, _>>()?.len(), batches);
+        assert_eq!(loader.stats().workers, workers);
+    }
+    // More than a loader may have workers.
+    assert_eq!(epoch(&parts().threads(2000).batches(7)?, 0).concat(), in_order());
+    Ok(())
+}
+
+#[test]
+fn threads_that_only_decode_are_no_workers() -> Result<(), DataError> {
+    let called = Arc::new(AtomicUsize::new(0));
+    let counter = called.clone();
+    let loader = parts().threads(3).batches(7)?.window(1).loader().worker_init_fn(move |_| {
+        counter.fetch_add(1, SeqCst);
+        Err(DataError::other("no licence"))
+    });
+    let loader = loader.num_workers(0).build()?;
+    assert_eq!(loader.iter().map(|batch| rows(&batch.unwrap())).collect::<Vec<_>>().concat(), in_order());
+    assert_eq!(called.load(SeqCst), 0);
+    Ok(())
+}
+
+#[test]
+fn ranks_make_as_many_steps_where_one_skips_batches() -> Result<(), DataError> {
+    // Every row group of the third file is bad, and it belongs to the second rank.
+    let files =
+        ["numbers", "numbers", "nulls", "numbers"].map(|name| fixture("parquet").join(format!("{name}.parquet")));
+    for workers in [0, 2] {
+        let [first, second] = [0, 1].map(|rank| {
+            let batches = ParquetDataset::from_files(files.clone())?.select(["int64"])?.batches(5)?.window(1);
+            let loader = batches.rank(rank, 2)?.loader().num_workers(workers).on_error(OnError::Skip).build()?;
+            let steps = loader.iter().collect::<Result<Vec<_>, _>>()?.len();
+            Ok::<_, DataError>((steps, loader.faults().len()))
+        });
+        let ((first, faults), (second, skipped)) = (first?, second?);
+        assert_eq!((first, faults, second), (2 * ROWS / 5, 0, first), "{workers} workers");
+        assert!(skipped >= ROWS / 5, "{skipped}");
     }
     Ok(())
 }

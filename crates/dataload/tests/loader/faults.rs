@@ -9,6 +9,8 @@ use overdrive_dataload::{
     OnError, Resize, Stack, SubsetRandomSampler,
 };
 
+use tch::Tensor;
+
 use crate::{WORKERS, alone, listed};
 
 /// 100 samples, of which every tenth cannot be read.
@@ -310,6 +312,31 @@ fn samples_that_do_not_fit_are_all_found_at_once() -> Result<(), DataError> {
     let loader = DataLoader::builder(dataset).batch_size(32).on_error(OnError::Skip).collate(Stack).build()?;
     assert_eq!(loader.iter().next().unwrap()?.0.size(), [21, 1, 2, 2]);
     assert_eq!((loader.faults().len(), reads.load(Relaxed)), (11, 32 + 21));
+    Ok(())
+}
+
+#[test]
+fn a_bad_sample_is_read_once_for_a_batch_that_is_made_again() -> Result<(), DataError> {
+    let _alone = alone();
+    let read = Arc::new(AtomicUsize::new(0));
+    let counter = read.clone();
+    // Sample 5 does not fit in with the others, and the last of the order does not exist.
+    let dataset = FnDataset::new(8, move |index| match index {
+        3 => {
+            counter.fetch_add(1, Relaxed);
+            Err(DataError::other("bad"))
+        }
+        index => Ok(Tensor::from_slice(&vec![index as i64; if index == 5 { 3 } else { 2 }])),
+    });
+    for policy in [OnError::Skip, OnError::Replace] {
+        let order = SubsetRandomSampler::new((0..8).chain([9]).collect::<Vec<_>>(), 1);
+        let builder = DataLoader::builder(dataset.clone()).sampler(order).batch_size(9).on_error(policy);
+        let loader = builder.build()?;
+        assert_eq!(loader.iter().collect::<Result<Vec<_>, _>>()?.len(), 1);
+        let mut faults: Vec<u64> = loader.faults().iter().map(|fault| fault.index).collect();
+        faults.sort_unstable();
+        assert_eq!((read.swap(0, Relaxed), faults), (1, vec![3, 5, 9]), "{policy:?}");
+    }
     Ok(())
 }
 
