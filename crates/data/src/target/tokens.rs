@@ -18,10 +18,10 @@ pub enum Tokens {
 impl Tokens {
     pub fn create(options: &ConvertOptions, format: Format) -> Result<Self> {
         let dtype = match options.token_dtype {
-            TokenType::Uint8 => TokenDtype::Uint8,
-            TokenType::Uint16 => TokenDtype::Uint16,
-            TokenType::Int32 => TokenDtype::Int32,
-            TokenType::Int64 => TokenDtype::Int64,
+            Some(TokenType::Uint8) => TokenDtype::Uint8,
+            Some(TokenType::Uint16) | None => TokenDtype::Uint16,
+            Some(TokenType::Int32) => TokenDtype::Int32,
+            Some(TokenType::Int64) => TokenDtype::Int64,
         };
         if format == Format::Tokens {
             return Ok(Self::Plain(TokenWriter::create(&options.dst, dtype)?));
@@ -72,8 +72,8 @@ impl Target for Tokens {
 
 /// The integers of a sample: separated by spaces, or a list of JSON.
 fn tokens(sample: &Sample) -> Result<Vec<i64>> {
-    let is_tokens = |name: &str| TOKENS.contains(&name.strip_suffix(".json").unwrap_or(name));
-    let field = sample.fields.iter().find(|(name, _)| is_tokens(name));
+    let is = |name: &str, wanted: &str| name.strip_suffix(".json").unwrap_or(name) == wanted;
+    let field = TOKENS.iter().find_map(|wanted| sample.fields.iter().find(|(name, _)| is(name, wanted)));
     let none = || {
         let names: Vec<_> = sample.fields.iter().map(|(name, _)| name).collect();
         anyhow!(
