@@ -275,3 +275,25 @@ fn what_is_written_is_read() -> Result<(), DataError> {
     assert!(TokenWriter::create(folder.path().join("some.bin.zst"), TokenDtype::Uint8).is_err());
     Ok(())
 }
+
+#[test]
+fn a_pair_appears_as_a_whole_or_not_at_all() -> Result<(), DataError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir(path("taken.idx")).unwrap();
+    let mut writer = IndexedTokensWriter::create(path("taken"), TokenDtype::Uint16)?;
+    writer.write(&[1, 2])?;
+    let error = writer.finish().unwrap_err().to_string();
+    assert!(error.contains("taken.idx"), "{error}");
+    let names = || -> Vec<_> { fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect() };
+    assert_eq!(names(), ["taken.idx"]);
+
+    // A name in capitals is that of one of the two as well.
+    let mut writer = IndexedTokensWriter::create(path("a.b.IDX"), TokenDtype::Uint16)?;
+    writer.write(&[1, 2])?;
+    assert_eq!(writer.finish()?, path("a.b.idx"));
+    assert_eq!(IndexedTokens::files(path("a.b.Bin")), [path("a.b.idx"), path("a.b.bin")]);
+    assert_eq!(IndexedTokens::files(path("a.b")), [path("a.b.idx"), path("a.b.bin")]);
+    assert_eq!(IndexedTokens::open(path("a.b.BIN"))?.get(0)?, [1, 2]);
+    Ok(())
+}
