@@ -136,6 +136,24 @@ fn shards_are_as_large_as_their_places_allow() {
     assert_eq!(index["shards"][0]["size_limit"], u32::MAX);
 }
 
+/// Mosaic's streaming 0.13.0 has read the files of this fixture, by the test below this one.
+#[test]
+fn what_is_written_is_what_mosaic_has_read() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path());
+    let theirs = fixture("mds").join("written");
+    let names = |folder: &Path| {
+        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(dir.path()), names(&theirs));
+    for name in names(&theirs) {
+        assert!(fs::read(dir.path().join(&name)).unwrap() == fs::read(theirs.join(&name)).unwrap(), "{name:?}");
+    }
+}
+
+/// After a change of the format, write the fixture `mds/written` anew with the files that Mosaic reads here.
 #[test]
 fn mosaic_reads_what_is_written() {
     let dir = tempfile::tempdir().unwrap();
