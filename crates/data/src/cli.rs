@@ -50,16 +50,16 @@ pub struct IndexOptions {
 ///   tfrecord    records of tf.train.Example, one feature per field, the key in `__key__`, `cls` as a number
 ///   lmdb        DST `.lmdb` makes a folder with data.mdb in it, `.mdb` a file; a single field is the value
 ///               itself, several are a tf.train.Example; entries like `__len__` are skipped
-///   arrow       a column for each field of the first samples, `__key__` for the key, `cls` as a number; SRC may also
-///               be a folder that Hugging Face's `save_to_disk` made
+///   arrow       a column for each field of the first samples, of integers, text or bytes as they have it, `__key__` for
+///               the key; SRC may also be a folder that Hugging Face's `save_to_disk` made
 ///   parquet     columns as for arrow
 ///   mds         Mosaic's streaming: a folder of shards with an index.json, DST `.mds`; columns as for arrow, which
 ///               every sample must have
 ///   jsonl       an object on every line, `__key__` for the key; text, numbers and JSON alone: `json` and fields in
-///               `.json` are values
+///               `.json` are values as they are written, but null, which is a field that is not there
 ///   csv         columns as for arrow, of text alone; `.tsv` has tabs; an empty cell is a field that is not there
 ///   megatron    a pair PREFIX.idx and PREFIX.bin: each sample is a document of one sequence, the integers of its field
-///               `input_ids` or `tokens`
+///               `input_ids`, else of `tokens`
 ///   tokens      the same integers one after the other, as nanoGPT reads them; not as SRC, since nothing in the file
 ///               says where a sample ends
 ///
@@ -105,9 +105,9 @@ pub struct ConvertOptions {
     #[arg(long)]
     pub index: bool,
 
-    /// How tokens are stored (megatron, tokens)
-    #[arg(long, value_name = "TYPE", value_enum, default_value = "uint16")]
-    pub token_dtype: TokenType,
+    /// How tokens are stored (megatron, tokens) [default: uint16]
+    #[arg(long, value_name = "TYPE", value_enum)]
+    pub token_dtype: Option<TokenType>,
 
     /// Store a checksum of every value, which the reader verifies (lmdb; the other formats have checksums)
     #[arg(long)]

@@ -64,6 +64,8 @@ pub fn run(options: &ConvertOptions) -> Result<Summary> {
         "--shard-size is for webdataset and tfrecord, and mds: leave it out"
     );
     ensure!(sharded || !options.index, "--index is for webdataset and tfrecord: leave it out");
+    let tokens = matches!(to, Format::Megatron | Format::Tokens);
+    ensure!(tokens || options.token_dtype.is_none(), "--token-dtype is for megatron and tokens: leave it out");
     ensure!(!options.checksums || to == Format::Lmdb, "--checksums is for lmdb: leave it out");
 
     let stop = Arc::new(AtomicBool::new(false));
@@ -106,7 +108,8 @@ impl Job {
             }
             for sample in self.scale(batch) {
                 self.check()?;
-                let written = sample.map_err(Refused::Sample).and_then(|sample| target.write(sample));
+                let checked = sample.and_then(|sample| sample.check_names().map(|()| sample));
+                let written = checked.map_err(Refused::Sample).and_then(|sample| target.write(sample));
                 match written {
                     Ok(()) => summary.converted += 1,
                     Err(Refused::Sample(error)) if self.skip_errors => {

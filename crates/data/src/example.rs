@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use anyhow::{Result, bail};
 use overdrive_dataload::{Example, Feature};
 
-use crate::sample::{Fields, KEY, LABEL, number};
+use crate::sample::{Draft, KEY, LABEL, number};
 
 /// Encodes an example with these fields, and with the key as one more feature if it is given.
 pub fn encode(key: Option<&str>, fields: &[(String, Vec<u8>)]) -> Vec<u8> {
@@ -22,8 +22,8 @@ pub fn encode(key: Option<&str>, fields: &[(String, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// The key, if there is one, and the fields: bytes are kept, and numbers become text, separated by spaces.
-pub fn fields(example: &Example<'_>) -> Result<(Option<String>, Fields)> {
-    let (mut key, mut fields) = (None, Vec::new());
+pub fn draft(example: &Example<'_>) -> Result<Draft> {
+    let mut draft = Draft::default();
     for (name, feature) in example.features() {
         let content = match feature {
             Feature::Bytes(values) => match values.as_slice() {
@@ -34,14 +34,9 @@ pub fn fields(example: &Example<'_>) -> Result<(Option<String>, Fields)> {
             Feature::Float(values) => text(values),
             Feature::Empty => continue,
         };
-        if name == KEY {
-            key = Some(String::from_utf8(content)?);
-        } else {
-            // A name like TensorFlow's `image/encoded` cannot be a file's extension.
-            fields.push((name.replace('/', ".").to_lowercase(), content));
-        }
+        draft.add(name, content)?;
     }
-    Ok((key, fields))
+    Ok(draft)
 }
 
 /// Numbers, separated by spaces.

@@ -75,6 +75,31 @@ impl PackTokens {
         self.max_length = max_length;
         self
     }
+
+    /// Joins sequences, as [`collate`](Collate::collate) does.
+    pub(crate) fn join(&self, sequences: &[&[i64]]) -> Result<PackedTokens, DataError> {
+        if sequences.is_empty() {
+            return Err(DataError::EmptyBatch);
+        }
+        let cut: Vec<&[i64]> = sequences.iter().map(|tokens| &tokens[..tokens.len().min(self.max_length)]).collect();
+        let tokens = cut.concat();
+        if i32::try_from(tokens.len()).is_err() {
+            return Err(DataError::option("tokens in a pack", format!("at most {}, an int32", i32::MAX), tokens.len()));
+        }
+        let positions: Vec<i64> = cut.iter().flat_map(|tokens| 0..tokens.len() as i64).collect();
+        let ends = cut.iter().scan(0, |end, tokens| {
+            *end += tokens.len() as i32;
+            Some(*end)
+        });
+        let ends: Vec<i32> = std::iter::once(0).chain(ends).collect();
+        let length = tokens.len() as i64;
+        Ok(PackedTokens {
+            input_ids: tensor_from_bytes(bytemuck::cast_slice(&tokens), Kind::Int64, &[length])?,
+            position_ids: tensor_from_bytes(bytemuck::cast_slice(&positions), Kind::Int64, &[length])?,
+            cu_seqlens: tensor_from_bytes(bytemuck::cast_slice(&ends), Kind::Int, &[ends.len() as i64])?,
+            max_seqlen: cut.iter().map(|tokens| tokens.len()).max().unwrap_or(0) as i64,
+        })
+    }
 }
 
 impl Default for PackTokens {
@@ -87,28 +112,7 @@ impl Collate<Vec<i64>> for PackTokens {
     type Batch = PackedTokens;
 
     fn collate(&self, samples: Vec<Vec<i64>>) -> Result<PackedTokens, DataError> {
-        if samples.is_empty() {
-            return Err(DataError::EmptyBatch);
-        }
-        let cut = |sample: &Vec<i64>| sample.len().min(self.max_length);
-        let total: usize = samples.iter().map(cut).sum();
-        if i32::try_from(total).is_err() {
-            return Err(DataError::option("tokens in a pack", format!("at most {}, an int32", i32::MAX), total));
-        }
-        let (mut tokens, mut positions) = (Vec::with_capacity(total), Vec::with_capacity(total));
-        let mut ends = vec![0i32];
-        for sample in &samples {
-            tokens.extend_from_slice(&sample[..cut(sample)]);
-            positions.extend(0..cut(sample) as i64);
-            ends.push(tokens.len() as i32);
-        }
-        let length = tokens.len() as i64;
-        Ok(PackedTokens {
-            input_ids: tensor_from_bytes(bytemuck::cast_slice(&tokens), Kind::Int64, &[length])?,
-            position_ids: tensor_from_bytes(bytemuck::cast_slice(&positions), Kind::Int64, &[length])?,
-            cu_seqlens: tensor_from_bytes(bytemuck::cast_slice(&ends), Kind::Int, &[ends.len() as i64])?,
-            max_seqlen: samples.iter().map(cut).max().unwrap_or(0) as i64,
-        })
+        self.join(&samples.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 }
 

@@ -22,7 +22,11 @@ pub struct Pack {
 ///
 /// Documents are read, and what an earlier [`map`](IterableDataset::map) does with them is done, by one worker at a time
 /// in each of the shards that are open: `interleave` at least as many as there are workers, so that all of them tokenize.
-/// Resuming opens a shard at its start and packs it again up to the position, which gives the same packs to the token.
+/// Resuming opens a shard at its start and packs it again up to the position, which gives the same packs to the token
+/// where the documents are the same: a state is refused for packs of another length, but it does not know the tokenizer.
+///
+/// A document that cannot be read or made takes the place of a pack. Its error has the document's name or, where the
+/// format gives it none, its number in the shard.
 ///
 /// ```
 /// use overdrive_dataload::{DataLoader, FnStream, JoinPacks, Packing};
@@ -76,7 +80,7 @@ impl<D: IterableDataset<Sample = Vec<i64>>> IterableDataset for Packing<D> {
 
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<Pack>, DataError> {
         let packs = self.packs(shard, position, &Cancellation::default())?;
-        Ok(Box::new(packs))
+        Ok(Box::new(packs.map(|pack| pack.and_then(Deferred::get))))
     }
 
     fn open_deferred(
@@ -85,11 +89,7 @@ impl<D: IterableDataset<Sample = Vec<i64>>> IterableDataset for Packing<D> {
         position: u64,
         cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<Pack>>, DataError> {
-        let placed = |pack: Pack| {
-            let bytes = size_of::<i64>() * (pack.tokens.len() + pack.lengths.len());
-            Deferred::ready(pack).of_bytes(bytes)
-        };
-        Ok(Box::new(self.packs(shard, position, cancelled)?.map(move |pack| pack.map(placed))))
+        Ok(Box::new(self.packs(shard, position, cancelled)?))
     }
 
     fn read_ahead(&self, shard: usize) {
@@ -102,7 +102,7 @@ impl<D: IterableDataset<Sample = Vec<i64>>> IterableDataset for Packing<D> {
 
     fn fingerprint(&self) -> u64 {
         // Packs of another length are others.
-        let length = self.length as u64 * 2 + u64::from(self.keep_last);
+        let length = (self.length as u64).wrapping_mul(2) + u64::from(self.keep_last);
         self.documents.fingerprint() ^ length.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
@@ -118,6 +118,7 @@ impl<D: IterableDataset<Sample = Vec<i64>>> Packing<D> {
             cancelled,
             open: Pack::default(),
             full: VecDeque::new(),
+            read: 0,
             ended: false,
         };
         for _ in 0..position {
@@ -140,6 +141,8 @@ struct Packs {
     open: Pack,
     /// Packs that one long document filled.
     full: VecDeque<Pack>,
+    /// How many documents were read.
+    read: u64,
     ended: bool,
 }
 
@@ -156,15 +159,28 @@ impl Packs {
             }
         }
     }
+
+    /// The tokens of a document; the error of a bad one has its name.
+    fn document(&self, document: Result<Deferred<Vec<i64>>, DataError>) -> Result<Vec<i64>, Deferred<Pack>> {
+        let mut key = None;
+        let tokens = document.and_then(|mut document| {
+            key = document.take_key();
+            document.get()
+        });
+        tokens.map_err(|error| {
+            let bad = Deferred::later(|| Err(error)).at("document", self.read);
+            if key.is_some() { bad.with_key(key) } else { bad }
+        })
+    }
 }
 
 impl Iterator for Packs {
-    type Item = Result<Pack, DataError>;
+    type Item = Result<Deferred<Pack>, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some(pack) = self.full.pop_front() {
-                return Some(Ok(pack));
+                return Some(Ok(placed(pack)));
             }
             if self.ended {
                 return None;
@@ -174,19 +190,30 @@ impl Iterator for Packs {
                 return Some(Err(error));
             }
             match self.documents.next() {
-                Some(document) => match document.and_then(Deferred::get) {
-                    Ok(document) => self.add(&document),
-                    // A bad document takes the place of a pack, and the pack that is open goes on behind it.
-                    Err(error) => return Some(Err(error)),
-                },
+                Some(Err(DataError::Cancelled)) => return Some(Err(DataError::Cancelled)),
+                Some(document) => {
+                    let document = self.document(document);
+                    self.read += 1;
+                    match document {
+                        Ok(document) => self.add(&document),
+                        // A bad document takes the place of a pack, and the pack that is open goes on behind it.
+                        Err(bad) => return Some(Ok(bad)),
+                    }
+                }
                 None => {
                     self.ended = true;
                     let last = std::mem::take(&mut self.open);
-                    return (self.keep_last && !last.tokens.is_empty()).then_some(Ok(last));
+                    return (self.keep_last && !last.tokens.is_empty()).then(|| Ok(placed(last)));
                 }
             }
         }
     }
+}
+
+/// A pack, with the memory that it takes.
+fn placed(pack: Pack) -> Deferred<Pack> {
+    let bytes = size_of::<i64>() * (pack.tokens.len() + pack.lengths.len());
+    Deferred::ready(pack).of_bytes(bytes)
 }
 
 /// Joins the packs of a batch, as [`PackTokens`] does sequences.
@@ -206,8 +233,8 @@ impl Collate<Pack> for JoinPacks {
                 *at += length;
                 Some(start..*at)
             });
-            starts.map(|range| pack.tokens[range].to_vec())
+            starts.map(|range| &pack.tokens[range])
         });
-        PackTokens::new().collate(documents.collect())
+        PackTokens::new().join(&documents.collect::<Vec<_>>())
     }
 }

@@ -37,7 +37,7 @@ fn name(key: &[u8]) -> String {
 /// The fields of a `tf.train.Example`, or a single field for any other value.
 pub fn fields(value: &[u8], path: &Path) -> Result<Fields> {
     match Example::decode(value, path) {
-        Ok(example) if example.features().len() > 0 => Ok(example::fields(&example)?.1),
+        Ok(example) if example.features().len() > 0 => Ok(example::draft(&example)?.fields),
         _ => Ok(vec![(guess_name(value).to_owned(), value.to_vec())]),
     }
 }

@@ -7,16 +7,13 @@ use overdrive_dataload::TfRecordDataset;
 
 use super::{Source, all, open_shards};
 use crate::example;
-use crate::sample::Sample;
 
 pub fn open(path: &Path) -> Result<Source> {
     let dataset = open_shards(path, TfRecordDataset::from_files, TfRecordDataset::open)?;
     let samples = all(dataset).enumerate().map(|(number, record)| {
         let record = record?;
         let place = || format!("{}: record at byte {}", record.path().display(), record.offset());
-        let (key, fields) = example::fields(&record.example()?).with_context(place)?;
-        // Records without a key are numbered.
-        Ok(Sample { key: key.unwrap_or_else(|| format!("{number:09}")), fields })
+        Ok(example::draft(&record.example()?).with_context(place)?.finish(number))
     });
     Ok(Source { total: None, samples: Box::new(samples) })
 }

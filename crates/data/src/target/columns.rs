@@ -1,12 +1,10 @@
 //! Tables: a column for the key, and one for each field of the first samples.
 
-use std::collections::BTreeSet;
-
 use anyhow::{Context, Result, anyhow};
 use serde::de::IgnoredAny;
 
 use super::{Refused, Target};
-use crate::sample::{KEY, LABEL, Sample, TEXTS, number};
+use crate::sample::{IMAGES, KEY, Sample, TEXTS, number};
 
 /// The first samples decide which columns there are.
 const BATCH_SAMPLES: usize = 1000;
@@ -32,7 +30,7 @@ impl Column {
         if self.name == KEY {
             return Some(sample.key.as_bytes());
         }
-        sample.fields.iter().find(|(name, _)| *name == self.name).map(|(_, content)| content.as_slice())
+        sample.get(&self.name)
     }
 
     pub fn text_of<'a>(&self, sample: &'a Sample) -> Result<Option<&'a str>> {
@@ -79,7 +77,9 @@ impl Table {
         let samples = std::mem::take(&mut self.samples);
         self.bytes = 0;
         if let Some(open) = self.open.take() {
-            let columns = columns_of(&samples, self.rules);
+            let text_alone = self.rules.text_alone.is_some();
+            let kind = |name: &str| if text_alone { Kind::Text } else { kind_of(name, &samples) };
+            let columns = columns_of(&samples, kind);
             let file = open(&columns)?;
             self.file = Some((columns, file));
         }
@@ -91,12 +91,13 @@ impl Table {
 impl Target for Table {
     fn write(&mut self, sample: Sample) -> Result<(), Refused> {
         let columns = self.file.as_ref().map(|(columns, _)| columns.as_slice());
-        self.rules.check(columns, &sample).map_err(Refused::Sample)?;
+        // Where every sample has every column, the first one says which they are.
+        let first = self.samples.first().filter(|_| columns.is_none() && self.rules.complete.is_some());
+        let named = first.map(|first| columns_of(std::slice::from_ref(first), |_| Kind::Bytes));
+        self.rules.check(columns.or(named.as_deref()), &sample).map_err(Refused::Sample)?;
         self.bytes += sample.bytes();
         self.samples.push(sample);
-        // Where every sample has every column, the first one says which they are.
-        let first = self.rules.complete.is_some() && self.file.is_none();
-        if first || self.samples.len() == BATCH_SAMPLES || self.bytes >= BATCH_BYTES {
+        if self.samples.len() == BATCH_SAMPLES || self.bytes >= BATCH_BYTES {
             self.flush().map_err(Refused::All)?;
         }
         Ok(())
@@ -113,12 +114,8 @@ impl Target for Table {
 impl Rules {
     /// Checks that a sample fits the format, and the columns, where they are known.
     pub fn check(&self, columns: Option<&[Column]>, sample: &Sample) -> Result<()> {
-        let mut seen = BTreeSet::new();
         let bad = |name: &str, problem: &str| anyhow!("{}: field {name:?} {problem}", sample.key);
         for (name, content) in &sample.fields {
-            if name == KEY || !seen.insert(name) {
-                return Err(bad(name, "is there twice"));
-            }
             let text = std::str::from_utf8(content);
             if let (Some(format), Err(_)) = (self.text_alone, &text) {
                 return Err(bad(name, &format!("is not text, and {format} holds nothing else")));
@@ -126,15 +123,15 @@ impl Rules {
             if self.json && name == "json" && serde_json::from_slice::<IgnoredAny>(content).is_err() {
                 return Err(bad(name, "is no JSON"));
             }
-            let kind = match columns.map(|columns| columns.iter().find(|column| column.name == *name)) {
-                None if TEXTS.contains(&&**name) => Kind::Text,
-                None => continue,
+            if TEXTS.contains(&&**name) && text.is_err() {
+                return Err(bad(name, "is not text"));
+            }
+            match columns.map(|columns| columns.iter().find(|column| column.name == *name).map(|column| column.kind)) {
                 Some(None) => return Err(bad(name, "is not one of the first samples' fields, which are the columns")),
-                Some(Some(column)) => column.kind,
-            };
-            match kind {
-                Kind::Text if text.is_err() => return Err(bad(name, "is not text")),
-                Kind::Number if number(content).is_none() => {
+                Some(Some(Kind::Text)) if text.is_err() => {
+                    return Err(bad(name, "is not text, as the first samples' are"));
+                }
+                Some(Some(Kind::Number)) if number(content).is_none() => {
                     return Err(bad(name, "is no number, as the first samples' are"));
                 }
                 _ => {}
@@ -149,25 +146,32 @@ impl Rules {
     }
 }
 
-fn columns_of(samples: &[Sample], rules: Rules) -> Vec<Column> {
+/// A column for the key, and one for each field of the samples.
+fn columns_of(samples: &[Sample], kind: impl Fn(&str) -> Kind) -> Vec<Column> {
     let mut names: Vec<&str> = Vec::new();
     for (name, _) in samples.iter().flat_map(|sample| &sample.fields) {
         if !names.contains(&&**name) {
             names.push(name);
         }
     }
-    let contents = |of: &str| {
-        let of = of.to_owned();
-        let fields = samples.iter().flat_map(|sample| &sample.fields);
-        fields.filter(move |(name, _)| *name == of).map(|(_, content)| content)
-    };
-    let kind = |name: &str| match name {
-        _ if rules.text_alone.is_some() => Kind::Text,
-        LABEL if contents(name).all(|content| number(content).is_some()) => Kind::Number,
-        name if TEXTS.contains(&name) => Kind::Text,
-        _ => Kind::Bytes,
-    };
     let key = Column { name: KEY.to_owned(), kind: Kind::Text };
     let fields = names.into_iter().map(|name| Column { name: name.to_owned(), kind: kind(name) });
     [key].into_iter().chain(fields).collect()
+}
+
+/// The least that holds what the first samples have in a field: integers, else text, else bytes.
+fn kind_of(name: &str, samples: &[Sample]) -> Kind {
+    let ending = name.rsplit('.').next().unwrap_or_default();
+    let contents = || samples.iter().filter_map(|sample| sample.get(name));
+    let is_text = |content: &[u8]| {
+        let odd = |letter: char| letter.is_control() && !letter.is_whitespace();
+        std::str::from_utf8(content).is_ok_and(|text| !text.contains(odd))
+    };
+    match () {
+        () if TEXTS.contains(&name) => Kind::Text,
+        // A tiny image may look like a text.
+        () if IMAGES.contains(&ending) || !contents().all(is_text) => Kind::Bytes,
+        () if ending != "json" && contents().all(|content| number(content).is_some()) => Kind::Number,
+        () => Kind::Text,
+    }
 }

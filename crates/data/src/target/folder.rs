@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::{Refused, Target, move_folder};
 use crate::names::{file_name, without_dots};
-use crate::sample::{LABEL, Sample};
+use crate::sample::{LABEL, Sample, extension};
 
 /// Writes `root/class/name.jpg`: the class is the first part of the key, or else the field `cls`.
 pub struct Folder {
@@ -46,8 +46,10 @@ impl Folder {
 }
 
 impl Target for Folder {
-    fn write(&mut self, sample: Sample) -> Result<(), Refused> {
-        let label = sample.fields.iter().find(|(field, _)| field == LABEL).map(|(_, content)| content);
+    fn write(&mut self, mut sample: Sample) -> Result<(), Refused> {
+        sample.fields.iter_mut().for_each(|(field, _)| *field = extension(field));
+        sample.check_names().map_err(Refused::Sample)?;
+        let label = sample.get(LABEL);
         let mut key = without_dots(&sample.key);
         if !key.contains('/') {
             let class = label.and_then(|label| std::str::from_utf8(label).ok()).map(str::trim);
@@ -64,7 +66,7 @@ impl Target for Folder {
         let class = key.split('/').next().unwrap_or_default().to_owned();
         let labels = self.labels.entry(class).or_default();
         if let Some(label) = label {
-            labels.insert(key, label.clone());
+            labels.insert(key, label.to_owned());
         }
         Ok(())
     }

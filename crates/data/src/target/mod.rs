@@ -16,7 +16,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use overdrive_dataload::DataError;
 use tempfile::TempDir;
 
@@ -52,9 +52,7 @@ impl From<DataError> for Refused {
 /// Starts the target.
 pub fn create(options: &ConvertOptions, format: Format) -> Result<Box<dyn Target>> {
     let path = &*options.dst;
-    if path.symlink_metadata().is_ok() {
-        bail!("{} already exists: remove it, or choose another name", path.display());
-    }
+    refuse_existing(path)?;
     let parent = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
@@ -73,6 +71,13 @@ pub fn create(options: &ConvertOptions, format: Format) -> Result<Box<dyn Target
         Format::Mds => Ok(Box::new(mds::create(options, parent, name)?)),
         Format::Megatron | Format::Tokens => Ok(Box::new(tokens::Tokens::create(options, format)?)),
     }
+}
+
+/// Files that are there stay.
+fn refuse_existing(path: &Path) -> Result<()> {
+    let exists = path.symlink_metadata().is_ok();
+    ensure!(!exists, "{} already exists: remove it, or choose another name", path.display());
+    Ok(())
 }
 
 /// A hidden folder next to the target, which is deleted on drop.
@@ -107,9 +112,7 @@ fn with_indexes(files: impl Iterator<Item = (PathBuf, PathBuf)>) -> Vec<(PathBuf
 
 /// Moves files from the first path of each pair to the second: all of them, or none.
 fn move_all(files: &[(PathBuf, PathBuf)]) -> Result<()> {
-    if let Some((_, taken)) = files.iter().find(|(_, to)| to.symlink_metadata().is_ok()) {
-        bail!("{} already exists: remove it, or choose another name", taken.display());
-    }
+    files.iter().try_for_each(|(_, to)| refuse_existing(to))?;
     for (done, (from, to)) in files.iter().enumerate() {
         if let Err(error) = fs::rename(from, to) {
             files[..done].iter().for_each(|(_, to)| _ = fs::remove_file(to));

@@ -1,11 +1,12 @@
 //! Lines of JSON, and tables of comma-separated values.
 
+use std::fmt::Write as _;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use csv::{Writer, WriterBuilder};
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
 
 use super::columns::{Column, Rules, Table, TableFile};
 use super::staged::Staged;
@@ -52,7 +53,7 @@ impl JsonLines {
 impl Target for JsonLines {
     fn write(&mut self, sample: Sample) -> Result<(), Refused> {
         let object = object(&sample).map_err(Refused::Sample)?;
-        let written = writeln!(self.0, "{}", Value::Object(object));
+        let written = writeln!(self.0, "{object}");
         written.context("cannot write").map_err(Refused::All)
     }
 
@@ -61,23 +62,36 @@ impl Target for JsonLines {
     }
 }
 
-fn object(sample: &Sample) -> Result<Map<String, Value>> {
+/// The object of a sample, whose JSON stays as it is written, but for line breaks.
+fn object(sample: &Sample) -> Result<String> {
     Rules { text_alone: Some("jsonl"), json: true, ..Rules::default() }.check(None, sample)?;
-    let mut object = Map::new();
-    object.insert(KEY.to_owned(), Value::String(sample.key.clone()));
+    let quoted = |text: &str| serde_json::to_string(text);
+    let mut object = format!("{{{}:{}", quoted(KEY)?, quoted(&sample.key)?);
     for (name, content) in &sample.fields {
         let text = std::str::from_utf8(content)?;
-        // `box.json` is the column `box`, unless the sample has both.
-        let stem = name.strip_suffix(".json").filter(|stem| !sample.fields.iter().any(|(name, _)| name == stem));
-        let parsed =
-            || serde_json::from_str(text).with_context(|| format!("{}: field {name:?} is no JSON", sample.key));
-        let (column, value) = match (name.as_str(), stem) {
-            ("json", _) => ("json", parsed()?),
-            (_, Some(stem)) => (stem, parsed()?),
-            (LABEL, _) => (LABEL, number(content).map_or_else(|| text.into(), Value::from)),
-            (name, _) => (name, text.into()),
+        let value = match name == "json" || name.ends_with(".json") {
+            true => json(text).with_context(|| format!("{}: field {name:?}", sample.key))?,
+            false if name == LABEL && number(content).is_some() => text.to_owned(),
+            false => quoted(text)?,
         };
-        object.insert(column.to_owned(), value);
+        let column = if value.starts_with(['[', '{']) { column(name, sample) } else { name };
+        write!(object, ",{}:{value}", quoted(column)?)?;
     }
-    Ok(object)
+    Ok(object + "}")
+}
+
+/// JSON on one line: there are no line breaks in its texts, and between its parts they mean nothing.
+fn json(text: &str) -> Result<String> {
+    let json: &RawValue = serde_json::from_str(text).context("is no JSON")?;
+    ensure!(json.get() != "null", "is null, which in jsonl stands for a field that is not there");
+    Ok(json.get().replace(['\n', '\r'], ""))
+}
+
+/// `box.json` with a list or an object is the column `box`, unless the sample has both, or `box` would be read otherwise.
+fn column<'a>(name: &'a str, sample: &Sample) -> &'a str {
+    let stem = name.strip_suffix(".json").filter(|stem| {
+        let taken = sample.get(stem).is_some() || [KEY, "json", ""].contains(stem);
+        !taken && !stem.ends_with(".json")
+    });
+    stem.unwrap_or(name)
 }

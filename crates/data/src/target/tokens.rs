@@ -1,47 +1,36 @@
 //! Files of tokens: Megatron's with an index, and nanoGPT's without.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, anyhow, bail};
-use overdrive_dataload::{IndexedTokensWriter, TokenDtype, TokenWriter};
+use anyhow::{Context, Result, anyhow};
+use overdrive_dataload::{IndexedTokens, IndexedTokensWriter, TokenDtype, TokenWriter};
 
-use super::{Refused, Target};
+use super::{Refused, Target, refuse_existing};
 use crate::cli::{ConvertOptions, TokenType};
 use crate::format::Format;
 use crate::sample::{Sample, TOKENS};
 
 pub enum Tokens {
-    Plain(TokenWriter),
-    Indexed(IndexedTokensWriter),
+    /// A file and its path.
+    Plain(TokenWriter, PathBuf),
+    Indexed(IndexedTokensWriter, [PathBuf; 2]),
 }
 
 impl Tokens {
     pub fn create(options: &ConvertOptions, format: Format) -> Result<Self> {
         let dtype = match options.token_dtype {
-            TokenType::Uint8 => TokenDtype::Uint8,
-            TokenType::Uint16 => TokenDtype::Uint16,
-            TokenType::Int32 => TokenDtype::Int32,
-            TokenType::Int64 => TokenDtype::Int64,
+            Some(TokenType::Uint8) => TokenDtype::Uint8,
+            Some(TokenType::Uint16) | None => TokenDtype::Uint16,
+            Some(TokenType::Int32) => TokenDtype::Int32,
+            Some(TokenType::Int64) => TokenDtype::Int64,
         };
         if format == Format::Tokens {
-            return Ok(Self::Plain(TokenWriter::create(&options.dst, dtype)?));
+            return Ok(Self::Plain(TokenWriter::create(&options.dst, dtype)?, options.dst.clone()));
         }
-        for file in pair(&options.dst) {
-            if file.symlink_metadata().is_ok() {
-                bail!("{} already exists: remove it, or choose another name", file.display());
-            }
-        }
-        Ok(Self::Indexed(IndexedTokensWriter::create(&options.dst, dtype)?))
+        let files = IndexedTokens::files(&options.dst);
+        files.iter().try_for_each(|file| refuse_existing(file))?;
+        Ok(Self::Indexed(IndexedTokensWriter::create(&options.dst, dtype)?, files))
     }
-}
-
-/// Both files of an index at this path.
-fn pair(path: &Path) -> [PathBuf; 2] {
-    let prefix = match path.extension().and_then(|ending| ending.to_str()) {
-        Some("idx" | "bin") => path.with_extension(""),
-        _ => path.to_owned(),
-    };
-    ["idx", "bin"].map(|ending| PathBuf::from(format!("{}.{ending}", prefix.display())))
 }
 
 impl Target for Tokens {
@@ -52,8 +41,8 @@ impl Target for Tokens {
             all => all,
         };
         match self {
-            Self::Plain(writer) => writer.write(&tokens).map_err(|error| named(error.into())),
-            Self::Indexed(writer) => {
+            Self::Plain(writer, _) => writer.write(&tokens).map_err(|error| named(error.into())),
+            Self::Indexed(writer, _) => {
                 writer.write(&tokens).map_err(|error| named(error.into()))?;
                 writer.end_document();
                 Ok(())
@@ -62,9 +51,13 @@ impl Target for Tokens {
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
+        // A file of that name may have appeared meanwhile.
         match *self {
-            Self::Plain(writer) => writer.finish()?,
-            Self::Indexed(writer) => writer.finish()?,
+            Self::Plain(writer, file) => refuse_existing(&file).and_then(|()| Ok(writer.finish()?))?,
+            Self::Indexed(writer, files) => {
+                files.iter().try_for_each(|file| refuse_existing(file))?;
+                writer.finish()?
+            }
         };
         Ok(())
     }
@@ -72,8 +65,8 @@ impl Target for Tokens {
 
 /// The integers of a sample: separated by spaces, or a list of JSON.
 fn tokens(sample: &Sample) -> Result<Vec<i64>> {
-    let is_tokens = |name: &str| TOKENS.contains(&name.strip_suffix(".json").unwrap_or(name));
-    let field = sample.fields.iter().find(|(name, _)| is_tokens(name));
+    let is = |name: &str, wanted: &str| name.strip_suffix(".json").unwrap_or(name) == wanted;
+    let field = TOKENS.iter().find_map(|wanted| sample.fields.iter().find(|(name, _)| is(name, wanted)));
     let none = || {
         let names: Vec<_> = sample.fields.iter().map(|(name, _)| name).collect();
         anyhow!(

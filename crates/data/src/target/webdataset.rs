@@ -11,7 +11,7 @@ use super::{Refused, Target, move_all, staging_folder, with_indexes};
 use crate::cli::ConvertOptions;
 use crate::format::split_ending;
 use crate::names::without_dots;
-use crate::sample::Sample;
+use crate::sample::{Sample, extension};
 
 pub struct Shards {
     parent: PathBuf,
@@ -60,7 +60,7 @@ fn refuse_shards(parent: &Path, before: &str, after: &str) -> Result<()> {
 
 impl Target for Shards {
     fn write(&mut self, sample: Sample) -> Result<(), Refused> {
-        let fields: Vec<_> = sample.fields.iter().map(|(name, content)| (name.to_lowercase(), content)).collect();
+        let fields: Vec<_> = sample.fields.iter().map(|(name, content)| (extension(name), content)).collect();
         Ok(self.writer.write(&without_dots(&sample.key), &fields)?)
     }
 

@@ -59,5 +59,6 @@ pub fn decode_image(encoded: &[u8], color: Color, path: &Path) -> Result<Image, 
     }
 }
 
+pub(crate) use png::bit_depth as png_depth;
 #[cfg(test)]
 pub(crate) use png::tests as png_tests;

@@ -11,6 +11,11 @@ use crate::{Color, DataError, Image};
 
 pub(super) const MAGIC: &[u8] = b"\x89PNG\r\n\x1a\n";
 
+/// The bits of a value, as the header of a PNG file states them.
+pub(crate) fn bit_depth(encoded: &[u8]) -> Option<u8> {
+    encoded.get(24).copied().filter(|_| encoded.starts_with(MAGIC))
+}
+
 /// Decodes the whole file: checksums are verified, and a missing end marker is an error.
 pub(super) fn decode(encoded: &[u8], color: Color, path: &Path) -> Result<Image, DataError> {
     let damaged = |error| damaged(error, encoded.len(), path);

@@ -32,7 +32,7 @@ pub enum MdsValue<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
     Bytes,
-    Str,
+    Str(Text),
     Json,
     Pil,
     /// An integer of so many bytes, with a sign or without.
@@ -42,6 +42,29 @@ pub(super) enum Encoding {
     Array(Option<&'static str>, Option<Vec<usize>>),
     /// Not supported.
     Other(String),
+}
+
+/// What a text must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Text {
+    Any,
+    /// The digits of an integer of any size.
+    Int,
+    /// The digits of a number of any precision.
+    Float,
+}
+
+impl Text {
+    fn holds(self, text: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Int => {
+                let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+                !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit())
+            }
+            Self::Float => text.parse::<f64>().is_ok(),
+        }
+    }
 }
 
 /// The numbers that stand for the kinds of arrays, their names, and numpy's.
@@ -63,7 +86,9 @@ impl Encoding {
     pub(super) fn parse(text: &str) -> Self {
         match text {
             "bytes" | "jpeg" | "png" => Self::Bytes,
-            "str" | "str_int" | "str_float" | "str_decimal" => Self::Str,
+            "str" => Self::Str(Text::Any),
+            "str_int" => Self::Str(Text::Int),
+            "str_float" | "str_decimal" => Self::Str(Text::Float),
             "json" => Self::Json,
             "pil" => Self::Pil,
             "int8" => Self::Int(1, true),
@@ -98,7 +123,7 @@ impl Encoding {
     pub(super) fn wanted(&self) -> &'static str {
         match self {
             Self::Bytes | Self::Other(_) => "bytes",
-            Self::Str => "text in UTF-8",
+            Self::Str(_) => "text in UTF-8",
             Self::Json => "JSON",
             Self::Pil => "the width, height and mode of an image, and its pixels",
             Self::Int(..) | Self::Float(_) => "a number",
@@ -118,7 +143,7 @@ impl Encoding {
     pub(super) fn encode(&self, value: &MdsValue<'_>, bytes: &mut Vec<u8>) -> Result<(), String> {
         match (self, value) {
             (Self::Bytes, MdsValue::Bytes(content)) => bytes.extend_from_slice(content),
-            (Self::Str, MdsValue::Str(text)) => bytes.extend_from_slice(text.as_bytes()),
+            (Self::Str(kind), MdsValue::Str(text)) if kind.holds(text) => bytes.extend_from_slice(text.as_bytes()),
             (Self::Json, MdsValue::Json(value)) => bytes.extend_from_slice(value.to_string().as_bytes()),
             (Self::Json, MdsValue::Str(text)) => {
                 serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| error.to_string())?;
@@ -137,11 +162,18 @@ impl Encoding {
                 }
                 bytes.extend_from_slice(&number.to_le_bytes()[..*size]);
             }
-            (Self::Float(2), MdsValue::Float(number)) => {
-                bytes.extend_from_slice(&half::f16::from_f64(*number).to_le_bytes());
+            (Self::Float(size), MdsValue::Float(number)) => {
+                let (half, single) = (half::f16::from_f64(*number), *number as f32);
+                let (stored, encoded) = match size {
+                    2 => (half.to_f64(), &half.to_le_bytes()[..]),
+                    4 => (f64::from(single), &single.to_le_bytes()[..]),
+                    _ => (*number, &number.to_le_bytes()[..]),
+                };
+                if stored.is_infinite() && number.is_finite() {
+                    return Err(number.to_string());
+                }
+                bytes.extend_from_slice(encoded);
             }
-            (Self::Float(4), MdsValue::Float(number)) => bytes.extend_from_slice(&(*number as f32).to_le_bytes()),
-            (Self::Float(_), MdsValue::Float(number)) => bytes.extend_from_slice(&number.to_le_bytes()),
             (_, other) => return Err(format!("{other:?}").chars().take(60).collect()),
         }
         Ok(())
@@ -151,7 +183,7 @@ impl Encoding {
     pub(super) fn decode<'a>(&self, bytes: &'a [u8]) -> Result<MdsValue<'a>, String> {
         match self {
             Self::Bytes | Self::Other(_) => Ok(MdsValue::Bytes(bytes)),
-            Self::Str => str::from_utf8(bytes).map(MdsValue::Str).map_err(|error| error.to_string()),
+            Self::Str(_) => str::from_utf8(bytes).map(MdsValue::Str).map_err(|error| error.to_string()),
             Self::Json => serde_json::from_slice(bytes).map(MdsValue::Json).map_err(|error| error.to_string()),
             Self::Pil => image(bytes).map(MdsValue::Image),
             Self::Int(size, signed) => {

@@ -87,10 +87,12 @@ impl MdsWriter {
         Ok(this.shard_bytes(SHARD_BYTES))
     }
 
-    /// The most bytes of a shard, which is also the memory that is used; 64 MiB unless set. A sample that is larger has a
-    /// shard of its own.
+    /// The most bytes of a shard, which is also the memory that is used; 64 MiB unless set, and less than 4 GiB, which is
+    /// the most that the format has. A sample that is larger has a shard of its own.
     #[doc(alias = "size_limit")]
     pub fn shard_bytes(mut self, bytes: usize) -> Self {
+        // Shards have places in 32 bits.
+        let bytes = bytes.min(u32::MAX as usize);
         let of = |part: &dyn Fn(&Column) -> Value| self.columns.iter().map(part).collect::<Vec<_>>();
         self.config = json!({
             "version": VERSION,

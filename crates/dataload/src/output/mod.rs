@@ -21,10 +21,11 @@ const BUFFER_BYTES: usize = 1 << 18;
 pub(crate) struct Output {
     path: PathBuf,
     part: PathBuf,
-    /// `None` after `finish`.
+    /// `None` after `sync`.
     encoder: Option<Encoder>,
     /// The bytes of content so far.
     written: u64,
+    renamed: bool,
 }
 
 enum Encoder {
@@ -51,7 +52,7 @@ impl Output {
             "zst" => Encoder::Zstd(frames::FrameWriter::new(file).map_err(DataError::io(&part))?),
             _ => Encoder::Plain(file),
         };
-        Ok(Self { path: path.to_owned(), part, encoder: Some(encoder), written: 0 })
+        Ok(Self { path: path.to_owned(), part, encoder: Some(encoder), written: 0, renamed: false })
     }
 
     /// The final path of the file.
@@ -67,13 +68,32 @@ impl Output {
 
     /// Flushes, syncs the file to disk, and renames it to its final path.
     pub(crate) fn finish(mut self) -> Result<PathBuf, DataError> {
-        let Some(encoder) = self.encoder.take() else { return Ok(self.path.clone()) };
-        let finished = encoder.finish().and_then(|file| file.sync_all());
-        let renamed = finished.and_then(|()| fs::rename(&self.part, &self.path));
-        if renamed.is_err() {
-            _ = fs::remove_file(&self.part);
+        self.sync()?;
+        self.rename()
+    }
+
+    /// Finishes two files that are of no use without each other: both appear, or none.
+    pub(crate) fn finish_both(mut first: Self, mut second: Self) -> Result<[PathBuf; 2], DataError> {
+        first.sync()?;
+        second.sync()?;
+        let first = first.rename()?;
+        match second.rename() {
+            Ok(second) => Ok([first, second]),
+            Err(error) => {
+                _ = fs::remove_file(first);
+                Err(error)
+            }
         }
-        renamed.map_err(DataError::io(&self.path))?;
+    }
+
+    fn sync(&mut self) -> Result<(), DataError> {
+        let Some(encoder) = self.encoder.take() else { return Ok(()) };
+        encoder.finish().and_then(|file| file.sync_all()).map_err(DataError::io(&self.path))
+    }
+
+    fn rename(mut self) -> Result<PathBuf, DataError> {
+        fs::rename(&self.part, &self.path).map_err(DataError::io(&self.path))?;
+        self.renamed = true;
         Ok(self.path.clone())
     }
 }
@@ -116,7 +136,8 @@ impl Write for Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        if self.encoder.take().is_some() {
+        drop(self.encoder.take());
+        if !self.renamed {
             _ = fs::remove_file(&self.part);
         }
     }

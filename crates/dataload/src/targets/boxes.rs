@@ -4,6 +4,9 @@ use super::{Geometry, Target, TargetPart, geometry};
 use crate::columns::{Array, Element, Words};
 use crate::{DataError, Ragged, Size, Stackable};
 
+/// How far beyond the image, in parts of its side, a box may be by the rounding of a resize or flip in float32.
+const SLACK: f32 = 8.0 * f32::EPSILON;
+
 /// What the four numbers of a bounding box are, in pixels from the image's upper left corner.
 ///
 /// # Source
@@ -90,13 +93,7 @@ impl BoundingBoxes {
 
     /// Cuts the boxes off at the edges of an image of this size.
     pub fn clamp(&mut self, size: Size) {
-        let [right, bottom] = [size.width, size.height].map(|side| side as f32);
-        let format = self.format;
-        for it in &mut self.boxes {
-            let [left, top, x, y] = corners(*it, format);
-            let limited = [(left, right), (top, bottom), (x, right), (y, bottom)].map(|(at, most)| at.clamp(0.0, most));
-            *it = from_corners(limited, format);
-        }
+        self.boxes.iter_mut().for_each(|it| *it = clamped(*it, self.format, size));
     }
 
     pub(super) fn change(&mut self, geometry: &Geometry) {
@@ -145,23 +142,45 @@ impl BoundingBoxes {
         }
     }
 
-    /// Which boxes are within the image, and of at least this size and area.
+    /// Which boxes are within the image, but for what [`SLACK`] allows, and of at least this size and area.
     pub(crate) fn valid(&self, size: Size, min_size: f32, min_area: f32) -> Vec<bool> {
-        let [width, height] = [size.width, size.height].map(|side| side as f32);
         let valid = |&it: &[f32; 4]| {
             let [left, top, right, bottom] = corners(it, self.format);
             let (columns, rows) = (right - left, bottom - top);
-            let inside = [left, top, right, bottom].iter().all(|&at| at >= 0.0)
-                && left.max(right) <= width
-                && top.max(bottom) <= height;
-            inside && columns >= min_size && rows >= min_size && columns * rows >= min_area
+            self.excess(it, size).is_some() && columns >= min_size && rows >= min_size && columns * rows >= min_area
         };
         self.boxes.iter().map(valid).collect()
     }
 
-    pub(crate) fn retain(&mut self, kept: &[bool]) {
-        super::per_box::retain(&mut self.boxes, kept);
+    /// Whether the box is beyond the image by rounding; `None` for one that is beyond it by more.
+    fn excess(&self, it: [f32; 4], size: Size) -> Option<bool> {
+        let [width, height] = [size.width, size.height].map(|side| side as f32);
+        let [left, top, right, bottom] = corners(it, self.format);
+        let within = |slack: f32| {
+            [(left, width), (right, width), (top, height), (bottom, height)]
+                .iter()
+                .all(|&(at, side)| at >= -slack * side && at <= side + slack * side)
+        };
+        within(SLACK).then(|| !within(0.0))
     }
+
+    /// Keeps the boxes for which `kept` is true, and cuts off what rounding left beyond an image of this size.
+    pub(crate) fn retain(&mut self, kept: &[bool], size: Size) {
+        super::per_box::retain(&mut self.boxes, kept);
+        for at in 0..self.boxes.len() {
+            if self.excess(self.boxes[at], size) == Some(true) {
+                self.boxes[at] = clamped(self.boxes[at], self.format, size);
+            }
+        }
+    }
+}
+
+/// The box within an image of this size.
+fn clamped(it: [f32; 4], format: BoundingBoxFormat, size: Size) -> [f32; 4] {
+    let [right, bottom] = [size.width, size.height].map(|side| side as f32);
+    let [left, top, x, y] = corners(it, format);
+    let limited = [(left, right), (top, bottom), (x, right), (y, bottom)].map(|(at, most)| at.clamp(0.0, most));
+    from_corners(limited, format)
 }
 
 /// Left, top, right, bottom.

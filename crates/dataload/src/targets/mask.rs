@@ -5,6 +5,7 @@ use std::path::Path;
 use tch::{Kind, Tensor};
 
 use super::{Geometry, Target, TargetPart};
+use crate::decode::png_depth;
 use crate::stack::common_shape;
 use crate::tensor::tensor_from_bytes;
 use crate::transforms::nearest;
@@ -40,16 +41,26 @@ impl Mask {
         Ok(Self { values, size: Size { height, width }, fill: 0 })
     }
 
-    /// A mask that is stored as an image of one channel, such as a grey PNG file; `name` is its name in errors.
+    /// A mask that is stored as a grey PNG file; `name` is its name in errors. Values of less than 8 bits are spread from
+    /// 0 to 255, as Pillow does.
     ///
     /// # Errors
     /// An error of the decoder; [`DataError::InvalidOption`] for an image with colours, as which files with a palette
-    /// are read.
+    /// are read, for one of 16 bits, of which half would be lost, and for JPEG, whose values are not those that were
+    /// encoded.
     pub fn decode(encoded: &[u8], name: impl AsRef<Path>) -> Result<Self, DataError> {
+        let refused = |what: &str, found: &dyn std::fmt::Display| {
+            Err(DataError::option("mask", format!("{what} in {}", name.as_ref().display()), found))
+        };
+        if encoded.starts_with(overdrive_jpeg::MAGIC) {
+            return refused("a lossless image", &"JPEG, which changes values");
+        }
         let image = decode_image(encoded, Color::AsStored, name.as_ref())?;
         if image.channels() != 1 {
-            let expected = format!("one channel in {}", name.as_ref().display());
-            return Err(DataError::option("mask", expected, image.channels()));
+            return refused("one channel", &image.channels());
+        }
+        if png_depth(encoded) == Some(16) {
+            return refused("values of 8 bits", &"16 bits: take `Mask::new` with its values as classes below 256");
         }
         Self::new(image.data(), image.height(), image.width())
     }

@@ -55,16 +55,29 @@ pub struct IndexedTokens {
 }
 
 impl IndexedTokens {
+    /// The paths `PREFIX.idx` and `PREFIX.bin` of a pair; the path may also be that of one of the two.
+    pub fn files(prefix: impl AsRef<Path>) -> [PathBuf; 2] {
+        let path = prefix.as_ref();
+        let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        let named = ["bin", "idx"].iter().any(|known| ending.eq_ignore_ascii_case(known));
+        let prefix = if named { path.with_extension("") } else { path.to_owned() };
+        [".idx", ".bin"].map(|ending| {
+            // Not `with_extension`, since a prefix may have dots of its own.
+            let mut name = prefix.clone().into_os_string();
+            name.push(ending);
+            name.into()
+        })
+    }
+
     /// Opens `PREFIX.bin` and `PREFIX.idx`; the path may also be that of one of the two.
     ///
     /// # Errors
     /// [`DataError::Io`]; [`DataError::Corrupt`] for an index that is truncated, has another version or a type that is
     /// no integer, or points outside of the tokens; [`DataError::Layout`].
     pub fn open(prefix: impl AsRef<Path>) -> Result<Self, DataError> {
-        let prefix = prefix_of(prefix.as_ref());
-        let file = |extension: &str| with_ending(&prefix, extension);
-        let (index, dtype) = Index::open(&file(".idx"))?;
-        let tokens = TokenFile::with_dtype(file(".bin"), dtype)?;
+        let [index, tokens] = Self::files(prefix);
+        let (index, dtype) = Index::open(&index)?;
+        let tokens = TokenFile::with_dtype(tokens, dtype)?;
         index.check(&tokens)?;
         Ok(Self { tokens, index: Arc::new(index) })
     }
@@ -90,21 +103,6 @@ impl IndexedTokens {
         let [start, end] = [document, document + 1].map(|entry| self.index.boundary(entry) as usize);
         Ok(start..end)
     }
-}
-
-/// The common part of both files' paths, of it or of one of them.
-pub(super) fn prefix_of(path: &Path) -> PathBuf {
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("bin" | "idx") => path.with_extension(""),
-        _ => path.to_owned(),
-    }
-}
-
-/// Not `with_extension`, since a prefix may have dots of its own.
-pub(super) fn with_ending(prefix: &Path, ending: &str) -> PathBuf {
-    let mut name = prefix.to_owned().into_os_string();
-    name.push(ending);
-    PathBuf::from(name)
 }
 
 impl Dataset for IndexedTokens {

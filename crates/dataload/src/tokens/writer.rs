@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::TokenDtype;
-use super::indexed::{CODES, MAGIC, VERSION, prefix_of, with_ending};
+use super::indexed::{CODES, MAGIC, VERSION};
+use super::{IndexedTokens, TokenDtype};
 use crate::DataError;
 use crate::output::Output;
 
@@ -104,13 +104,13 @@ impl IndexedTokensWriter {
     /// # Errors
     /// [`DataError::Io`]; [`DataError::InvalidOption`] for `Uint32`, which the format does not have.
     pub fn create(prefix: impl AsRef<Path>, dtype: TokenDtype) -> Result<Self, DataError> {
-        let prefix = prefix_of(prefix.as_ref());
+        let [index, tokens] = IndexedTokens::files(prefix);
         let code = CODES.iter().find(|(_, of)| *of == dtype).map(|(code, _)| *code);
         let code = code.ok_or_else(|| {
             DataError::option("dtype", "a type that Megatron has, such as Int32", format!("{dtype:?}"))
         })?;
-        let tokens = TokenWriter::create(with_ending(&prefix, ".bin"), dtype)?;
-        Ok(Self { tokens, index: with_ending(&prefix, ".idx"), code, lengths: Vec::new(), documents: vec![0] })
+        let tokens = TokenWriter::create(tokens, dtype)?;
+        Ok(Self { tokens, index, code, lengths: Vec::new(), documents: vec![0] })
     }
 
     /// Adds a sequence to the present document.
@@ -135,7 +135,7 @@ impl IndexedTokensWriter {
     /// Completes both files, ends the present document if it has sequences, and returns the index's path.
     ///
     /// # Errors
-    /// [`DataError::Io`].
+    /// [`DataError::Io`]: then neither file is there.
     pub fn finish(mut self) -> Result<PathBuf, DataError> {
         if self.documents.last() != Some(&(self.lengths.len() as i64)) {
             self.end_document();
@@ -154,7 +154,7 @@ impl IndexedTokensWriter {
         bytes.extend(self.documents.iter().flat_map(|document| document.to_le_bytes()));
         output.write_all(&bytes).map_err(DataError::io(&self.index))?;
         // The index last: without it the tokens are no dataset.
-        self.tokens.finish()?;
-        output.finish()
+        let [_, index] = Output::finish_both(self.tokens.output, output)?;
+        Ok(index)
     }
 }

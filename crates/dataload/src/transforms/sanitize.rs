@@ -14,18 +14,35 @@ use crate::{Canvas, DataError, Draws, TargetPart, Transform};
 /// let train = ImagePipeline::new(0).then(RandomResizedCrop::new(224)).then(SanitizeBoundingBoxes::new());
 /// ```
 ///
+/// A `Vec` or a tensor beside the boxes keeps its length, so that classes in it would no longer be those of their boxes:
+/// put what belongs to the boxes into a `PerBox`. A target without one is refused, unless its boxes are said to be
+/// [alone](Self::boxes_alone).
+///
 /// # Source
-/// `torchvision.transforms.v2.SanitizeBoundingBoxes`, where `labels_getter` says which labels are removed.
+/// `torchvision.transforms.v2.SanitizeBoundingBoxes`, where `labels_getter` says which labels are removed. It also removes
+/// boxes that a resize has rounded to less than a thousandth of a pixel beyond the image; here they stay, cut off at its
+/// edge.
 #[derive(Clone, Copy, Debug)]
 pub struct SanitizeBoundingBoxes {
     min_size: f32,
     min_area: f32,
+    alone: bool,
 }
 
 impl SanitizeBoundingBoxes {
     /// Torchvision's defaults.
     pub fn new() -> Self {
-        Self { min_size: 1.0, min_area: 1.0 }
+        Self { min_size: 1.0, min_area: 1.0, alone: false }
+    }
+
+    /// Says that nothing in the target belongs to single boxes, so that it needs no [`PerBox`](crate::PerBox).
+    ///
+    /// # Source
+    /// `labels_getter=None`.
+    #[doc(alias = "labels_getter")]
+    pub fn boxes_alone(mut self) -> Self {
+        self.alone = true;
+        self
     }
 
     /// The least width and height, in pixels; 1 unless set.
@@ -60,7 +77,8 @@ impl Default for SanitizeBoundingBoxes {
 
 impl Transform for SanitizeBoundingBoxes {
     /// # Errors
-    /// [`DataError::InvalidOption`] for a target without boxes or with several, and for a `PerBox` of another length.
+    /// [`DataError::InvalidOption`] for a target without boxes or with several, without a `PerBox` where the boxes are not
+    /// said to be alone, and for a `PerBox` of another length.
     fn apply(&self, canvas: &mut Canvas<'_>, _: &mut Draws) -> Result<(), DataError> {
         let (size, mut found) = (size(canvas), Vec::new());
         canvas.visit_target(&mut |part| {
@@ -73,16 +91,22 @@ impl Transform for SanitizeBoundingBoxes {
             return Err(DataError::option("SanitizeBoundingBoxes", expected, found.len()));
         };
         // Before anything is removed.
-        let mut odd = None;
-        canvas.visit_target(&mut |part| match part {
-            TargetPart::PerBox(rows) if rows.len() != kept.len() => odd = Some(rows.len()),
-            _ => {}
+        let (mut odd, mut alone) = (None, true);
+        canvas.visit_target(&mut |part| {
+            if let TargetPart::PerBox(rows) = part {
+                alone = false;
+                odd = Some(rows.len()).filter(|&len| len != kept.len()).or(odd);
+            }
         });
+        if alone && !self.alone {
+            let expected = "a `PerBox` with what belongs to each box, or `boxes_alone()` where nothing does";
+            return Err(DataError::option("SanitizeBoundingBoxes", expected, "boxes without one"));
+        }
         if let Some(odd) = odd {
             return Err(DataError::option("PerBox", format!("{} entries, one for each box", kept.len()), odd));
         }
         canvas.visit_target(&mut |part| match part {
-            TargetPart::Boxes(boxes) => boxes.retain(kept),
+            TargetPart::Boxes(boxes) => boxes.retain(kept, size),
             TargetPart::PerBox(rows) => rows.retain(kept),
             _ => {}
         });

@@ -9,7 +9,7 @@ use overdrive_dataload::{
 };
 use tch::{Kind, Tensor};
 
-use crate::names_file;
+use crate::{fixture, names_file};
 
 fn values(tensor: &Tensor) -> Vec<i64> {
     assert_eq!(tensor.kind(), Kind::Int64);
@@ -273,5 +273,53 @@ fn what_is_written_is_read() -> Result<(), DataError> {
         assert_eq!((data.documents(), data.document(0)?, data.document(1)?), (2, 0..2, 2..3));
     }
     assert!(TokenWriter::create(folder.path().join("some.bin.zst"), TokenDtype::Uint8).is_err());
+    Ok(())
+}
+
+#[test]
+fn a_pair_appears_as_a_whole_or_not_at_all() -> Result<(), DataError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir(path("taken.idx")).unwrap();
+    let mut writer = IndexedTokensWriter::create(path("taken"), TokenDtype::Uint16)?;
+    writer.write(&[1, 2])?;
+    let error = writer.finish().unwrap_err().to_string();
+    assert!(error.contains("taken.idx"), "{error}");
+    let names = || -> Vec<_> { fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect() };
+    assert_eq!(names(), ["taken.idx"]);
+
+    // A name in capitals is that of one of the two as well.
+    let mut writer = IndexedTokensWriter::create(path("a.b.IDX"), TokenDtype::Uint16)?;
+    writer.write(&[1, 2])?;
+    assert_eq!(writer.finish()?, path("a.b.idx"));
+    assert_eq!(IndexedTokens::files(path("a.b.Bin")), [path("a.b.idx"), path("a.b.bin")]);
+    assert_eq!(IndexedTokens::files(path("a.b")), [path("a.b.idx"), path("a.b.bin")]);
+    assert_eq!(IndexedTokens::open(path("a.b.BIN"))?.get(0)?, [1, 2]);
+    Ok(())
+}
+
+#[test]
+fn pairs_are_those_of_megatron_to_the_byte() -> Result<(), DataError> {
+    let folder = tempfile::tempdir().unwrap();
+    let documents: [&[&[i64]]; 2] = [&[&[1, 2, 200]], &[&[], &[7], &[5, 0, 127, 3]]];
+    for (name, dtype) in [
+        ("uint8", TokenDtype::Uint8),
+        ("uint16", TokenDtype::Uint16),
+        ("int32", TokenDtype::Int32),
+        ("int64", TokenDtype::Int64),
+    ] {
+        let mut writer = IndexedTokensWriter::create(folder.path().join(name), dtype)?;
+        for document in documents {
+            document.iter().try_for_each(|sequence| writer.write(sequence))?;
+            writer.end_document();
+        }
+        writer.finish()?;
+        let theirs = fixture("megatron").join(name);
+        for (ours, theirs) in IndexedTokens::files(folder.path().join(name)).iter().zip(IndexedTokens::files(&theirs)) {
+            assert_eq!(fs::read(ours).unwrap(), fs::read(&theirs).unwrap(), "{}", theirs.display());
+        }
+        let data = IndexedTokens::open(theirs)?;
+        assert_eq!((data.len(), data.documents(), data.get(3)?), (4, 2, vec![5, 0, 127, 3]));
+    }
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! Streams of documents packed to one length, and texts tokenized by the workers.
 
 use overdrive_core::Stateful;
-use overdrive_dataload::{DataError, DataLoader, FnStream, IterableDataset, JoinPacks, OnError, PackedTokens, Packing};
+use overdrive_dataload::{
+    Cancellation, DataError, DataLoader, Deferred, FnStream, IterableDataset, JoinPacks, OnError, PackedTokens,
+    Packing, Samples,
+};
 
 use crate::{WORKERS, alone};
 
@@ -106,6 +109,87 @@ fn a_loader_resumes_at_every_pack() -> Result<(), DataError> {
             assert!(build(workers, 8)?.load_state_dict(&state).is_err());
         }
     }
+    Ok(())
+}
+
+/// Each shard has `4 * (shard + 1)` packs of 8 tokens.
+fn uneven() -> impl IterableDataset<Sample = Vec<i64>> + Clone {
+    FnStream::new(4, |shard| Ok((0..4 * (shard + 1)).map(move |at| Ok(vec![(shard * 100 + at) as i64; 8]))))
+}
+
+#[test]
+fn ranks_share_the_packs_and_have_as_many_batches_as_asked() -> Result<(), DataError> {
+    let _alone = alone();
+    let build = |rank, batches| {
+        let loader = DataLoader::stream(Packing::new(uneven(), 8)?).batch_size(2).rank(rank, 2).collate(JoinPacks);
+        match batches {
+            Some(batches) => loader.batches_per_epoch(batches).build(),
+            None => loader.build(),
+        }
+    };
+    let run = |rank, batches| {
+        let loader = build(rank, batches)?;
+        let first = |batch: Result<PackedTokens, DataError>| Ok(seen(&batch?).0);
+        loader.iter().map(first).collect::<Result<Vec<_>, DataError>>()
+    };
+    // By shards: each token once, and not as many batches on each rank.
+    let [one, other] = [run(0, None)?, run(1, None)?];
+    let mut firsts: Vec<i64> = one.concat().into_iter().chain(other.concat()).step_by(8).collect();
+    firsts.sort_unstable();
+    let expected: Vec<i64> = (0..4).flat_map(|shard| (0..4 * (shard + 1)).map(move |at| shard * 100 + at)).collect();
+    assert_eq!(firsts, expected);
+    assert_ne!(one.len(), other.len());
+    for rank in 0..2 {
+        assert_eq!(run(rank, Some(9))?.len(), 9);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_bad_document_is_named() -> Result<(), DataError> {
+    let _alone = alone();
+    struct Books;
+
+    impl IterableDataset for Books {
+        type Sample = Vec<i64>;
+
+        fn shards(&self) -> usize {
+            1
+        }
+
+        fn open_shard(&self, _: usize, _: u64) -> Result<Samples<Vec<i64>>, DataError> {
+            unreachable!("a loader opens deferred samples")
+        }
+
+        fn open_deferred(&self, _: usize, _: u64, _: &Cancellation) -> Result<Samples<Deferred<Vec<i64>>>, DataError> {
+            Ok(Box::new((0..30).map(|at| {
+                let document = Deferred::later(move || match at {
+                    17 => Err(DataError::other("no UTF-8")),
+                    _ => Ok(vec![at; 5]),
+                });
+                Ok(document.named(format!("books/{at:04}")))
+            })))
+        }
+    }
+
+    let loader = DataLoader::stream(Packing::new(Books, 16)?).on_error(OnError::Skip).collate(JoinPacks).build()?;
+    assert_eq!(loader.iter().filter(Result::is_ok).count(), 29 * 5 / 16);
+    let faults = loader.faults();
+    assert_eq!((faults.len(), faults[0].key.as_deref()), (1, Some("books/0017")));
+    assert!(faults[0].error.ends_with("(books/0017): no UTF-8"), "{faults:?}");
+    // Without a name, by its number.
+    let loader = DataLoader::stream(Packing::new(documents(), 16)?).collate(JoinPacks).build()?;
+    let error = loader.iter().find_map(Result::err).map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("document 3") && error.contains("a bad document"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn packs_may_be_as_long_as_a_shard() -> Result<(), DataError> {
+    let whole = Packing::new(documents(), usize::MAX)?.keep_last(true);
+    assert_ne!(whole.fingerprint(), Packing::new(documents(), usize::MAX)?.fingerprint());
+    let packs = all(&whole, 1);
+    assert_eq!((packs.len(), packs.concat()), (1, documents().stream([1]).flatten().flatten().collect()));
     Ok(())
 }
 

@@ -160,6 +160,62 @@ fn boxes_that_are_cut_off_go_with_what_belongs_to_them() -> Anyhow {
     Ok(())
 }
 
+#[test]
+fn boxes_at_an_edge_stay_although_a_resize_rounds_them_beyond_it() -> Anyhow {
+    let sizes: Vec<usize> = (50..400).collect();
+    for side in [224, 640] {
+        let pipeline = ImagePipeline::new(0)
+            .then(Resize::new([24, side]))
+            .then(RandomHorizontalFlip::new(0.5)?)
+            .then(SanitizeBoundingBoxes::new());
+        for (draw, &width) in sizes.iter().enumerate().step_by(9) {
+            let (image, [w, h]) = (Image::new(vec![0; width * 30 * 3], 30, width, 3)?, [width as f32, 30.0]);
+            let boxes = BoundingBoxes::new([[10.0, 10.0, w, h], [0.0, 0.0, 7.3, 11.1]], BoundingBoxFormat::Xyxy);
+            for format in FORMATS {
+                let mut target = (boxes.to_format(format), PerBox(vec![3_i64, 4]));
+                pipeline.image_with(&image, &mut target, draw as u64, 0)?;
+                assert_eq!(target.1.0, [3, 4], "{width} to {side}, {format:?}");
+                let corners = target.0.to_format(BoundingBoxFormat::Xyxy);
+                let within = |&at: &f32| (-1e-4..=side as f32 + 1e-4).contains(&at);
+                assert!(corners.boxes().iter().flatten().all(within), "{corners:?}");
+                assert!(format != BoundingBoxFormat::Xyxy || corners.boxes()[0][2] <= side as f32);
+            }
+        }
+    }
+    // Beyond the image by more than rounding.
+    let mut target = (BoundingBoxes::new([[1.0, 1.0, 32.01, 9.0]], BoundingBoxFormat::Xyxy), PerBox(vec![1_i64]));
+    let (image, _) = rectangle([0, 0, 1, 1])?;
+    ImagePipeline::new(0).then(SanitizeBoundingBoxes::new()).image_with(&image, &mut target, 0, 0)?;
+    assert!(target.0.is_empty() && target.1.0.is_empty());
+    Ok(())
+}
+
+#[test]
+fn boxes_without_entries_of_their_own_are_said_to_be_alone() -> Anyhow {
+    let (_, (boxes, ..)) = rectangle([8, 6, 19, 12])?;
+    let classes = Tensor::from_slice(&[1_i64]);
+    for target in [&mut boxes.clone() as &mut dyn Target, &mut (boxes.clone(), vec![1_i64]), &mut (boxes, classes)] {
+        let error = refusal(SanitizeBoundingBoxes::new(), target)?;
+        assert!(error.contains("a `PerBox`") && error.contains("boxes_alone"), "{error}");
+        assert_eq!(refusal(SanitizeBoundingBoxes::new().boxes_alone(), target)?, "none");
+    }
+    Ok(())
+}
+
+#[test]
+fn masks_whose_values_would_change_are_refused() -> Anyhow {
+    let mut deep = Vec::new();
+    let mut encoder = png::Encoder::new(&mut deep, 2, 1);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.set_depth(png::BitDepth::Sixteen);
+    encoder.write_header()?.write_image_data(&[0, 1, 0, 255])?;
+    let error = Mask::decode(&deep, "deep.png").expect_err("16 bits").to_string();
+    assert!(error.contains("16 bits") && error.contains("deep.png"), "{error}");
+    let error = Mask::decode(&fixture("grey.jpg"), "grey.jpg").expect_err("JPEG").to_string();
+    assert!(error.contains("JPEG") && error.contains("grey.jpg"), "{error}");
+    Ok(())
+}
+
 /// What the refusal of this target says.
 fn refusal(transform: impl Transform + 'static, target: &mut dyn Target) -> Result<String, DataError> {
     let (image, _) = rectangle([8, 6, 19, 12])?;

@@ -1,5 +1,8 @@
 //! Conversions to and from tables, text, MDS and tokens, as a user runs them.
 
+mod fields;
+mod kinds;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
