@@ -106,8 +106,14 @@ od_status od_tensor_take_grad(const at::Tensor* tensor, at::Tensor** out, od_err
     *out = nullptr;
     if (!grad.defined()) return;
     // The tensor has it, and this function. Its memory may be that of a gradient which other nodes of the graph still need.
-    bool is_held = grad.use_count() > 2 || (overdrive::has_storage(grad) && grad.storage().use_count() > 1);
-    auto taken = std::make_unique<at::Tensor>(is_held ? grad.clone() : grad);
+    bool is_held = grad.use_count() > 2;
+    if (overdrive::has_storage(grad)) {
+      // Nor is it a part of a larger memory, which would be there as long as the part.
+      is_held |= grad.storage().use_count() > 1 || grad.storage().nbytes() > static_cast<size_t>(grad.nbytes());
+      is_held |= !grad.is_contiguous();
+    }
+    auto taken = std::make_unique<at::Tensor>(
+        !is_held ? grad : overdrive::has_storage(grad) ? grad.clone(at::MemoryFormat::Contiguous) : grad.clone());
     tensor->mutable_grad().reset();
     *out = taken.release();
   });

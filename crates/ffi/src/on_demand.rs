@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString};
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::{Error, check};
 use crate::kind::to_scalar_type;
@@ -86,11 +86,16 @@ impl OnDemand {
 /// what another thread keeps a handle of, and does not access any more.
 ///
 /// # Errors
-/// When the tensor has no strides.
+/// When the tensor is not on the host, where other streams could still use the memory, or has no strides.
 ///
 /// # Source
 /// `tensor.untyped_storage().resize_(0)`
 pub fn free_memory(tensor: &Tensor) -> Result<(), Error> {
+    if tensor.device() != Device::Cpu {
+        return Err(
+            TchError::Torch(format!("only memory of the host is freed so, not of {:?}", tensor.device())).into()
+        );
+    }
     // SAFETY: both live through the call. No operator is under way on host memory that this thread does not wait for, but by
     // the program's own threads, as with tch's `resize_`.
     check(|err| unsafe { raw::od_on_demand_free(tensor.as_ptr(), FREED.as_ptr(), err) })

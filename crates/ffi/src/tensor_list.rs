@@ -218,8 +218,9 @@ pub fn set_grad(tensor: &Tensor, grad: Option<&Tensor>) -> Result<(), Error> {
     check(|err| unsafe { raw::od_tensor_set_grad(tensor.as_ptr(), grad, err) })
 }
 
-/// Takes the gradient of a leaf away, to be overwritten: itself, or a copy where somebody else has it too or has a view of it.
-/// `None` if there is none.
+/// Takes the gradient of a leaf away, to be overwritten: itself, or a copy where somebody else has it too or has a view of it,
+/// where it is a part of a larger memory, or not contiguous. So a dense one is contiguous and all of its memory. `None` if there
+/// is none.
 ///
 /// # Errors
 /// When memory runs out; the gradient is there as before.
@@ -261,6 +262,28 @@ mod tests {
         }
         set_grad(&x, None).unwrap();
         assert!(!x.grad().defined());
+    }
+
+    #[test]
+    fn a_gradient_that_is_taken_is_contiguous_and_all_of_its_memory() {
+        let ones = |size: &[i64]| Tensor::ones(size, (Kind::Float, Device::Cpu));
+        // Each gradient is a part of the stack's.
+        let stacked = [(); 3].map(|()| ones(&[4]).set_requires_grad(true));
+        Tensor::stack(&stacked, 0).sum(Kind::Float).backward();
+        // One that the program has set has the strides that it was set with.
+        let x = ones(&[2, 3]).set_requires_grad(true);
+        let set = |grad: &Tensor| {
+            set_grad(&x, Some(grad)).unwrap();
+            x.shallow_clone()
+        };
+        let mut taken: Vec<Tensor> = stacked.iter().map(|it| take_grad(it).unwrap().unwrap()).collect();
+        taken.push(take_grad(&set(&ones(&[1]).expand([2, 3], false))).unwrap().unwrap());
+        taken.push(take_grad(&set(&ones(&[3, 2]).transpose(0, 1))).unwrap().unwrap());
+        for grad in &mut taken {
+            assert!(grad.is_contiguous());
+            assert_eq!(crate::storage(grad).unwrap().bytes as usize, 4 * grad.numel());
+            assert_eq!((grad.g_add_scalar_(1.0).min().double_value(&[]), grad.max().double_value(&[])), (2.0, 2.0));
+        }
     }
 
     #[test]

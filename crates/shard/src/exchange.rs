@@ -47,7 +47,7 @@ fn of_root<'a>(params: impl Iterator<Item = &'a Parameter>, root: usize, bytes: 
 }
 
 /// Broadcasts each bucket from its owner. All ranks hold the owners' parameters afterwards; after an error a rank may hold
-/// parts of both, and nothing is under way any more. Where this `looks`, returns whether any value of this rank's has changed.
+/// parts of both, and over Gloo nothing is under way any more. Where this `looks`, returns whether any value of this rank's has changed.
 pub(crate) fn send(group: &ProcessGroup, buckets: &[Bucket], looks: bool) -> Result<bool, DdpError> {
     let mut sending = Sending { group, looks, has_changed: false, under_way: VecDeque::with_capacity(AT_ONCE) };
     if group.size() == 1 {

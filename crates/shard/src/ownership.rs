@@ -1,6 +1,7 @@
 //! The whole optimizer's parameters and groups, and this rank's part of them.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use overdrive_core::{Entry, Optimizer, OptimizerError, Parameter, StateDict, Stateful};
 use overdrive_ddp::{Backend, ProcessGroup};
@@ -239,7 +240,33 @@ fn check_parameters(params: &[Parameter]) -> Result<(), OptimizerError> {
             return wrong(format!("it is parameter {before} again: give each once"));
         }
     }
+    check_memory(params)
+}
+
+/// Each rank steps a part of the parameters, and sends them: two in one memory would not be the same on all ranks.
+fn check_memory(params: &[Parameter]) -> Result<(), OptimizerError> {
+    let mut ranges: Vec<_> = params.iter().enumerate().map(|(index, param)| (memory(param.tensor()), index)).collect();
+    ranges.retain(|(range, _)| !range.is_empty());
+    ranges.sort_by_key(|(range, index)| (range.start, *index));
+    for pair in ranges.windows(2) {
+        let [(first, one), (second, other)] = pair else { continue };
+        if first.end > second.start {
+            let (index, before) = (*one.max(other), *one.min(other));
+            let reason = format!("it shares memory with parameter {before}: give the same tensor for both, or a copy");
+            return Err(OptimizerError::parameter(&params[index], index, reason));
+        }
+    }
     Ok(())
+}
+
+/// The addresses between a dense tensor's first and last byte.
+fn memory(tensor: &Tensor) -> Range<usize> {
+    let (first, size, stride) = (tensor.data_ptr() as usize, tensor.size(), tensor.stride());
+    if tensor.numel() == 0 {
+        return first..first;
+    }
+    let last: i64 = size.iter().zip(&stride).map(|(size, stride)| (size - 1) * stride).sum();
+    first..first + (last as usize + 1) * tensor.kind().elt_size_in_bytes()
 }
 
 pub(crate) fn check_behavior(part: &'static str, inner: &impl Optimizer) -> Result<(), OptimizerError> {
@@ -280,5 +307,26 @@ fn group_lens(inner: &impl Optimizer) -> Result<Vec<usize>, OptimizerError> {
         Some(lens) => Ok(lens),
         None if inner.num_groups() == 1 => Ok(vec![inner.params().len()]),
         None => refuse("it does not tell which parameters its groups have"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_that_share_memory_are_refused_and_parts_of_one_memory_are_not() {
+        let whole = Tensor::zeros([6, 4], (Kind::Float, Device::Cpu));
+        let check = |tensors: &[Tensor]| {
+            let params: Vec<Parameter> = tensors.iter().map(|it| Parameter::unnamed(it.shallow_clone())).collect();
+            check_memory(&params).map_err(|error| error.to_string())
+        };
+        let part = |first, rows| whole.narrow(0, first, rows);
+        assert_eq!(check(&[part(3, 3), part(0, 3), part(1, 0)]), Ok(()));
+        for [one, other] in [[part(0, 6), part(2, 1)], [part(0, 3), part(2, 2)], [whole.detach(), whole.detach()]] {
+            let apart = Tensor::zeros([2], (Kind::Float, Device::Cpu));
+            let error = check(&[apart, one, other]).unwrap_err();
+            assert!(error.contains("shares memory with parameter 1"), "{error}");
+        }
     }
 }

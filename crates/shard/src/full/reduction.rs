@@ -129,10 +129,12 @@ impl Reduction {
     /// Waits for this rank's part, and frees what it has sent. Nothing is sent.
     pub(super) fn wait_for_parts(&mut self) -> Result<(), ShardError> {
         let Some(under_way) = &mut self.under_way else { return Ok(()) };
-        if let Some(work) = under_way.work.take() {
+        // Both at once: where the wait fails, the sums are not there.
+        let (work, all) = (under_way.work.take(), under_way.all.take());
+        if let Some(work) = work {
             work.wait()?;
         }
-        if let Some((all, first)) = under_way.all.take() {
+        if let Some((all, first)) = all {
             let _no_grad = tch::no_grad_guard();
             under_way.own.f_copy_(&all.f_narrow(0, first, self.numel)?)?;
             free_sent(&all)?;

@@ -32,7 +32,7 @@ const PART: &str = "ShardedDataParallel";
 /// the others it is freed while the pass goes on. Used instead of a `DistributedDataParallel`.
 ///
 /// With N ranks, a rank holds about 1/N of the gradients after a pass, and during it those of the buckets that are not
-/// complete or under way (two at a time, or four small ones). It sends as much as it would to average them on all ranks, or less. Steps of
+/// complete or under way (two at a time, or four that are smaller than a bucket together). It sends as much as it would to average them on all ranks, or less. Steps of
 /// the [`ZeroRedundancyOptimizer`] are those that the gradients' means on all ranks would give.
 ///
 /// Call [`backward`](Self::backward), or give this to an `Accumulator`, instead of `loss.backward()`, and clip by

@@ -3,11 +3,13 @@
 use super::workload::ELEMENT;
 use super::{Cluster, Place, Workload};
 use crate::deepspeed::ZeroStage;
+use crate::zero::BUCKET_BYTES;
 
 /// What a unit takes in the backward pass of stage 3, counted over Gloo: its parameters, and those of the next one;
 const GATHERED: f64 = 2.0;
-/// its gradients as they are computed, those of the unit before as they are sent, and those of activations.
-const REDUCED: f64 = 3.4;
+/// its gradients as they are computed, those of the unit before as they are sent, and those of activations: 3.4 to 4.4 units, by
+/// when the other threads free what they have.
+const REDUCED: f64 = 3.9;
 /// The same on one rank, where nothing is sent.
 const ALONE: [f64; 2] = [2.0, 2.9];
 
@@ -50,8 +52,7 @@ impl Stage {
             ZeroStage::Gradients => Self {
                 always: parameters + state / ranks,
                 gradients: parameters / ranks,
-                // Two large gradients on their way, and one that is computed.
-                backward: ELEMENT * workload.largest(),
+                backward: on_their_way(workload.largest_gradient()) + workload.largest_gradient(),
                 names: "parameters + state / N",
                 ..nothing
             },
@@ -71,6 +72,11 @@ impl Stage {
     }
 }
 
+/// Gradients of stage 2 on their way: two, or four that are smaller than a bucket together.
+fn on_their_way(gradient: f64) -> f64 {
+    (2.0 * gradient).max((4.0 * gradient).min(BUCKET_BYTES as f64))
+}
+
 pub(super) fn of(workload: &Workload, cluster: &Cluster, stage: ZeroStage, place: Place, recomputes: bool) -> Memory {
     let ranks = cluster.ranks as f64;
     let own_state = workload.state_bytes * workload.elements() / ranks;
@@ -87,14 +93,14 @@ pub(super) fn of(workload: &Workload, cluster: &Cluster, stage: ZeroStage, place
     let peak = (carried + activations + forward).max(begins).max(held + backward);
     // With a device that has a host: means of gradients on their way there, and pinned until the pass ends.
     let has_host = cluster.host.is_some();
-    let on_their_way = if has_host { 2.0 * ELEMENT * workload.largest() / ranks } else { 0.0 };
+    let means = if has_host { 2.0 * ELEMENT * workload.largest() / ranks } else { 0.0 };
     let only_if = |holds: bool, bytes: f64| if holds { bytes } else { 0.0 };
     let (device, host, disk) = match place {
         Place::Device => (always + peak, 0.0, 0.0),
         // Rows, means of gradients and state are there, all of them.
         Place::Host | Place::Disk if is_stage_3 => {
             let away = own_rows + own_state + gradients;
-            let backward = (1.0 - done) * activations + backward + on_their_way;
+            let backward = (1.0 - done) * activations + backward + means;
             let device = carried + (activations + forward).max(backward);
             match place {
                 Place::Disk => (device, only_if(has_host, gradients), away),

@@ -7,6 +7,8 @@ use crate::error::ShardError;
 pub struct Workload {
     /// Elements of each unit's parameters.
     pub(super) units: Vec<f64>,
+    /// Of the largest parameter, where it is known.
+    pub(super) largest_parameter: Option<f64>,
     /// Of the optimizer's state, for each element.
     pub(super) state_bytes: f64,
     pub(super) is_mixed: bool,
@@ -26,6 +28,7 @@ impl Workload {
     pub fn new(units: impl IntoIterator<Item = usize>) -> Self {
         Self {
             units: units.into_iter().map(|elements| elements as f64).collect(),
+            largest_parameter: None,
             state_bytes: 8.0,
             is_mixed: false,
             kept: 0.0,
@@ -34,6 +37,13 @@ impl Workload {
             backward: 2.0,
             micro_batches: 1,
         }
+    }
+
+    /// Elements of the largest parameter; that of a unit has them all unless set.
+    #[must_use]
+    pub fn largest_parameter(mut self, elements: usize) -> Self {
+        self.largest_parameter = Some(elements as f64);
+        self
     }
 
     /// Bytes of the optimizer's state for each element of a parameter: 8 for Adam's, 4 for SGD with momentum.
@@ -82,6 +92,11 @@ impl Workload {
         self.units.iter().copied().fold(0.0, f64::max)
     }
 
+    /// Bytes of the largest gradient.
+    pub(super) fn largest_gradient(&self) -> f64 {
+        ELEMENT * self.largest_parameter.unwrap_or(f64::INFINITY).min(self.largest())
+    }
+
     /// Bytes of an element of whole parameters with stage 3.
     pub(super) fn whole(&self) -> f64 {
         if self.is_mixed { 2.0 } else { ELEMENT }
@@ -89,6 +104,7 @@ impl Workload {
 
     pub(super) fn check(&self) -> Result<(), ShardError> {
         positive("elements of all units", self.elements())?;
+        self.largest_parameter.map_or(Ok(()), |found| positive("elements of the largest parameter", found))?;
         not_negative("state_bytes", self.state_bytes)?;
         not_negative("activations that are kept", self.kept)?;
         not_negative("activations that are kept where units run again", self.recomputed)?;

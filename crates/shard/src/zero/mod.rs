@@ -112,7 +112,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
     }
 
     /// Sets how many bytes of parameters are sent in one broadcast at most; 25 MiB by default. A parameter of
-    /// 1 MiB and more is sent alone, and received where it is. Four broadcasts are under way at a time; those of small
+    /// 1 MiB and more is sent alone, and received where it is if it is contiguous. Four broadcasts are under way at a time; those of small
     /// parameters need memory. Every rank calls it.
     ///
     /// # Errors

@@ -73,7 +73,9 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let ranks = group.size();
     host_memory::count(usize::MAX)?;
     let folder = tempfile::tempdir()?;
-    let workload = Workload::new([ELEMENTS; BLOCKS]).activations(activations(false)?, activations(true)?);
+    let workload = Workload::new([ELEMENTS; BLOCKS])
+        .largest_parameter((4 * SIZE * SIZE) as usize)
+        .activations(activations(false)?, activations(true)?);
     let cluster = |bytes: f64| Cluster::new(ranks, bytes / 0.9, 1e12).disk(1e12, 1e9);
     let plan = Plan::new(&workload, &cluster(1e12))?;
     let mut found = Vec::new();

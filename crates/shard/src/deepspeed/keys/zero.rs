@@ -22,14 +22,14 @@ pub(super) const KEYS: &[Row] = &[
         section: "zero_optimization",
         keys: &["reduce_bucket_size"],
         rule: Rule::Honoured,
-        why: "the buckets of `sharded_data_parallel()`, in elements; if left out 25 MiB, not DeepSpeed's 5e8 elements. With \
-              stage 3 the gradients of a unit are one bucket",
+        why: "the buckets of `sharded_data_parallel()`, in elements; if left out 25 MiB, not DeepSpeed's 5e8 elements. A \
+              gradient of 1 MiB and more is sent alone. With stage 3 the others of a unit are one bucket",
     },
     Row {
         section: "zero_optimization",
         keys: &["contiguous_gradients"],
         rule: Rule::NoEffect,
-        why: "the gradients of a bucket are copied into one buffer to send them",
+        why: "the gradients of a bucket are copied into one buffer to send them; those of 1 MiB and more are sent as they are",
     },
     Row {
         section: "zero_optimization",
@@ -41,13 +41,13 @@ pub(super) const KEYS: &[Row] = &[
         section: "zero_optimization",
         keys: &["allgather_partitions", "allgather_bucket_size"],
         rule: Rule::NoEffect,
-        why: "new parameters are broadcast in buckets of 25 MiB; results are the same",
+        why: "new parameters are broadcast in buckets of 25 MiB, those of 1 MiB and more alone; results are the same",
     },
     Row {
         section: "",
         keys: &["allgather_size", "disable_allgather"],
         rule: Rule::NoEffect,
-        why: "new parameters are broadcast in buckets of 25 MiB; results are the same",
+        why: "new parameters are broadcast in buckets of 25 MiB, those of 1 MiB and more alone; results are the same",
     },
     Row {
         section: "zero_optimization",
