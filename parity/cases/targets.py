@@ -123,12 +123,33 @@ def targets_sanitized(t):
 
 @case
 def targets_affine(t):
-    """RandomAffine's map of the image and its boxes, for fixed numbers."""
+    """RandomAffine's map of the image, its boxes, key points and mask, and RandomRotation's, for fixed numbers.
+
+    A move is what the pipeline draws for the sample of the job's number, of at most these parts of the sides.
+    """
     image = Image.fromarray(t.give("image", pixels(picture(WIDTH, HEIGHT))).numpy())
     boxes = given_boxes(t)
-    jobs = [[23.1, 1.13, 11.7, 0.0], [-71.3, 0.61, -5.3, 8.9], [0.0, 1.0, 33.3, 0.0]]
+    points = t.give("points", torch.rand(30, 2) * torch.tensor([WIDTH * 1.2, HEIGHT * 1.2]) - 5)
+    mask = t.give("mask", torch.randint(0, 256, (HEIGHT, WIDTH), dtype=torch.uint8))
+    jobs = [
+        [23.1, 1.13, 11.7, 0.0, 0.0, 0.0],
+        [-71.3, 0.61, -5.3, 8.9, 0.0, 0.0],
+        [0.0, 1.0, 33.3, 0.0, 0.0, 0.0],
+        [0.0, 1.0, 0.0, 0.0, 0.3, 0.2],
+        [35.7, 1.31, 0.0, -7.1, 0.3, 0.2],
+        [-14.9, 0.83, 9.3, 0.0, 0.3, 0.2],
+    ]
+    moves = [[0, 0], [0, 0], [0, 0], [16, 0], [-9, -5], [-10, 7]]
     t.tell("jobs", jobs)
-    for j, (angle, scale, *shears) in enumerate(jobs):
-        numbers = dict(angle=angle, translate=[0, 0], scale=scale, shear=shears)
-        t.expect(f"{j}.image", pixels(F.affine(image, **numbers)))
-        t.expect(f"{j}.boxes", plain(F.affine(of_format(boxes, "XYWH"), **numbers)), atol=5e-4)
+    fill = [9, 200, 77]
+    modes = {"nearest": F.InterpolationMode.NEAREST, "bilinear": F.InterpolationMode.BILINEAR}
+    for j, ((angle, scale, *shears, _, _), move) in enumerate(zip(jobs, moves)):
+        affine = dict(angle=angle, translate=move, scale=scale, shear=shears)
+        for name, numbers, change in [("affine", affine, F.affine), ("rotation", dict(angle=angle), F.rotate)]:
+            for mode, interpolation in modes.items():
+                changed = change(image, interpolation=interpolation, fill=fill, **numbers)
+                t.expect(f"{j}.{name}.{mode}", pixels(changed))
+            t.expect(f"{j}.{name}.boxes", plain(change(of_format(boxes, "XYWH"), **numbers)), atol=5e-4)
+            then = change(tv_tensors.KeyPoints(points, canvas_size=(HEIGHT, WIDTH)), **numbers)
+            t.expect(f"{j}.{name}.points", plain(then), atol=5e-4)
+            t.expect(f"{j}.{name}.mask", pil_to_tensor(change(Image.fromarray(mask.numpy()), **numbers))[0])

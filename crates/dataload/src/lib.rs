@@ -71,6 +71,7 @@ mod to_float;
 mod tokenizer;
 mod tokens;
 mod transforms;
+mod tuples;
 #[cfg(feature = "webdataset")]
 mod webdataset;
 

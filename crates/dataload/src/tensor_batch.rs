@@ -6,6 +6,7 @@ use std::hash::{BuildHasher, Hash};
 use tch::{Device, Tensor};
 
 use crate::DataError;
+use crate::tuples::for_tuples;
 
 /// A batch whose tensors can be pinned, copied to a device and counted in bytes: a tensor, and tuples, vectors, options
 /// and maps of batches. Numbers and strings in it are left unchanged.
@@ -68,12 +69,7 @@ macro_rules! tuple_batch {
     };
 }
 
-tuple_batch!(A 0);
-tuple_batch!(A 0, B 1);
-tuple_batch!(A 0, B 1, C 2);
-tuple_batch!(A 0, B 1, C 2, D 3);
-tuple_batch!(A 0, B 1, C 2, D 3, E 4);
-tuple_batch!(A 0, B 1, C 2, D 3, E 4, F 5);
+for_tuples!(tuple_batch);
 
 macro_rules! plain_batch {
     ($($plain:ty),*) => {$(

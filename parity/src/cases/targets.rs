@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use overdrive_dataload::{
     BoundingBoxFormat, BoundingBoxes, Canvas, CenterCrop, ClampBoundingBoxes, ClampKeyPoints, DataError, Draws, Image,
     ImagePipeline, Interpolation, KeyPoints, Mask, Operation, PerBox, RandomAffine, RandomCrop, RandomHorizontalFlip,
-    RandomVerticalFlip, Region, Resize, SanitizeBoundingBoxes, SanitizeKeyPoints, Target, Transform,
+    RandomRotation, RandomVerticalFlip, Region, Resize, SanitizeBoundingBoxes, SanitizeKeyPoints, Target, Transform,
 };
 use tch::{Kind, Tensor};
 
@@ -137,12 +137,25 @@ pub fn targets_sanitized(given: &Given<'_>) -> Result<Found> {
 
 pub fn targets_affine(given: &Given<'_>) -> Result<Found> {
     let mut found = Found::default();
-    for (j, [angle, scale, x, y]) in given.value::<Vec<[f64; 4]>>("jobs")?.into_iter().enumerate() {
-        let affine = RandomAffine::new(angle..=angle)?.scale(scale..=scale)?.shear(x..=x, y..=y)?;
-        let mut target = boxes(given)?.to_format(BoundingBoxFormat::Xywh);
-        let image = ImagePipeline::new(0).then(affine).image_with(&dataload::image(given)?, &mut target, 0, 0)?;
-        found.insert(format!("{j}.image"), &dataload::tensor(&image));
-        found.insert(format!("{j}.boxes"), &rows(target.boxes()));
+    let (image, fill) = (dataload::image(given)?, [9, 200, 77]);
+    for (j, [angle, scale, x, y, right, down]) in given.value::<Vec<[f64; 6]>>("jobs")?.into_iter().enumerate() {
+        for (mode, interpolation) in [("nearest", Interpolation::Nearest), ("bilinear", Interpolation::Bilinear)] {
+            let affine = RandomAffine::new(angle..=angle)?.scale(scale..=scale)?.shear(x..=x, y..=y)?;
+            let affine = affine.translate([right, down])?.interpolation(interpolation)?.fill(fill);
+            let rotation = RandomRotation::new(angle..=angle)?.interpolation(interpolation)?.fill(fill);
+            let pipelines =
+                [("affine", ImagePipeline::new(0).then(affine)), ("rotation", ImagePipeline::new(0).then(rotation))];
+            for (name, pipeline) in pipelines {
+                let boxes = boxes(given)?.to_format(BoundingBoxFormat::Xywh);
+                let mut target = (boxes, KeyPoints::new(numbers(given, "points")?), mask(given)?);
+                let changed = pipeline.image_with(&image, &mut target, j as u64, 0)?;
+                found.insert(format!("{j}.{name}.{mode}"), &dataload::tensor(&changed));
+                // The same for both: no interpolation is asked for where these change.
+                found.insert(format!("{j}.{name}.boxes"), &rows(target.0.boxes()));
+                found.insert(format!("{j}.{name}.points"), &rows(target.1.points()));
+                found.insert(format!("{j}.{name}.mask"), &values(&target.2));
+            }
+        }
     }
     Ok(found)
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use overdrive_dataload::{Dataset, IndexedTokens};
 
 use super::Source;
-use crate::sample::{Sample, TOKENS};
+use crate::sample::{Draft, TOKENS};
 
 pub fn open(path: &Path) -> Result<Source> {
     let data = IndexedTokens::open(path)?;
@@ -14,8 +14,9 @@ pub fn open(path: &Path) -> Result<Source> {
     let samples = (0..data.len()).map(move |index| {
         // A list of JSON, which lines of JSON hold as such.
         let tokens = serde_json::to_vec(&data.get(index)?)?;
-        let fields = vec![(format!("{}.json", TOKENS[0]), tokens)];
-        Ok(Sample { key: format!("{index:09}"), fields })
+        let mut draft = Draft::default();
+        draft.add(format!("{}.json", TOKENS[0]), tokens)?;
+        Ok(draft.finish(index))
     });
     Ok(Source { total, samples: Box::new(samples) })
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::tuples::for_tuples;
 use crate::{DataError, Dataset};
 
 /// Datasets of one length side by side: sample `i` has sample `i` of each.
@@ -101,12 +102,7 @@ macro_rules! zip_tuples {
     };
 }
 
-zip_tuples!(A 0);
-zip_tuples!(A 0, B 1);
-zip_tuples!(A 0, B 1, C 2);
-zip_tuples!(A 0, B 1, C 2, D 3);
-zip_tuples!(A 0, B 1, C 2, D 3, E 4);
-zip_tuples!(A 0, B 1, C 2, D 3, E 4, F 5);
+for_tuples!(zip_tuples);
 
 impl<D: Dataset> ZipParts for BTreeMap<String, D> {
     type Sample = BTreeMap<String, D::Sample>;

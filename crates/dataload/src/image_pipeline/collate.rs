@@ -84,48 +84,37 @@ impl<P, C> CollateTargets<P, C> {
 }
 
 macro_rules! collate {
+    // `$it` is the collate function, of which `$pipeline` makes the images and `$stack` puts the labels together.
+    ([$($generics:tt)*] $type:ty, $batch:ty, |$it:ident, $labels:ident| $pipeline:expr, $stack:expr) => {
+        impl<$($generics)*> Collate<(EncodedImage, L)> for $type {
+            type Batch = (Tensor, $batch);
+
+            /// Uses the samples' positions as their draws, and epoch 0.
+            fn collate(&self, samples: Vec<(EncodedImage, L)>) -> Result<Self::Batch, DataError> {
+                self.collate_from(&mut BatchSamples::new(&mut Listed::from(samples), 0, 0, false))
+            }
+
+            fn collate_from(
+                &self,
+                samples: &mut BatchSamples<'_, (EncodedImage, L)>,
+            ) -> Result<Self::Batch, DataError> {
+                let $it = self;
+                let (images, $labels) = $pipeline.batch(samples)?;
+                Ok((images, $stack?))
+            }
+
+            fn prepare(&self, (image, label): &mut (EncodedImage, L), draw: u64, epoch: u64) -> Option<Prepared> {
+                let $it = self;
+                Some($pipeline.prepare_with(image, label, [draw, epoch]))
+            }
+        }
+    };
     ($pipeline:ty) => {
-        impl<L: Target + Stackable> Collate<(EncodedImage, L)> for $pipeline {
-            type Batch = (Tensor, L::Batch);
-
-            /// Uses the samples' positions as their draws, and epoch 0.
-            fn collate(&self, samples: Vec<(EncodedImage, L)>) -> Result<Self::Batch, DataError> {
-                self.collate_from(&mut BatchSamples::new(&mut Listed::from(samples), 0, 0, false))
-            }
-
-            fn collate_from(
-                &self,
-                samples: &mut BatchSamples<'_, (EncodedImage, L)>,
-            ) -> Result<Self::Batch, DataError> {
-                let (images, labels) = self.batch(samples)?;
-                Ok((images, L::stack(labels)?))
-            }
-
-            fn prepare(&self, (image, label): &mut (EncodedImage, L), draw: u64, epoch: u64) -> Option<Prepared> {
-                Some(self.prepare_with(image, label, [draw, epoch]))
-            }
-        }
-
-        impl<L: Target, C: Collate<L>> Collate<(EncodedImage, L)> for CollateTargets<$pipeline, C> {
-            type Batch = (Tensor, C::Batch);
-
-            /// Uses the samples' positions as their draws, and epoch 0.
-            fn collate(&self, samples: Vec<(EncodedImage, L)>) -> Result<Self::Batch, DataError> {
-                self.collate_from(&mut BatchSamples::new(&mut Listed::from(samples), 0, 0, false))
-            }
-
-            fn collate_from(
-                &self,
-                samples: &mut BatchSamples<'_, (EncodedImage, L)>,
-            ) -> Result<Self::Batch, DataError> {
-                let (images, labels) = self.pipeline.batch(samples)?;
-                Ok((images, self.collate.collate(labels)?))
-            }
-
-            fn prepare(&self, (image, label): &mut (EncodedImage, L), draw: u64, epoch: u64) -> Option<Prepared> {
-                Some(self.pipeline.prepare_with(image, label, [draw, epoch]))
-            }
-        }
+        collate!([L: Target + Stackable] $pipeline, L::Batch, |it, labels| it, L::stack(labels));
+        collate!(
+            [L: Target, C: Collate<L>] CollateTargets<$pipeline, C>, C::Batch,
+            |it, labels| it.pipeline, it.collate.collate(labels)
+        );
     };
 }
 

@@ -170,8 +170,8 @@ impl ImagePipeline {
     /// The same with the image's target, which changes with it.
     ///
     /// # Errors
-    /// An error of a transform, some of which refuse some targets; [`DataError::InvalidOption`] for a mask of another
-    /// size than the image.
+    /// An error of a transform, some of which refuse some targets: then those before it have changed the target.
+    /// [`DataError::InvalidOption`] for a mask of another size than the image.
     pub fn image_with(
         &self,
         image: &Image,

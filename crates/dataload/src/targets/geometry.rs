@@ -1,6 +1,6 @@
 //! The ways in which an image's plane changes, and what they do to the parts of a target.
 
-use super::TargetPart;
+use super::{TargetPart, visit_all};
 use crate::transforms::{Inverse, Padding, PaddingMode};
 use crate::{DataError, Region, Size, Target};
 
@@ -65,7 +65,7 @@ impl Geometry {
     /// [`DataError::InvalidOption`] for a border that shows the image again, around boxes or key points.
     pub(crate) fn apply(&self, target: &mut dyn Target) -> Result<(), DataError> {
         let mut done = Ok(());
-        target.visit(&mut |part| {
+        visit_all(target, &mut |part| {
             if done.is_ok() {
                 done = self.change(part);
             }
@@ -86,15 +86,8 @@ impl Geometry {
             TargetPart::Boxes(boxes) => boxes.change(self),
             TargetPart::KeyPoints(points) => points.change(self),
             TargetPart::Mask(mask) => mask.change(self)?,
-            TargetPart::PerBox(rows) => {
-                let mut done = Ok(());
-                rows.visit(&mut |part| {
-                    if done.is_ok() {
-                        done = self.change(part);
-                    }
-                });
-                done?;
-            }
+            // Its entries are visited in its place.
+            TargetPart::PerBox(_) => {}
         }
         Ok(())
     }

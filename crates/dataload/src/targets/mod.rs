@@ -49,6 +49,14 @@ pub trait Target: Send {
     fn visit(&mut self, visit: &mut dyn FnMut(TargetPart<'_>));
 }
 
+/// Visits the parts of a target, and in the place of a [`PerBox`] those of its entries.
+pub(crate) fn visit_all(target: &mut dyn Target, visit: &mut dyn FnMut(TargetPart<'_>)) {
+    target.visit(&mut |part| match part {
+        TargetPart::PerBox(rows) => rows.visit(visit),
+        part => visit(part),
+    });
+}
+
 /// A part of a [`Target`] that changes with its image.
 #[non_exhaustive]
 pub enum TargetPart<'a> {

@@ -17,6 +17,8 @@ use crate::{DataError, Ragged, Size, Stackable};
 /// | a [`Mask`] | a [`Ragged`] with `N` rows of values `[H, W]`, uint8 |
 /// | [`KeyPoints`], `K` each | a [`Ragged`] with `N` rows of values `[K, 2]`, float32 |
 /// | a `String` | a `Vec` of them for each image |
+///
+/// A batch without any box does not know `H`, `W` and `K`: they are 0 there, so that it cannot be concatenated with others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PerBox<T>(pub Vec<T>);
 
@@ -45,7 +47,7 @@ pub trait PerBoxRows {
         self.len() == 0
     }
 
-    /// Keeps the entries for which `kept` is true.
+    /// Keeps the entries for which `kept`, which is as long, is true.
     fn retain(&mut self, kept: &[bool]);
 
     /// Visits the parts of all entries that change with the image.
@@ -66,10 +68,10 @@ impl<T: PerBoxItem> PerBoxRows for PerBox<T> {
     }
 }
 
-/// Keeps the entries for which `kept` is true; those beyond its end stay.
+/// Keeps the entries for which `kept`, which is as long, is true.
 pub(super) fn retain<T>(entries: &mut Vec<T>, kept: &[bool]) {
-    let mut kept = kept.iter().copied().chain(std::iter::repeat(true));
-    entries.retain(|_| kept.next().unwrap_or(true));
+    let mut kept = kept.iter();
+    entries.retain(|_| kept.next() == Some(&true));
 }
 
 impl<T: PerBoxItem> Target for PerBox<T> {

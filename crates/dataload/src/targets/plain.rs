@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tch::Tensor;
 
 use super::{Target, TargetPart};
+use crate::tuples::for_tuples;
 
 macro_rules! unchanged {
     ($($label:ty),*) => {$(
@@ -29,12 +30,7 @@ macro_rules! each_part {
     };
 }
 
-each_part!(A 0);
-each_part!(A 0, B 1);
-each_part!(A 0, B 1, C 2);
-each_part!(A 0, B 1, C 2, D 3);
-each_part!(A 0, B 1, C 2, D 3, E 4);
-each_part!(A 0, B 1, C 2, D 3, E 4, F 5);
+for_tuples!(each_part);
 
 impl<T: Target> Target for Option<T> {
     fn visit(&mut self, visit: &mut dyn FnMut(TargetPart<'_>)) {

@@ -11,8 +11,8 @@ const MAX_ROW_BYTES: u64 = 1 << 30;
 const BUFFER_BYTES: usize = 1 << 18;
 const COMPRESSED: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"];
 
-/// A text file, here or elsewhere, and where each of its rows begins: 8 bytes of memory per row, and 16 more for each row after which lines
-/// and rows count differently (a line break in quotes, an empty line).
+/// A text file, here or elsewhere, and where each of its rows begins: 8 bytes of memory per row, and 16 more for each row
+/// after which lines and rows count differently (a line break in quotes, an empty line).
 pub(super) struct Rows {
     file: Input,
     path: PathBuf,

@@ -1,7 +1,8 @@
 //! Mixtures of augmented images.
 
+use super::drawing::{Drawing, drawing_options};
 use super::operation::Operation;
-use super::rand_augment::{Space, near};
+use super::rand_augment::Space;
 use crate::{Canvas, DataError, Draws, Interpolation, Transform};
 
 /// The levels of severity.
@@ -45,8 +46,7 @@ pub struct AugMix {
     chain_depth: Option<usize>,
     alpha: f64,
     space: Space,
-    interpolation: Interpolation,
-    fill: [u8; 3],
+    drawing: Drawing,
 }
 
 impl AugMix {
@@ -54,8 +54,8 @@ impl AugMix {
     pub fn new() -> Self {
         let space =
             Space { operations: &OPERATIONS, bins: LEVELS, shear: 0.3, degrees: 30.0, change: 0.9, bits: [4.0, 4.0] };
-        let (interpolation, fill) = (Interpolation::Bilinear, [0; 3]);
-        Self { severity: 3, mixture_width: 3, chain_depth: None, alpha: 1.0, space, interpolation, fill }
+        let drawing = Drawing::new(Interpolation::Bilinear);
+        Self { severity: 3, mixture_width: 3, chain_depth: None, alpha: 1.0, space, drawing }
     }
 
     /// The highest level of an operation, 1 to 10; 3 unless set.
@@ -101,20 +101,7 @@ impl AugMix {
         self
     }
 
-    /// How pixels are interpolated where the image is sheared, moved or turned; bilinearly unless set.
-    ///
-    /// # Errors
-    /// [`DataError::InvalidOption`] for `Bicubic`.
-    pub fn interpolation(mut self, interpolation: Interpolation) -> Result<Self, DataError> {
-        self.interpolation = near(interpolation)?;
-        Ok(self)
-    }
-
-    /// The colour outside of the image, in red, green and blue; black unless set.
-    pub fn fill(mut self, fill: [u8; 3]) -> Self {
-        self.fill = fill;
-        self
-    }
+    drawing_options!("bilinearly");
 }
 
 impl Default for AugMix {
@@ -145,7 +132,7 @@ impl Transform for AugMix {
             let depth = self.chain_depth.unwrap_or_else(|| 1 + draws.below(3));
             for _ in 0..depth {
                 let (operation, magnitude) = self.space.draw(reach, draws, |draws| draws.below(self.severity));
-                operation.apply(canvas, magnitude, self.interpolation, self.fill)?;
+                operation.apply(canvas, magnitude, self.drawing.interpolation, self.drawing.fill)?;
             }
             let share = (chain * changed) as f32;
             for (sum, pixel) in mixture.iter_mut().zip(canvas.pixels()?) {

@@ -59,14 +59,10 @@ pub struct ClampKeyPoints;
 impl Transform for ClampKeyPoints {
     fn apply(&self, canvas: &mut Canvas<'_>, _: &mut Draws) -> Result<(), DataError> {
         let size = size(canvas);
-        let mut clamp = |part: TargetPart<'_>| {
+        canvas.visit_whole_target(&mut |part| {
             if let TargetPart::KeyPoints(points) = part {
                 points.clamp(size);
             }
-        };
-        canvas.visit_target(&mut |part| match part {
-            TargetPart::PerBox(rows) => rows.visit(&mut clamp),
-            part => clamp(part),
         });
         Ok(())
     }

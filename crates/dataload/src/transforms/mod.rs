@@ -6,6 +6,7 @@ mod boxes;
 mod canvas;
 mod center_crop;
 mod color_jitter;
+mod drawing;
 mod draws;
 mod flip;
 mod gaussian_blur;

@@ -10,16 +10,16 @@ use crate::{Canvas, DataError, Interpolation, Size};
 /// ```
 /// use overdrive_dataload::{Canvas, DataError, Draws, ImagePipeline, Interpolation, Operation, Transform};
 ///
-/// /// Turns by up to 15 degrees.
-/// struct RandomRotation;
+/// /// Inverts the values above a random one.
+/// struct RandomSolarize;
 ///
-/// impl Transform for RandomRotation {
+/// impl Transform for RandomSolarize {
 ///     fn apply(&self, canvas: &mut Canvas<'_>, draws: &mut Draws) -> Result<(), DataError> {
-///         Operation::Rotate.apply(canvas, draws.uniform(-15.0, 15.0), Interpolation::Bilinear, [0; 3])
+///         Operation::Solarize.apply(canvas, draws.uniform(0.0, 256.0), Interpolation::Nearest, [0; 3])
 ///     }
 /// }
 ///
-/// let train = ImagePipeline::new(0).then(RandomRotation);
+/// let train = ImagePipeline::new(0).then(RandomSolarize);
 /// ```
 ///
 /// # Source

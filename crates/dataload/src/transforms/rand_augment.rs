@@ -1,5 +1,6 @@
 //! Random operations of one strength.
 
+use super::drawing::{Drawing, drawing_options};
 use super::operation::Operation;
 use crate::{Canvas, DataError, Draws, Interpolation, Size, Transform};
 
@@ -80,14 +81,6 @@ fn linspace(start: f32, end: f32, steps: usize, index: usize) -> f32 {
     if index < steps / 2 { from(start, index, step) } else { from(end, steps - 1 - index, -step) }
 }
 
-/// Refused when it is set, not for those of the images that an operation moves.
-pub(super) fn near(interpolation: Interpolation) -> Result<Interpolation, DataError> {
-    match interpolation {
-        Interpolation::Bicubic => Err(DataError::option("interpolation", "Nearest or Bilinear", "Bicubic")),
-        other => Ok(other),
-    }
-}
-
 fn magnitude_bins(bins: usize, magnitude: usize) -> Result<usize, DataError> {
     match bins > magnitude.max(1) {
         true => Ok(bins),
@@ -112,8 +105,7 @@ pub struct RandAugment {
     num_ops: usize,
     magnitude: usize,
     space: Space,
-    interpolation: Interpolation,
-    fill: [u8; 3],
+    drawing: Drawing,
 }
 
 impl RandAugment {
@@ -121,7 +113,7 @@ impl RandAugment {
     pub fn new() -> Self {
         let space =
             Space { operations: &OPERATIONS, bins: 31, shear: 0.3, degrees: 30.0, change: 0.9, bits: [8.0, 4.0] };
-        Self { num_ops: 2, magnitude: 9, space, interpolation: Interpolation::Nearest, fill: [0; 3] }
+        Self { num_ops: 2, magnitude: 9, space, drawing: Drawing::new(Interpolation::Nearest) }
     }
 
     /// How many operations follow each other; 2 unless set.
@@ -151,20 +143,7 @@ impl RandAugment {
         Ok(self)
     }
 
-    /// How pixels are interpolated where the image is sheared, moved or turned; the nearest one unless set.
-    ///
-    /// # Errors
-    /// [`DataError::InvalidOption`] for `Bicubic`.
-    pub fn interpolation(mut self, interpolation: Interpolation) -> Result<Self, DataError> {
-        self.interpolation = near(interpolation)?;
-        Ok(self)
-    }
-
-    /// The colour outside of the image, in red, green and blue; black unless set.
-    pub fn fill(mut self, fill: [u8; 3]) -> Self {
-        self.fill = fill;
-        self
-    }
+    drawing_options!("the nearest one");
 
     /// The magnitude that an operation has in an image of this size, without its sign: half of those that have one are
     /// negative.
@@ -189,7 +168,7 @@ impl Transform for RandAugment {
         let reach = Self::reach(Size { height: canvas.height(), width: canvas.width() });
         for _ in 0..self.num_ops {
             let (operation, magnitude) = self.space.draw(reach, draws, |_| self.magnitude);
-            operation.apply(canvas, magnitude, self.interpolation, self.fill)?;
+            operation.apply(canvas, magnitude, self.drawing.interpolation, self.drawing.fill)?;
         }
         Ok(())
     }
@@ -210,8 +189,7 @@ impl Transform for RandAugment {
 #[doc(alias = "TrivialAugment")]
 pub struct TrivialAugmentWide {
     space: Space,
-    interpolation: Interpolation,
-    fill: [u8; 3],
+    drawing: Drawing,
 }
 
 impl TrivialAugmentWide {
@@ -219,7 +197,7 @@ impl TrivialAugmentWide {
     pub fn new() -> Self {
         let space =
             Space { operations: &OPERATIONS, bins: 31, shear: 0.99, degrees: 135.0, change: 0.99, bits: [8.0, 6.0] };
-        Self { space, interpolation: Interpolation::Nearest, fill: [0; 3] }
+        Self { space, drawing: Drawing::new(Interpolation::Nearest) }
     }
 
     /// How many magnitudes there are; 31 unless set.
@@ -231,20 +209,7 @@ impl TrivialAugmentWide {
         Ok(self)
     }
 
-    /// How pixels are interpolated where the image is sheared, moved or turned; the nearest one unless set.
-    ///
-    /// # Errors
-    /// [`DataError::InvalidOption`] for `Bicubic`.
-    pub fn interpolation(mut self, interpolation: Interpolation) -> Result<Self, DataError> {
-        self.interpolation = near(interpolation)?;
-        Ok(self)
-    }
-
-    /// The colour outside of the image, in red, green and blue; black unless set.
-    pub fn fill(mut self, fill: [u8; 3]) -> Self {
-        self.fill = fill;
-        self
-    }
+    drawing_options!("the nearest one");
 
     /// An operation's magnitude at a level below the number of bins, without its sign: half of those that have one are
     /// negative.
@@ -263,6 +228,6 @@ impl Default for TrivialAugmentWide {
 impl Transform for TrivialAugmentWide {
     fn apply(&self, canvas: &mut Canvas<'_>, draws: &mut Draws) -> Result<(), DataError> {
         let (operation, magnitude) = self.space.draw([32.0; 2], draws, |draws| draws.below(self.space.bins));
-        operation.apply(canvas, magnitude, self.interpolation, self.fill)
+        operation.apply(canvas, magnitude, self.drawing.interpolation, self.drawing.fill)
     }
 }

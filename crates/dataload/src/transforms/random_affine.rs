@@ -3,8 +3,8 @@
 use std::ops::RangeInclusive;
 
 use super::affine::{affine, transform};
+use super::drawing::{Drawing, drawing_options};
 use super::operation::Operation;
-use super::rand_augment::near;
 use crate::{Canvas, DataError, Draws, Interpolation, Transform};
 
 /// Turns an image around its middle by a random angle.
@@ -21,8 +21,7 @@ use crate::{Canvas, DataError, Draws, Interpolation, Transform};
 #[derive(Clone, Debug)]
 pub struct RandomRotation {
     degrees: RangeInclusive<f64>,
-    interpolation: Interpolation,
-    fill: [u8; 3],
+    drawing: Drawing,
 }
 
 impl RandomRotation {
@@ -32,30 +31,16 @@ impl RandomRotation {
     /// [`DataError::InvalidOption`] for a range that is empty or infinite.
     pub fn new(degrees: RangeInclusive<f64>) -> Result<Self, DataError> {
         let degrees = finite("degrees", degrees)?;
-        Ok(Self { degrees, interpolation: Interpolation::Nearest, fill: [0; 3] })
+        Ok(Self { degrees, drawing: Drawing::new(Interpolation::Nearest) })
     }
 
-    /// How pixels are interpolated; the nearest one unless set.
-    ///
-    /// # Errors
-    /// [`DataError::InvalidOption`] for `Bicubic`.
-    pub fn interpolation(mut self, interpolation: Interpolation) -> Result<Self, DataError> {
-        self.interpolation = near(interpolation)?;
-        Ok(self)
-    }
-
-    /// The colour outside of the image, in red, green and blue; black unless set. A [`Mask`](crate::Mask) has a value of
-    /// its own for that.
-    pub fn fill(mut self, fill: [u8; 3]) -> Self {
-        self.fill = fill;
-        self
-    }
+    drawing_options!("the nearest one");
 }
 
 impl Transform for RandomRotation {
     fn apply(&self, canvas: &mut Canvas<'_>, draws: &mut Draws) -> Result<(), DataError> {
         let angle = draws.uniform(*self.degrees.start(), *self.degrees.end());
-        Operation::Rotate.apply(canvas, angle, self.interpolation, self.fill)
+        Operation::Rotate.apply(canvas, angle, self.drawing.interpolation, self.drawing.fill)
     }
 }
 
@@ -76,12 +61,12 @@ pub struct RandomAffine {
     translate: [f64; 2],
     scale: RangeInclusive<f64>,
     shear: [RangeInclusive<f64>; 2],
-    interpolation: Interpolation,
-    fill: [u8; 3],
+    drawing: Drawing,
 }
 
 impl RandomAffine {
-    /// Turns clockwise by a number of degrees from this range; `0.0..=0.0` does not turn.
+    /// Turns clockwise by a number of degrees from this range; `0.0..=0.0` does not turn. Torchvision's two classes turn
+    /// in opposite directions, too: [`RandomRotation`] turns counter-clockwise.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a range that is empty or infinite.
@@ -91,8 +76,7 @@ impl RandomAffine {
             translate: [0.0; 2],
             scale: 1.0..=1.0,
             shear: [0.0..=0.0, 0.0..=0.0],
-            interpolation: Interpolation::Nearest,
-            fill: [0; 3],
+            drawing: Drawing::new(Interpolation::Nearest),
         })
     }
 
@@ -135,21 +119,7 @@ impl RandomAffine {
         Ok(self)
     }
 
-    /// How pixels are interpolated; the nearest one unless set.
-    ///
-    /// # Errors
-    /// [`DataError::InvalidOption`] for `Bicubic`.
-    pub fn interpolation(mut self, interpolation: Interpolation) -> Result<Self, DataError> {
-        self.interpolation = near(interpolation)?;
-        Ok(self)
-    }
-
-    /// The colour outside of the image, in red, green and blue; black unless set. A [`Mask`](crate::Mask) has a value of
-    /// its own for that.
-    pub fn fill(mut self, fill: [u8; 3]) -> Self {
-        self.fill = fill;
-        self
-    }
+    drawing_options!("the nearest one");
 }
 
 fn finite(name: &'static str, range: RangeInclusive<f64>) -> Result<RangeInclusive<f64>, DataError> {
@@ -169,6 +139,6 @@ impl Transform for RandomAffine {
         let scale = from(&self.scale);
         let shear = [from(&self.shear[0]), from(&self.shear[1])];
         let map = affine(sides.map(|side| side * 0.5), angle, translate, scale, shear);
-        transform(canvas, map, self.interpolation, self.fill)
+        transform(canvas, map, self.drawing.interpolation, self.drawing.fill)
     }
 }

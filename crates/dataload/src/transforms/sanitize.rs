@@ -115,7 +115,8 @@ impl Transform for SanitizeBoundingBoxes {
 }
 
 /// Removes key points outside of the image. Those of objects in boxes, in a [`PerBox`](crate::PerBox), stay, because
-/// each object has equally many.
+/// each object has equally many. A `Vec` or a tensor beside the points, such as their visibilities, is not shortened:
+/// [`ClampKeyPoints`](crate::ClampKeyPoints) keeps all points.
 ///
 /// # Source
 /// `torchvision.transforms.v2.SanitizeKeyPoints`.

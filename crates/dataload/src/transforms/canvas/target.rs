@@ -1,7 +1,7 @@
 //! The target of an image, which changes with it.
 
 use super::Canvas;
-use crate::targets::Geometry;
+use crate::targets::{Geometry, visit_all};
 use crate::{DataError, Size, Target, TargetPart};
 
 impl<'a> Canvas<'a> {
@@ -12,13 +12,9 @@ impl<'a> Canvas<'a> {
     pub(crate) fn with_target(mut self, target: &'a mut dyn Target) -> Result<Self, DataError> {
         let size = Size { height: self.height, width: self.width };
         let mut other = None;
-        let mut look = |part: TargetPart<'_>| match part {
+        visit_all(target, &mut |part| match part {
             TargetPart::Mask(mask) if mask.size() != size => other = Some(mask.size()),
             _ => {}
-        };
-        target.visit(&mut |part| match part {
-            TargetPart::PerBox(rows) => rows.visit(&mut look),
-            part => look(part),
         });
         if let Some(other) = other {
             let expected = format!("the size of its image, {} x {}", self.height, self.width);
@@ -32,6 +28,13 @@ impl<'a> Canvas<'a> {
     pub fn visit_target(&mut self, visit: &mut dyn FnMut(TargetPart<'_>)) {
         if let Some(target) = &mut self.target {
             target.visit(visit);
+        }
+    }
+
+    /// The same, and in the place of a [`PerBox`](crate::PerBox) the parts of its entries.
+    pub(crate) fn visit_whole_target(&mut self, visit: &mut dyn FnMut(TargetPart<'_>)) {
+        if let Some(target) = &mut self.target {
+            visit_all(*target, visit);
         }
     }
 
