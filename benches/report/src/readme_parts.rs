@@ -9,7 +9,7 @@ const MARKS: [&str; 2] = ["<!-- parts-table -->", "<!-- /parts-table -->"];
 
 /// What README shows: a name for it, the beginning of the case, the beginning of the peer's name. Chosen for what a
 /// newcomer would port first, and not by how it ends: undecided ones stay.
-const PARTS: [(&str, &str, &str); 9] = [
+const PARTS: [(&str, &str, &str); 10] = [
     (
         "photographs decoded, cropped and collated, 2 workers",
         "500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers (",
@@ -34,6 +34,11 @@ const PARTS: [(&str, &str, &str); 9] = [
     (
         "a data-parallel step of a 10M MLP, 2 ranks",
         "training step with AdamW, MLP of 10.0 million parameters",
+        "PyTorch DDP, AdamW(fused=True)",
+    ),
+    (
+        "the same, gradients averaged by `SharedMemory`",
+        "training step with AdamW and the hook SharedMemory, MLP of 10.0 million parameters",
         "PyTorch DDP, AdamW(fused=True)",
     ),
     ("4 ranks started, up to their first all-reduce", "launch of 4 ranks to the first all-reduce", "torchrun"),
@@ -128,14 +133,14 @@ mod tests {
             record(
                 "2026-11-20",
                 2,
-                &[(0, "(times faster than the peer", [9.0, 8.0, 9.5]), (6, " (share of the peer's", [0.5, 0.4, 0.8])],
+                &[(0, "(times faster than the peer", [9.0, 8.0, 9.5]), (7, " (share of the peer's", [0.5, 0.4, 0.8])],
             ),
             record(
                 "2026-11-21",
                 2,
                 &[
                     (0, "(times faster than the peer", [3.0, 2.0, 4.0]),
-                    (7, " (times faster than the peer", [1.1, 0.9, 1.2]),
+                    (8, " (times faster than the peer", [1.1, 0.9, 1.2]),
                 ],
             ),
             record("2026-11-22", 64, &[(0, "(times faster than the peer", [7.0, 6.0, 8.0])]),

@@ -149,7 +149,8 @@ pub struct DdpOptions {
 pub enum DdpPart {
     /// A launch of four ranks up to their first all-reduce, against torchrun
     Launch,
-    /// Whole steps, and how much of the all-reduce overlaps with backward
+    /// Whole steps, also with the hook `SharedMemory` and without the exchange, and how much of the all-reduce overlaps with
+    /// backward
     Training,
     /// Each communication hook over a link of 200 Mbit/s
     Link,

@@ -1,12 +1,13 @@
-// Pools of CUDA memory, and their registration at NCCL's communicators. Follows c10d_nccl.cpp, in the same file when compiled.
+// Pools of CUDA memory, and their registration at NCCL's communicators. Follows c10d_nccl.cpp, in the same file when
+// compiled.
 //
-// libtorch's `registerMemPool` is not used. It notes pools by communicator in a table of the process. A communicator that ends
-// in order stays there: memory of the pool that is freed later is to be deregistered from it, which throws, in a destructor.
-// One that is aborted is taken out, and `deregisterMemPool` then reads what is not there. Both end the process.
-#include <dlfcn.h>
-
+// libtorch's `registerMemPool` is not used. It notes pools by communicator in a table of the process. A communicator
+// that ends in order stays there: memory of the pool that is freed later is to be deregistered from it, which throws in
+// a destructor. One that is aborted is taken out, and `deregisterMemPool` then reads what is not there. Both end the
+// process, by SIGABRT and SIGSEGV; so does PyTorch's `register_mem_pool`.
 #include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <dlfcn.h>
 
 #include <limits>
 #include <list>
@@ -25,7 +26,8 @@ struct Range {
 
 struct Pool;
 
-// The pools that are there, and the lock of what is noted of each. Never destroyed: the allocator calls until the process ends.
+// The pools that are there, and the lock of what is noted of each. Never destroyed: the allocator calls until the
+// process ends.
 struct Pools {
   std::mutex mutex;
   std::map<c10::MempoolId_t, Pool*> by_id;
@@ -43,8 +45,8 @@ struct Pool {
     pools().by_id[pool->id()] = this;
   }
 
-  // Does what libtorch's destructor does. That one would end the process where the device has failed, or where a scope that was
-  // never ended uses the pool: then it is leaked.
+  // Does what libtorch's destructor does, which would end the process where the device has failed. A pool is leaked
+  // then, and where a scope uses it that was never ended.
   ~Pool() {
     try {
       {
@@ -94,7 +96,7 @@ struct Functions {
 const Functions& functions() {
   static Functions found{reinterpret_cast<decltype(Functions::enter)>(dlsym(RTLD_DEFAULT, "ncclCommRegister")),
                          reinterpret_cast<decltype(Functions::leave)>(dlsym(RTLD_DEFAULT, "ncclCommDeregister"))};
-  TORCH_CHECK(found.enter != nullptr && found.leave != nullptr, "this libtorch does not show NCCL's functions for memory");
+  TORCH_CHECK(found.enter != nullptr && found.leave != nullptr, "this libtorch hides NCCL's functions for memory");
   return found;
 }
 
@@ -121,8 +123,8 @@ class Communicator {
   ncclComm_t comm_;
 };
 
-// A pool that is registered at a communicator. Where it is not taken back, it is kept for the rest of the process: other ranks
-// may still read and write its memory.
+// A pool that is registered at a communicator. Where it is not taken back, it is kept for the rest of the process:
+// other ranks may still read and write its memory.
 class Registered {
  public:
   Registered(std::shared_ptr<Pool> pool, Communicator communicator)
@@ -134,7 +136,7 @@ class Registered {
 
   const Pool& pool() const { return **pool_; }
 
-  // Registers memory that the pool has got, and takes back what it no longer has. The first error of NCCL's, or success.
+  // Registers memory that the pool has got, and takes back what it no longer has. NCCL's first error, or success.
   ncclResult_t update() {
     const Pool& pool = this->pool();
     if (seen_ == pool.changes) return ncclSuccess;
@@ -156,8 +158,8 @@ class Registered {
           return range.begin < end && begin < range.end;
         };
         auto place = there.find(begin);
-        bool stays = place != there.end() && place->second == segment.size &&
-                     std::none_of(freed.begin(), freed.end(), overlaps);
+        bool stays =
+            place != there.end() && place->second == segment.size && std::none_of(freed.begin(), freed.end(), overlaps);
         if (!stays) note(result, functions().leave(comm, segment.handle));
         it = stays ? std::next(it) : segments_.erase(it);
       }
@@ -284,7 +286,9 @@ std::shared_ptr<allocator::CUDAAllocator> source_of(const od_group& group) {
 
 }  // namespace
 
-std::shared_ptr<overdrive::Registrations> overdrive::new_registrations() { return std::make_shared<NcclRegistrations>(); }
+std::shared_ptr<overdrive::Registrations> overdrive::new_registrations() {
+  return std::make_shared<NcclRegistrations>();
+}
 
 struct od_mem_pool {
   std::shared_ptr<Pool> pool;
