@@ -66,7 +66,7 @@ pub fn check_node(group: &ProcessGroup, options: &NodeCheckOptions) -> Result<No
         let device = group.device();
         let unfit = |reason: String| DdpError::UnfitNode { device, reason };
         memory(device, options.memory_mib).map_err(unfit)?;
-        let gflops = arithmetic(device, options).map_err(unfit)?;
+        let gflops = arithmetic(device, options, add_product).map_err(unfit)?;
         let mb_per_second = all_reduce(group)?;
         if gflops < options.least_gflops {
             let least = options.least_gflops;
@@ -113,12 +113,22 @@ fn pattern(start: i64, length: i64, mask: i32, device: Device) -> Result<Tensor,
     places.f_bitwise_xor_tensor(&Tensor::from(mask).f_to_device(device)?)
 }
 
-/// Multiplies matrices of small whole numbers, whose products are exact, also in TF32 and bfloat16 with sums in float32.
-/// Returns 10^9 operations per second.
-fn arithmetic(device: Device, options: &NodeCheckOptions) -> Result<f64, String> {
+/// Adds the product of two matrices to a third one.
+fn add_product(sum: &mut Tensor, left: &Tensor, right: &Tensor) -> Result<(), tch::TchError> {
+    sum.f_addmm_(left, right).map(drop)
+}
+
+/// Adds up products of matrices of small whole numbers by `add_product`. They are exact, also in TF32 and bfloat16 with sums
+/// in float32. Returns 10^9 operations per second.
+fn arithmetic(
+    device: Device,
+    options: &NodeCheckOptions,
+    mut add_product: impl FnMut(&mut Tensor, &Tensor, &Tensor) -> Result<(), tch::TchError>,
+) -> Result<f64, String> {
     let failed = |error: tch::TchError| format!("a product of matrices: {error}");
-    // Sums of as many products of numbers up to 7 stay below 2^24.
+    // float32 holds whole numbers up to 2^24, and those of a product are at most 6 * 6 * side.
     let side = i64::try_from(options.side.clamp(1, 4096)).unwrap_or(4096);
+    let at_once = (1 << 24) / (36 * side);
     let whole = |step: i64| -> Result<Tensor, tch::TchError> {
         let numbers = Tensor::f_arange(side * side, (Kind::Int64, device))?;
         let scaled = numbers.f_multiply(&Tensor::from(step).f_to_device(device)?)?;
@@ -133,21 +143,26 @@ fn arithmetic(device: Device, options: &NodeCheckOptions) -> Result<f64, String>
     let by_rows = by_rows.and_then(|it| it.f_to_kind(Kind::Double)).map_err(failed)?;
     let [left, right] = [left.f_to_kind(Kind::Float), right.f_to_kind(Kind::Float)];
     let (left, right) = (left.map_err(failed)?, right.map_err(failed)?);
+    let mut sum = left.f_zeros_like().map_err(failed)?;
     let started = Instant::now();
-    let mut products = 0u32;
+    let (mut products, mut added) = (0u32, 0i64);
     loop {
-        let product = left.f_matmul(&right).map_err(failed)?;
+        add_product(&mut sum, &left, &right).map_err(failed)?;
         products += 1;
+        added += 1;
         let is_last = started.elapsed() >= options.compute;
-        if is_last || products == 1 {
-            let off = product.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Double);
-            let off = off.and_then(|sums| sums.f_sub(&by_rows)).map_err(failed)?;
+        if is_last || added == at_once {
+            let expected = by_rows.f_multiply(&Tensor::from(added as f64).f_to_device(device).map_err(failed)?);
+            let off = sum.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Double);
+            let off = off.and_then(|sums| sums.f_sub(&expected?)).map_err(failed)?;
             let off = off.f_abs().and_then(|it| it.f_max()).map_err(failed)?;
             let off = f64::try_from(&off).map_err(failed)?;
             // A NaN is no 0.
             if off != 0.0 {
                 return Err(format!("a product of matrices is wrong: its rows' sums differ by up to {off}"));
             }
+            let _zeros = sum.f_zero_().map_err(failed)?;
+            added = 0;
         }
         if is_last {
             let operations = 2.0 * (side as f64).powi(3) * f64::from(products);
@@ -196,7 +211,24 @@ mod tests {
     fn large_matrices_are_checked_exactly() {
         for side in [1, 64, 2048] {
             let options = NodeCheckOptions { side, compute: Duration::ZERO, ..Default::default() };
-            assert!(arithmetic(Device::Cpu, &options).unwrap() > 0.0);
+            assert!(arithmetic(Device::Cpu, &options, add_product).unwrap() > 0.0);
+        }
+    }
+
+    #[test]
+    fn every_product_is_checked() {
+        let side = 64;
+        let options = NodeCheckOptions { side, compute: Duration::from_secs(600), ..Default::default() };
+        // The latter is beyond what is compared at once.
+        for wrong in [3, (1 << 24) / (36 * side) + 1] {
+            let mut products = 0;
+            let said = arithmetic(Device::Cpu, &options, |sum, left, right| {
+                add_product(sum, left, right)?;
+                products += 1;
+                let mut number = sum.f_get(7)?.f_get(9)?;
+                if products == wrong { number.f_add_(&Tensor::from(1f32)).map(drop) } else { Ok(()) }
+            });
+            assert_eq!(said.unwrap_err(), "a product of matrices is wrong: its rows' sums differ by up to 1");
         }
     }
 }

@@ -19,7 +19,8 @@ typedef struct {
   int32_t socket;        // the listening socket, owned from here on; -1: share this process's server at the port
   int64_t world_size;    // 0: wait for no clients
   int32_t wait_workers;  // a server waits until `world_size` clients have connected
-  int64_t timeout_ms;
+  int64_t connect_ms;    // also for the clients to come
+  int64_t timeout_ms;    // for each answer
 } od_tcp_store;
 
 enum { OD_GLOO = 1, OD_NCCL = 2, OD_GLOO_AND_NCCL = 3 };

@@ -149,7 +149,7 @@ c10::intrusive_ptr<Gloo> connected(const c10::intrusive_ptr<c10d::Store>& store,
       made->set_exception(std::current_exception());
     }
   }).detach();
-  constexpr std::chrono::seconds kGrace{2};
+  constexpr std::chrono::seconds kGrace{5};
   if (backend.wait_for(options->timeout + kGrace) != std::future_status::ready)
     C10_THROW_ERROR(DistNetworkError, c10::str("timed out: no connection to every member after ",
                                                options->timeout.count(), " ms"));

@@ -49,19 +49,18 @@ bool is_idle_by(const od_group& group, Clock::time_point deadline) {
   return true;
 }
 
-// The key under `connections`, which users' keys share.
+// Keys under `connections`, which users' keys share: how many members have connected, and that all have.
 constexpr const char* CONNECTED = "overdrive/connected";
+constexpr const char* ALL_CONNECTED = "overdrive/all_connected";
 // A member in Python does not count itself.
-constexpr auto LONGEST_HOLD = std::chrono::seconds(2);
+constexpr std::chrono::milliseconds LONGEST_HOLD{2000};
 
 // Waits until all members have connected: Gloo fails for one that finds its peer gone again while it still connects. Not
 // where the store is gone.
-void hold_until_connected(const c10::intrusive_ptr<c10d::Store>& connections, int size,
-                          Clock::duration longest = LONGEST_HOLD) noexcept {
-  auto deadline = Clock::now() + longest;
+void hold_until_connected(const c10::intrusive_ptr<c10d::Store>& connections,
+                          std::chrono::milliseconds longest = LONGEST_HOLD) noexcept {
   try {
-    while (connections && connections->add(CONNECTED, 0) < size && Clock::now() < deadline)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (connections && longest.count() > 0) connections->wait({ALL_CONNECTED}, longest);
   } catch (...) {
   }
 }
@@ -81,13 +80,12 @@ void abort_all(const od_group& group) {
 bool shut_down_by(const od_group& group, Clock::time_point deadline) {
   auto ended = std::make_shared<std::promise<void>>();
   auto future = ended->get_future();
-  auto size = group.group->getSize();
-  auto longest = std::min<Clock::duration>(LONGEST_HOLD, (deadline - Clock::now()) / 2);
-  std::thread([backends = group.backends, registrations = group.registrations, connections = group.connections, size,
-               longest, ended]() mutable {
+  auto longest = std::min(LONGEST_HOLD, std::chrono::floor<std::chrono::milliseconds>((deadline - Clock::now()) / 2));
+  std::thread([backends = group.backends, registrations = group.registrations, connections = group.connections, longest,
+               ended]() mutable {
     std::exception_ptr failure;
     try {
-      hold_until_connected(connections, size, longest);
+      hold_until_connected(connections, longest);
       if (registrations) registrations->take_back_all();
       for (const auto& backend : backends) backend->shutdown();
     } catch (...) {
@@ -169,7 +167,7 @@ od_status od_group_new(const od_store* store, const od_group_options* options, o
     if (nccl) group->registrations = overdrive::new_registrations();
     if (options->backend != OD_NCCL && options->size > 1) {
       group->connections = named;
-      named->add(CONNECTED, 1);
+      if (named->add(CONNECTED, 1) == options->size) named->set(ALL_CONNECTED, std::vector<uint8_t>());
     }
     *out = group.release();
   });
@@ -190,7 +188,7 @@ void od_group_free(od_group* group, int64_t timeout_ms) noexcept {
     if (idle && !owned->connections) return;
     // The destructors wait for the work under way, which ends at its own timeout at the latest.
     std::thread([owned = std::move(owned)]() mutable {
-      hold_until_connected(owned->connections, owned->group->getSize());
+      hold_until_connected(owned->connections);
       try {
         owned.reset();
       } catch (...) {

@@ -49,16 +49,20 @@ od_status od_tcp_store_new(const od_tcp_store* options, od_store** out, od_error
     client.port = options->port;
     if (options->world_size > 0) client.numWorkers = static_cast<size_t>(options->world_size);
     client.waitWorkers = options->wait_workers != 0;
-    client.timeout = std::chrono::milliseconds(options->timeout_ms);
-    auto connect = [&] { return c10::make_intrusive<c10d::TCPStore>(host, client); };
+    client.timeout = std::chrono::milliseconds(options->connect_ms);
+    std::chrono::milliseconds timeout(options->timeout_ms);
+    auto connect = [&](const std::shared_ptr<c10d::TCPStore>& server) {
+      auto connected = c10::make_intrusive<c10d::TCPStore>(host, client);
+      return c10::make_intrusive<overdrive::TcpClient>(connected, timeout, server);
+    };
     if (options->is_server == 0) {
-      *out = new od_store{c10::make_intrusive<overdrive::TcpClient>(connect())};
+      *out = new od_store{connect(nullptr)};
       return;
     }
     // Only the server waits, so that this process is counted once.
     client.waitWorkers = false;
     auto server = server_at(host, client, options->socket);
-    auto store = c10::make_intrusive<overdrive::TcpClient>(connect(), server);
+    auto store = connect(server);
     if (options->wait_workers != 0 && options->socket >= 0) server->waitForWorkers();
     *out = new od_store{std::move(store)};
   });

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -29,7 +30,8 @@ inline bool is_signal(const std::string& key) {
 // in a thread of its own, and who waits for it gives up at the timeout: the call's, or else the store's.
 //
 // NCCL's heartbeat monitor asks for signals once a second when work is late, and its watchdog asks and sends before it
-// ends the process. They wait for a second. A signal that gets no answer is lost.
+// ends the process. They wait for a second, and take another connection where a thread of this process waits on this one.
+// A signal is lost if the server does not answer.
 class TcpClient final : public c10d::Store {
  public:
   using Bytes = std::vector<uint8_t>;
@@ -37,18 +39,21 @@ class TcpClient final : public c10d::Store {
   using Millis = std::chrono::milliseconds;
 
   // `server` lives as long as this, if this process serves the store.
-  explicit TcpClient(const c10::intrusive_ptr<c10d::TCPStore>& client,
-                     std::shared_ptr<c10d::TCPStore> server = nullptr)
-      : c10d::Store(client->getTimeout()), server_(std::move(server)), turns_(client) {}
+  TcpClient(const Turns::Client& client, Millis timeout, std::shared_ptr<c10d::TCPStore> server = nullptr)
+      : c10d::Store(timeout),
+        server_(std::move(server)),
+        host_(client->getHost()),
+        port_(client->getPort()),
+        turns_([client]() -> auto& { return client; }, place()) {}
 
   c10::intrusive_ptr<c10d::Store> clone() override {
     auto copy = ask([](auto& store) { return store.clone(); });
-    return c10::make_intrusive<TcpClient>(c10::static_intrusive_pointer_cast<c10d::TCPStore>(copy), server_);
+    return c10::make_intrusive<TcpClient>(c10::static_intrusive_pointer_cast<c10d::TCPStore>(copy), timeout_, server_);
   }
 
   void set(const std::string& key, const Bytes& value) override {
     if (!is_signal(key)) return ask([=](auto& store) { store.set(key, value); });
-    signal([=](auto& store) { return store.set(key, value), true; });
+    signal([=](auto& store, Millis) { return store.set(key, value), true; });
   }
 
   Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
@@ -69,9 +74,9 @@ class TcpClient final : public c10d::Store {
 
   // False too if the server does not answer whether there are these signals.
   bool check(const Keys& keys) override {
-    auto check = [keys](auto& store) { return store.check(keys); };
-    if (!std::all_of(keys.begin(), keys.end(), is_signal)) return ask(check);
-    return signal(check).value_or(false);
+    if (!std::all_of(keys.begin(), keys.end(), is_signal))
+      return ask([keys](auto& store) { return store.check(keys); });
+    return signal([keys](auto& store, Millis) { return store.check(keys); }).value_or(false);
   }
 
   int64_t getNumKeys() override {
@@ -81,7 +86,7 @@ class TcpClient final : public c10d::Store {
   void wait(const Keys& keys) override { wait(keys, timeout_); }
 
   void wait(const Keys& keys, const Millis& timeout) override {
-    ask_within(timeout, [=](auto& store) { store.wait(keys, timeout); });
+    answer(timeout, [keys](auto& store, Millis left) { store.wait(keys, left); });
   }
 
   void append(const std::string& key, const Bytes& value) override {
@@ -117,42 +122,71 @@ class TcpClient final : public c10d::Store {
  private:
   static constexpr std::chrono::seconds kPatience{1};
 
-  template <typename Ask>
-  using Answer = std::invoke_result_t<Ask, c10d::TCPStore&>;
-
-  template <typename Ask>
-  using Task = std::packaged_task<Answer<Ask>(c10d::TCPStore&)>;
+  template <typename Ask, typename... Left>
+  using Answer = std::invoke_result_t<Ask, c10d::TCPStore&, Left...>;
 
   // `ask` owns what it uses, for it may be left behind.
   template <typename Ask>
   Answer<Ask> ask(Ask ask) {
-    return ask_within(timeout_, [ask = std::move(ask), timeout = timeout_](c10d::TCPStore& store) {
-      store.setTimeout(timeout);
+    return answer(timeout_, [ask = std::move(ask)](c10d::TCPStore& store, Millis left) {
+      store.setTimeout(left);
       return ask(store);
     });
   }
 
   template <typename Ask>
-  Answer<Ask> ask_within(Millis timeout, Ask ask) {
-    auto task = std::make_shared<Task<Ask>>(std::move(ask));
-    turns_.take([task](c10d::TCPStore& store) { (*task)(store); }, timeout);
-    return task->get_future().get();
+  Answer<Ask, Millis> answer(Millis timeout, Ask ask) {
+    auto [put, reply] = task(std::move(ask));
+    turns_.take(std::move(put), timeout);
+    return reply.get();
   }
 
   // Without a value if there is no answer.
   template <typename Ask>
-  std::optional<Answer<Ask>> signal(Ask ask) {
-    auto task = std::make_shared<Task<Ask>>(std::move(ask));
+  std::optional<Answer<Ask, Millis>> signal(Ask ask) {
+    auto [put, reply] = task(std::move(ask));
     try {
-      turns_.take([task](c10d::TCPStore& store) { (*task)(store); }, kPatience, true);
+      if (!turns_.take_if_free(put, kPatience)) aside().take(put, kPatience);
     } catch (const c10::DistStoreError&) {
       return std::nullopt;
     }
-    return task->get_future().get();
+    return reply.get();
   }
 
+  // A question, and what will be its answer or error.
+  template <typename Ask>
+  static std::pair<Turns::Ask, std::future<Answer<Ask, Millis>>> task(Ask ask) {
+    auto asks = [ask = std::move(ask)](const Turns::Connect& client, Millis left) { return ask(*client(), left); };
+    using Task = std::packaged_task<Answer<Ask, Millis>(const Turns::Connect&, Millis)>;
+    auto task = std::make_shared<Task>(std::move(asks));
+    auto reply = task->get_future();
+    return {[task](auto& client, Millis left) { (*task)(client, left); }, std::move(reply)};
+  }
+
+  // Another connection, for signals, which is made when the first one is sent.
+  Turns& aside() {
+    std::call_once(aside_once_, [this] {
+      c10d::TCPStoreOptions options;
+      options.port = port_;
+      options.waitWorkers = false;
+      options.timeout = kPatience;
+      auto connect = [host = host_, options, client = Turns::Client()]() mutable -> auto& {
+        if (!client) client = c10::make_intrusive<c10d::TCPStore>(host, options);
+        return std::as_const(client);
+      };
+      aside_.emplace(std::move(connect), place());
+    });
+    return *aside_;
+  }
+
+  std::string place() const { return c10::str(host_, ":", port_); }
+
   std::shared_ptr<c10d::TCPStore> server_;
+  std::string host_;
+  uint16_t port_;
   Turns turns_;
+  std::once_flag aside_once_;
+  std::optional<Turns> aside_;
 };
 
 }  // namespace overdrive

@@ -3,11 +3,13 @@
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -17,10 +19,15 @@ namespace overdrive {
 // Until then nothing else is asked, so no question gets the answer to another one.
 class Turns {
  public:
-  using Ask = std::function<void(c10d::TCPStore&)>;
   using Millis = std::chrono::milliseconds;
+  using Client = c10::intrusive_ptr<c10d::TCPStore>;
+  // Makes the client when it is first asked, in that thread, or again where that has failed.
+  using Connect = std::function<const Client&()>;
+  using Ask = std::function<void(const Connect&, Millis)>;
 
-  explicit Turns(c10::intrusive_ptr<c10d::TCPStore> client) : shared_(std::make_shared<Shared>(std::move(client))) {
+  // `place`: the server's, for errors.
+  Turns(Connect client, std::string place)
+      : shared_(std::make_shared<Shared>(std::move(client))), place_(std::move(place)) {
     thread_ = std::thread([shared = shared_] { shared->answer_all(); });
   }
 
@@ -37,42 +44,38 @@ class Turns {
     is_late ? thread_.detach() : thread_.join();
   }
 
-  // Waits for the turn and for the answer, which `ask` stores. `ask` must not throw, and owns what it uses, because it may
-  // be left behind. Throws after `limit`, and at once while another question is unanswered that was given up. But others
-  // do not give up because of a signal, whose limit is short.
-  void take(Ask ask, Millis limit, bool is_signal = false) {
-    auto& [client, mutex, asked, answered, now, is_over] = *shared_;
-    auto deadline = std::chrono::steady_clock::now() + limit;
-    std::unique_lock<std::mutex> lock(mutex);
-    auto is_turn = [&, &now = now] { return now == nullptr || (now->is_late && (is_signal || !now->is_signal)); };
-    if (!answered.wait_until(lock, deadline, is_turn)) now->is_late ? throw_late(limit) : throw_busy(limit);
-    if (now != nullptr) throw_late(now->limit);
-    auto own = std::make_shared<Question>(Question{std::move(ask), limit, is_signal});
-    now = own;
-    asked.notify_one();
-    auto is_answered = [&] { return own->is_answered; };
-    if (answered.wait_until(lock, deadline, is_answered)) return;
-    // The client has the same limit, and then says itself what is missing. And if this process was frozen itself, the
-    // answer may have come meanwhile.
-    if (!is_signal && answered.wait_for(lock, kGrace, is_answered)) return;
-    own->is_late = true;
-    answered.notify_all();
-    throw_late(limit);
+  // Waits for the turn and for the answer, which `ask` stores; it gets the time that is left, must not throw, and owns
+  // what it uses, because it may be left behind. Throws after `limit`, and at once where the server has not answered
+  // another question for as long.
+  void take(Ask ask, Millis limit) {
+    Lock lock(shared_->mutex);
+    put(lock, std::move(ask), turn(lock, limit));
+  }
+
+  // Or returns false at once where another thread waits for an answer.
+  bool take_if_free(const Ask& ask, Millis limit) {
+    Lock lock(shared_->mutex);
+    if (shared_->now != nullptr && !shared_->now->is_late) return false;
+    put(lock, ask, turn(lock, limit));
+    return true;
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  using Lock = std::unique_lock<std::mutex>;
+
   static constexpr std::chrono::seconds kGrace{1};
 
   struct Question {
     Ask ask;
     Millis limit;
-    bool is_signal;
+    Clock::time_point since;
     bool is_late = false;
     bool is_answered = false;
   };
 
   struct Shared {
-    explicit Shared(c10::intrusive_ptr<c10d::TCPStore> client) : client(std::move(client)) {}
+    explicit Shared(Connect client) : client(std::move(client)) {}
 
     void answer_all() {
       std::unique_lock<std::mutex> lock(mutex);
@@ -81,7 +84,7 @@ class Turns {
         if (now == nullptr) return;
         auto question = now;
         lock.unlock();
-        question->ask(*client);
+        question->ask(client, question->limit);
         lock.lock();
         question->is_answered = true;
         now = nullptr;
@@ -92,7 +95,7 @@ class Turns {
       }
     }
 
-    c10::intrusive_ptr<c10d::TCPStore> client;
+    Connect client;
     std::mutex mutex;
     std::condition_variable asked;
     std::condition_variable answered;
@@ -101,19 +104,52 @@ class Turns {
     bool is_over = false;
   };
 
-  std::string place() const { return c10::str(shared_->client->getHost(), ":", shared_->client->getPort()); }
+  // After the time too, for a moment: the client has the same limit, and then says itself what is missing; and if this
+  // process was frozen itself, the answer may have come meanwhile.
+  template <typename Predicate>
+  bool comes_by(Lock& lock, Clock::time_point deadline, const Predicate& is_there) {
+    auto& answered = shared_->answered;
+    return answered.wait_until(lock, deadline, is_there) || answered.wait_for(lock, kGrace, is_there);
+  }
+
+  // Waits until nothing is asked, and returns what is left of `limit`.
+  Millis turn(Lock& lock, Millis limit) {
+    auto& [client, mutex, asked, answered, now, is_over] = *shared_;
+    if (now == nullptr) return limit;
+    auto deadline = Clock::now() + limit;
+    while (now != nullptr) {
+      if (!comes_by(lock, deadline, [&now = now] { return now == nullptr || now->is_late; })) throw_busy(limit);
+      if (now == nullptr) break;
+      auto late = now;
+      auto patience = std::min(deadline, late->since + limit);
+      if (!answered.wait_until(lock, patience, [&, &now = now] { return now != late; })) throw_late(limit);
+    }
+    // Enough for an answer, also after the deadline.
+    return std::max(std::chrono::ceil<Millis>(deadline - Clock::now()), std::min<Millis>(limit, kGrace));
+  }
+
+  void put(Lock& lock, Ask ask, Millis limit) {
+    auto own = std::make_shared<Question>(Question{std::move(ask), limit, Clock::now()});
+    shared_->now = own;
+    shared_->asked.notify_one();
+    if (comes_by(lock, own->since + limit, [&] { return own->is_answered; })) return;
+    own->is_late = true;
+    shared_->answered.notify_all();
+    throw_late(limit);
+  }
 
   [[noreturn]] void throw_late(Millis limit) const {
-    C10_THROW_ERROR(DistStoreError, c10::str("timed out: the store at ", place(), " has not answered within ",
+    C10_THROW_ERROR(DistStoreError, c10::str("timed out: the store at ", place_, " has not answered within ",
                                              limit.count() / 1e3, " s; is rank 0's process stopped?"));
   }
 
   [[noreturn]] void throw_busy(Millis limit) const {
-    C10_THROW_ERROR(DistStoreError, c10::str("timed out: another thread has waited for the store at ", place(), " for ",
+    C10_THROW_ERROR(DistStoreError, c10::str("timed out: another thread has waited for the store at ", place_, " for ",
                                              limit.count() / 1e3, " s; give each thread that waits its own store"));
   }
 
   std::shared_ptr<Shared> shared_;
+  std::string place_;
   std::thread thread_;
 };
 

@@ -27,6 +27,7 @@ pub struct TcpStore {
     pub socket: i32,
     pub world_size: i64,
     pub wait_workers: i32,
+    pub connect_ms: i64,
     pub timeout_ms: i64,
 }
 

@@ -60,8 +60,8 @@ impl SharedMemory {
     /// or in several containers; also where the backend is not Gloo. [`DdpError::Lost`] and [`DdpError::TimedOut`] where a rank
     /// is missing.
     ///
-    /// In a pass [`DdpError::Unsupported`], on every rank, where a host has less memory than the gradients take twice. The limit
-    /// of a container is not looked at: beyond it, the kernel ends the process.
+    /// In a pass [`DdpError::Unsupported`], on every rank, where the host has less memory than all ranks' gradients take twice.
+    /// The limit of a container is not looked at: beyond it, the kernel ends the process.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -80,7 +80,10 @@ impl SharedMemory {
     fn area(&self, numel: i64, kind: Kind) -> Result<Area, DdpError> {
         let rank = self.group.rank();
         let bytes = kind.elt_size_in_bytes() as u64 * 2 * numel.unsigned_abs();
-        let own = Named::new(bytes);
+        // Before any rank takes its own.
+        let mut left = Tensor::from(available().map_or(i64::MAX, |left| i64::try_from(left).unwrap_or(i64::MAX)));
+        self.group.all_reduce(&mut left, ReduceOp::Min)?;
+        let own = Named::new(bytes, self.group.size(), i64::try_from(&left)?.unsigned_abs());
         let told = match &own {
             Ok(own) => own.note(),
             Err(why) => why.clone(),
@@ -179,16 +182,17 @@ struct Named {
 }
 
 impl Named {
-    /// Takes the memory at once: pages that are not there when they are written would end the process.
-    fn new(bytes: u64) -> Result<Self, String> {
+    /// Takes the memory at once: pages that are not there when they are written would end the process. `left` is what the
+    /// host has for the memory of all ranks.
+    fn new(bytes: u64, ranks: usize, left: u64) -> Result<Self, String> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let failed = |error: rustix::io::Errno| format!("{bytes} bytes: {error}");
         // The system would signal that, which ends the process, or give more than there is, and end one later.
         if let Some(most) = getrlimit(Resource::Fsize).current.filter(|most| bytes > *most) {
             return Err(format!("{bytes} bytes, and `ulimit -f` allows {most}"));
         }
-        if let Some(left) = available().filter(|left| bytes > *left) {
-            return Err(format!("{bytes} bytes, and {left} are available on its host"));
+        if bytes.checked_mul(ranks as u64).is_none_or(|all| all > left) {
+            return Err(format!("{bytes} bytes for each of {ranks} ranks, and {left} are available on their host"));
         }
         // Another process of the same number may be in another container.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
@@ -232,13 +236,13 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_there_is_refused() {
-        let why = Named::new(1 << 60).err().unwrap();
-        assert!(
-            why.starts_with("1152921504606846976 bytes, and ") && why.ends_with(" are available on its host"),
-            "{why}"
-        );
+        let why = Named::new(1 << 16, 4, (1 << 18) - 1).err().unwrap();
+        assert_eq!(why, "65536 bytes for each of 4 ranks, and 262143 are available on their host");
+        assert!(Named::new(1 << 60, 16, u64::MAX).is_err());
+        let left = available().unwrap();
+        assert!(Named::new(1 << 60, 1, left).is_err(), "{left}");
         // Nothing is promised that is not there.
-        let some = Named::new(1 << 16).unwrap();
+        let some = Named::new(1 << 16, 4, 1 << 18).unwrap();
         assert_eq!(rustix::fs::fstat(&some.file).unwrap().st_blocks, (1 << 16) / 512);
     }
 }

@@ -175,7 +175,8 @@ impl Rendezvous {
                 one_host: self.one_host(),
                 world_size: self.world_size,
                 wait_for_workers: true,
-                timeout: left,
+                connect_timeout: left,
+                timeout,
             })
             .map(|(store, _)| store),
             Place::File(path) => Store::file(path, self.world_size, timeout),

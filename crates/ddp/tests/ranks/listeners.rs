@@ -105,6 +105,7 @@ pub fn shared() -> Result<()> {
         one_host: true,
         world_size: 1,
         wait_for_workers: true,
+        connect_timeout: PATIENCE,
         timeout: PATIENCE,
     };
     let (first, port) = Store::tcp(&options)?;

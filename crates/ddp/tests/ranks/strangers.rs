@@ -22,7 +22,8 @@ const TIMES: usize = 50;
 /// Only against hanging.
 const LIMIT: Duration = Duration::from_secs(600);
 const SECRET: &str = "what no stranger knows";
-const HELLO: &str = r#"{"Hello":{"protocol":6,"run_id":"besieged","nnodes":"2","node_rank":1,"nproc":1,"max_restarts":1,"failure_window":{"secs":1,"nanos":0},"keep_alive":[5000,15000],"host":"stranger","past":null}}"#;
+/// The launchers', so that nothing else is wrong with a greeting.
+const PROTOCOL: u32 = 7;
 const END: &str = r#"{"Ended":{"attempt":0,"how":{"Interrupted":15},"ends":[]}}"#;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,6 +52,12 @@ const KINDS: [(Kind, &str); 10] = [
     (Kind::RefusedThenEnds, "refused, then asks to end the run"),
     (Kind::StoreKeys, "sets and deletes the store's keys"),
 ];
+
+fn hello(run: &str) -> String {
+    format!(
+        r#"{{"Hello":{{"protocol":{PROTOCOL},"run_id":"{run}","nnodes":"2","node_rank":1,"nproc":1,"max_restarts":1,"failure_window":{{"secs":1,"nanos":0}},"keep_alive":[5000,15000],"host":"stranger","past":null,"unfit":null}}}}"#
+    )
+}
 
 /// A rank: sums until the test creates the file `go`, fails in the first attempt, and writes its result.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
@@ -171,12 +178,12 @@ impl Siege {
                 1 => b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
                 _ => b"GET / HTTP/1.1\r\nHost: node0\r\n\r\n",
             }),
-            Kind::OtherRun => stream.write_all(greeting(&HELLO.replace("besieged", "other")).as_bytes()),
-            Kind::WrongCode => stream.write_all(greeting(HELLO).as_bytes()),
+            Kind::OtherRun => stream.write_all(greeting(&hello("other")).as_bytes()),
+            Kind::WrongCode => stream.write_all(greeting(&hello("besieged")).as_bytes()),
             Kind::Replays => stream.write_all(&self.overheard()),
             Kind::RefusedThenEnds => {
-                let plain = format!("{HELLO}\n{END}\n");
-                let sealed = format!("{}{zeros} {END}\n", greeting(&HELLO.replace("besieged", "other")));
+                let plain = format!("{}\n{END}\n", hello("besieged"));
+                let sealed = format!("{}{zeros} {END}\n", greeting(&hello("other")));
                 stream.write_all(if time.is_multiple_of(2) { plain } else { sealed }.as_bytes())
             }
             Kind::StoreKeys => stream.write_all(&store_commands()),
@@ -206,7 +213,8 @@ impl Siege {
             };
             end.with_context(|| format!("{kind:?} is still connected"))?;
             let said = String::from_utf8_lossy(&said).into_owned();
-            let is_number = said.strip_prefix("overdrive-run 7 ").is_some_and(|rest| rest.len() == 65);
+            let is_number =
+                said.strip_prefix(&format!("overdrive-run {PROTOCOL} ")).is_some_and(|rest| rest.len() == 65);
             ensure!(said.is_empty() || is_number, "{kind:?} received {said:?}");
             self.unheard[kind as usize] += 1;
         }

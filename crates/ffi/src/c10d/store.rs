@@ -17,10 +17,10 @@ use crate::raw_c10d as raw;
 /// A key-value store shared by ranks. Its calls take turns, so a call that waits blocks others: give each thread that
 /// waits its own store.
 ///
-/// The process that serves a store over TCP may be frozen, or its host gone. Then calls fail with a timeout, a second
-/// after their own timeout or else the store's; PyTorch waits without a limit. What failed may still take effect if the
-/// server goes on. Until it does, further calls to this store fail at once. `set` does not wait for an answer: only a large
-/// value can fail so.
+/// The process that serves a store over TCP may be frozen, or its host gone. Then calls fail with a timeout, one to three
+/// seconds after their own timeout or else the store's; PyTorch waits without a limit. What failed may still take effect if
+/// the server goes on. Until it does, a call to this store fails at once if its timeout has passed since the server was
+/// last asked. `set` does not wait for an answer: only a large value can fail so.
 ///
 /// # Source
 /// `torch.distributed.Store`
@@ -51,7 +51,9 @@ pub struct TcpStoreOptions<'a> {
     pub world_size: usize,
     /// Whether a server waits until all clients have connected.
     pub wait_for_workers: bool,
-    /// How long connecting, waiting for clients and later each answer of the server may take.
+    /// How long connecting and waiting for clients may take.
+    pub connect_timeout: Duration,
+    /// How long each answer of the server may take later.
     pub timeout: Duration,
 }
 
@@ -60,7 +62,7 @@ impl Store {
     ///
     /// # Errors
     /// When the port is taken; and when the host's name is still unknown, the server cannot be reached or clients are
-    /// missing at the timeout, which is reported at most two seconds later.
+    /// missing after `connect_timeout`, which is reported at most two seconds later.
     ///
     /// # Syncs
     /// Waits for the server; a server waits for its clients if asked to.
@@ -68,7 +70,8 @@ impl Store {
     /// # Source
     /// `TCPStore`
     pub fn tcp(options: &TcpStoreOptions<'_>) -> Result<(Self, u16), Error> {
-        let (is_server, port, one_host, timeout) = (options.is_server, options.port, options.one_host, options.timeout);
+        let (is_server, port, one_host) = (options.is_server, options.port, options.one_host);
+        let (timeout, of_answers) = (options.connect_timeout, options.timeout);
         let place = format!("{}:{port}", options.host);
         // libtorch waits forever for an answer if the server is frozen, or another program listens at this port: hence a
         // thread and a deadline.
@@ -82,7 +85,8 @@ impl Store {
             let store = known(&name, timeout).and_then(|left| {
                 known_now.store(true, Ordering::Relaxed);
                 let server = is_server.then(|| listen::at(&name, port, one_host)).transpose();
-                Self::connect(&name, port, server.map_err(|error| cannot_listen(&name, port, &error))?, workers, left)
+                let server = server.map_err(|error| cannot_listen(&name, port, &error))?;
+                Self::connect(&name, port, server, workers, [left, of_answers])
             });
             // After the deadline the receiver is gone, and the store is dropped.
             let _ = sender.send(store);
@@ -110,7 +114,7 @@ impl Store {
         port: u16,
         server: Option<Listening>,
         (world_size, wait_workers): (i64, bool),
-        timeout: Duration,
+        [connect_timeout, timeout]: [Duration; 2],
     ) -> Result<(Self, u16), Error> {
         let name = c_string(host)?;
         let is_server = server.is_some();
@@ -130,6 +134,7 @@ impl Store {
             socket,
             world_size,
             wait_workers: i32::from(wait_workers),
+            connect_ms: millis(connect_timeout),
             timeout_ms: millis(timeout),
         };
         // SAFETY: the options and the host's name outlive the call, which takes the socket over.

@@ -34,24 +34,17 @@ use crate::values;
 )]
 pub struct Cli {
     /// Ranks on this host: a number, gpu, cpu (its cores), or auto (GPUs if there are any, else cores)
-    #[arg(
-        long,
-        value_name = "N",
-        alias = "nproc_per_node",
-        env = "PET_NPROC_PER_NODE",
-        default_value = "1",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "N", alias = "nproc_per_node", env = "PET_NPROC_PER_NODE", default_value = "1")]
     pub nproc_per_node: String,
 
     /// Number of hosts; start this launcher on each. MIN:MAX makes the run elastic: it begins with MIN hosts, goes on
     /// without lost ones while MIN are left, and takes in those that join later, by starting all ranks again
-    #[arg(long, value_name = "M", env = "PET_NNODES", default_value = "1", allow_negative_numbers = true)]
+    #[arg(long, value_name = "M", env = "PET_NNODES", default_value = "1")]
     pub nnodes: String,
 
     /// This host's rank among the hosts [default: SLURM_NODEID in a Slurm step of as many nodes; else 0 for the host
     /// with the endpoint's address, and the others as they join]
-    #[arg(long, value_name = "R", alias = "node_rank", env = "PET_NODE_RANK", allow_negative_numbers = true,
+    #[arg(long, value_name = "R", alias = "node_rank", env = "PET_NODE_RANK",
           value_parser = RangedI64ValueParser::<usize>::new().range(0..=65_535))]
     pub node_rank: Option<usize>,
 
@@ -99,7 +92,7 @@ pub struct Cli {
 
     /// Port of the ranks' store [default: a free port]; with several hosts and no --rdzv-endpoint, port where the
     /// launchers meet [default: 29500]
-    #[arg(long, value_name = "PORT", alias = "master_port", env = "PET_MASTER_PORT", allow_negative_numbers = true,
+    #[arg(long, value_name = "PORT", alias = "master_port", env = "PET_MASTER_PORT",
           value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
 
@@ -109,23 +102,16 @@ pub struct Cli {
     pub local_addr: Option<String>,
 
     /// How many times all ranks may be started again after one has failed
-    #[arg(
-        long,
-        value_name = "K",
-        alias = "max_restarts",
-        env = "PET_MAX_RESTARTS",
-        default_value = "0",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "K", alias = "max_restarts", env = "PET_MAX_RESTARTS", default_value = "0")]
     pub max_restarts: u32,
 
     /// How long ranks may take to end after they were told to, before they get SIGKILL
-    #[arg(long, value_name = "SECONDS", alias = "grace_period", default_value = "30", allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", alias = "grace_period", default_value = "30")]
     pub grace_period: f64,
 
     /// How long the other ranks may run on after the first has failed, before they are told to end; the same on all
     /// hosts
-    #[arg(long, value_name = "SECONDS", alias = "failure_window", default_value = "1", allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", alias = "failure_window", default_value = "1")]
     pub failure_window: f64,
 
     /// Check this host before its ranks start: COMMAND, with arguments after spaces, runs as one rank for each of this host's.
@@ -134,23 +120,17 @@ pub struct Cli {
     pub node_check: Option<String>,
 
     /// How long --node-check may take
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        alias = "node_check_timeout",
-        default_value = "300",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "SECONDS", alias = "node_check_timeout", default_value = "300")]
     pub node_check_timeout: f64,
 
     /// Port at which this launcher answers health checks by HTTP: 200, or 503 if the launcher or a rank that has called
     /// overdrive_launch::heartbeat() stands still. Else at that of TORCHELASTIC_HEALTH_CHECK_PORT, if it is free
     #[arg(long, value_name = "PORT", alias = "health_port",
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..))]
+          value_parser = clap::value_parser!(u16).range(1..))]
     pub health_port: Option<u16>,
 
     /// How long the launcher or a rank may give no sign of life in health checks; 3 at least
-    #[arg(long, value_name = "SECONDS", alias = "health_timeout", default_value = "60", allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", alias = "health_timeout", default_value = "60")]
     pub health_timeout: f64,
 
     /// Bind each rank to CPUs near its GPU: those of its NUMA node (node) or processor (socket), a share of the node's
@@ -161,18 +141,11 @@ pub struct Cli {
 
     /// Outputs that go to files only: 0 none, 1 standard output, 2 standard error, 3 both; or one of these per local
     /// rank, as in 0:3,1:2
-    #[arg(
-        short,
-        long,
-        value_name = "CHOICE",
-        env = "PET_REDIRECTS",
-        default_value = "0",
-        allow_negative_numbers = true
-    )]
+    #[arg(short, long, value_name = "CHOICE", env = "PET_REDIRECTS", default_value = "0")]
     pub redirects: String,
 
     /// Outputs that go to files and to the console, with the same values
-    #[arg(short, long, value_name = "CHOICE", env = "PET_TEE", default_value = "0", allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "CHOICE", env = "PET_TEE", default_value = "0")]
     pub tee: String,
 
     /// Where those files go: DIR/ID_UNIQUE/attempt_0/0/stdout.log [default: the system's temporary folder]
@@ -180,13 +153,7 @@ pub struct Cli {
     pub log_dir: Option<PathBuf>,
 
     /// The local ranks that the console shows, like 0,1 [default: all]
-    #[arg(
-        long,
-        value_name = "RANKS",
-        alias = "local_ranks_filter",
-        env = "PET_LOCAL_RANKS_FILTER",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "RANKS", alias = "local_ranks_filter", env = "PET_LOCAL_RANKS_FILTER")]
     pub local_ranks_filter: Option<String>,
 
     /// Copy lines of standard output that contain one of these texts, of all ranks that the console shows, to
@@ -247,7 +214,7 @@ pub struct Cli {
 impl Cli {
     /// Parses this process's command line; prints the error and exits if it is invalid.
     pub fn read() -> Self {
-        let mut command = Self::command().mut_args(without_empty_variable);
+        let mut command = Self::command().mut_args(without_empty_variable).mut_args(with_negative_numbers);
         let read = Self::from_arg_matches(&command.get_matches_mut());
         read.unwrap_or_else(|error| error.format(&mut command).exit())
     }
@@ -257,4 +224,10 @@ impl Cli {
 fn without_empty_variable(option: Arg) -> Arg {
     let is_empty = option.get_env().and_then(env::var_os).is_some_and(|value| value.is_empty());
     if is_empty { option.env(Resettable::Reset) } else { option }
+}
+
+/// A negative number is an invalid value of an option, not an unknown option.
+fn with_negative_numbers(option: Arg) -> Arg {
+    let takes_value = option.get_long().is_some() && option.get_action().takes_values();
+    option.allow_negative_numbers(takes_value)
 }
