@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use crate::cache::{CacheKind, DeviceStore};
 use crate::loader::builder::{DataLoaderBuilder, SampleSource};
 use crate::loader::indexed::{Indexed, Open};
+use crate::loader::num_workers::MAX_WORKERS;
 use crate::loader::position::Identity;
+use crate::loader::readers::Readers;
 use crate::loader::torch_order::TorchOrder;
 use crate::{
     BatchSampler, Collate, DataError, DataLoader, Dataset, FixedBatches, Generator, RandomSampler, Sampler,
@@ -22,11 +24,12 @@ pub struct FromDataset<D> {
     sampler: Option<Box<dyn Sampler>>,
     batch_sampler: Option<Box<dyn BatchSampler>>,
     torch_order: Option<TorchOrder>,
+    readers: usize,
 }
 
 impl<D> FromDataset<D> {
     pub(crate) fn new(dataset: D) -> Self {
-        Self { dataset, sampler: None, batch_sampler: None, torch_order: None }
+        Self { dataset, sampler: None, batch_sampler: None, torch_order: None, readers: 0 }
     }
 }
 
@@ -45,6 +48,26 @@ impl<D: Dataset, C> DataLoaderBuilder<FromDataset<D>, C> {
     /// [`sampler`](Self::sampler) and [`drop_last`](Self::drop_last).
     pub fn batch_sampler(mut self, batch_sampler: impl BatchSampler + 'static) -> Self {
         self.source.batch_sampler = Some(Box::new(batch_sampler));
+        self
+    }
+
+    /// Sets how many threads only read samples ([`Dataset::get`]), ahead of the workers, which make batches of them; 0 unless
+    /// set: workers read what they need themselves. For storage that answers late: with `readers(32)` and `num_workers(4)`, 32
+    /// requests are under way while four threads decode images.
+    ///
+    /// They hold at most as many samples as two batches have, and one for each of them. Batches, faults and errors are the
+    /// same as without.
+    ///
+    /// ```no_run
+    /// use overdrive_dataload::{DataLoader, ImageFolder, ImagePipeline, RandomResizedCrop};
+    ///
+    /// let photographs = DataLoader::builder(ImageFolder::open("/mnt/nfs/train")?).batch_size(256).shuffle(true);
+    /// let pipeline = ImagePipeline::new(0).then(RandomResizedCrop::new(224));
+    /// let loader = photographs.readers(32).num_workers(8).collate(pipeline).build()?;
+    /// # Ok::<(), overdrive_dataload::DataError>(())
+    /// ```
+    pub fn readers(mut self, readers: usize) -> Self {
+        self.source.readers = readers;
         self
     }
 
@@ -98,8 +121,8 @@ impl<D, C> DataLoaderBuilder<FromDataset<D>, C> {
         self,
         wrap: impl FnOnce(D) -> Result<W, DataError>,
     ) -> Result<DataLoaderBuilder<FromDataset<W>, C>, DataError> {
-        let FromDataset { dataset, sampler, batch_sampler, torch_order } = self.source;
-        let source = FromDataset { dataset: wrap(dataset)?, sampler, batch_sampler, torch_order };
+        let FromDataset { dataset, sampler, batch_sampler, torch_order, readers } = self.source;
+        let source = FromDataset { dataset: wrap(dataset)?, sampler, batch_sampler, torch_order, readers };
         Ok(DataLoaderBuilder { source, collate: self.collate, options: self.options })
     }
 }
@@ -116,12 +139,15 @@ where
     /// samples per epoch, and options that exclude each other; [`DataError::Torch`] when the device is not available.
     pub fn build(self) -> Result<DataLoader<C::Batch>, DataError> {
         let Self { source, collate, options } = self;
-        let FromDataset { dataset, sampler, batch_sampler, torch_order } = source;
+        let FromDataset { dataset, sampler, batch_sampler, torch_order, readers } = source;
         let own_batches = batch_sampler.is_some();
         let own_order = own_batches || sampler.is_some();
         if own_batches && (options.batch_size.is_some() || options.shuffle || sampler.is_some() || options.drop_last) {
             let expected = "no batch_size, shuffle, sampler or drop_last together with it";
             return Err(DataError::option("batch_sampler", expected, "one of them"));
+        }
+        if readers > MAX_WORKERS {
+            return Err(DataError::option("readers", format!("at most {MAX_WORKERS}"), readers));
         }
         if options.shuffle && sampler.is_some() {
             return Err(DataError::option("sampler", "no shuffle together with it", "both"));
@@ -145,7 +171,17 @@ where
         let (stages, machinery) = options.assemble(collate)?;
         let store = machinery.keep.map(|(ops, device)| Arc::new(DeviceStore::new(ops, device, len)));
         let (dataset, stages) = (Arc::new(dataset), Arc::new(stages));
-        let (open, known_order): (Open<D>, _) = (Box::new(move |_| Ok(dataset.clone())), Mutex::default());
+        if readers > 0 && store.is_some() {
+            let expected = "0 with `OnDevice`, from which later epochs take their samples";
+            return Err(DataError::option("readers", expected, readers));
+        }
+        let open: Open<Readers<D>> = Box::new(move |position, plan| {
+            let left = (position.batch..plan.len()).filter(|number| readers > 0 && !position.before.contains(number));
+            let order: Vec<usize> = left.filter_map(|number| plan.batch(number)).flatten().copied().collect();
+            let batch = plan.batch(position.batch).map_or(0, <[usize]>::len);
+            Readers::start(dataset.clone(), readers, 2 * batch + readers, order).map(Arc::new)
+        });
+        let known_order = Mutex::default();
         let shared = batch_sampler.world_size() > 1;
         let source =
             Indexed { open, stages, batch_sampler, identity, own_order, known_order, store, torch_order, shared };

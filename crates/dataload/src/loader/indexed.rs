@@ -23,8 +23,8 @@ use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataEr
 /// one of 100 million cases.
 const MAX_REMAKES: usize = 64;
 
-/// Gives the samples of the epoch that begins at a position.
-pub(crate) type Open<D> = Box<dyn Fn(&Position) -> Result<Arc<D>, DataError> + Send + Sync>;
+/// Gives the samples of the epoch that begins at a position, of these batches.
+pub(crate) type Open<D> = Box<dyn Fn(&Position, &BatchPlan) -> Result<Arc<D>, DataError> + Send + Sync>;
 
 pub(crate) struct Indexed<D, C: Collate<D::Sample>>
 where
@@ -64,7 +64,7 @@ where
             _ = known.set(pool);
         }
         Ok(Arc::new(IndexedEpoch {
-            dataset: (self.open)(position)?,
+            dataset: (self.open)(position, &plan)?,
             stages: self.stages.clone(),
             store: self.store.clone(),
             plan,

@@ -20,6 +20,7 @@ mod position;
 mod progress;
 mod ranges;
 mod reader;
+mod readers;
 mod reorder;
 mod serve;
 mod shared;

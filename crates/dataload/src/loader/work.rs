@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::loader::position::{Bounds, Identity, Mark, Position};
 use crate::loader::transfer::Uploaded;
 use crate::tensor_batch::Footprint;
-use crate::{Cancellation, DataError, Dataset};
+use crate::{Cancellation, DataError};
 
 /// Makes the batches of each epoch.
 pub(crate) trait BatchSource<B>: Send + Sync {
@@ -53,7 +53,7 @@ pub(crate) trait EpochWork<B>: Send + Sync {
     fn shared_by(&self, _workers: usize) {}
 }
 
-/// Samples by index, as the threads of one epoch read them: those of a [`Dataset`], or whole batches that are made of
+/// Samples by index, as the threads of one epoch read them: those of a [`Dataset`](crate::Dataset), or whole batches that are made of
 /// something larger.
 pub(crate) trait Lookup: Send + Sync {
     type Sample: Send;
@@ -79,22 +79,6 @@ pub(crate) trait Lookup: Send + Sync {
 
     /// As [`EpochWork::shared_by`].
     fn shared_by(&self, _workers: usize) {}
-}
-
-impl<D: Dataset> Lookup for D {
-    type Sample = D::Sample;
-
-    fn len(&self) -> usize {
-        Dataset::len(self)
-    }
-
-    fn get(&self, index: usize, _is_substitute: bool, _cancelled: &Cancellation) -> Result<D::Sample, DataError> {
-        Dataset::get(self, index)
-    }
-
-    fn key(&self, index: usize) -> Option<String> {
-        Dataset::key(self, index)
-    }
 }
 
 /// A batch with its number in the epoch.

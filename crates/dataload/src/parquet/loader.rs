@@ -71,7 +71,7 @@ impl<C: Collate<Table> + 'static> DataLoaderBuilder<FromParquet, C> {
         let identity = Identity { stream: false, len, global_batch_size, seed: options.seed, order };
         let (stages, machinery) = options.assemble(collate)?;
         let pinned = stages.pinned;
-        let open: Open<Windows> = Box::new(move |position| match batch_size {
+        let open: Open<Windows> = Box::new(move |position, _| match batch_size {
             1 => {
                 let numbers = position.batch..usize::MAX;
                 Windows::new(batches.clone(), position.epoch, numbers, &position.before, pinned).map(Arc::new)

@@ -13,6 +13,7 @@ mod mixture;
 mod options;
 mod packing;
 mod ranks;
+mod readers;
 mod resume;
 mod shared;
 mod steps;

@@ -1,0 +1,201 @@
+//! Threads that read the samples of an epoch before its workers need them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+use std::vec;
+
+use crate::loader::guard::survived;
+use crate::loader::work::Lookup;
+use crate::{Cancellation, DataError, Dataset};
+
+/// How long the end of an epoch waits for a sample that is being read.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// The samples of a dataset: those that the readers have begun, or else read by who needs them.
+pub(crate) struct Readers<D: Dataset> {
+    dataset: Arc<D>,
+    shared: Arc<Shared<D::Sample>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared<S> {
+    state: Mutex<State<S>>,
+    /// Notified when a sample was read or taken, and at the end.
+    changed: Condvar,
+}
+
+struct State<S> {
+    /// The indices that no reader has come to, in the epoch's order.
+    order: vec::IntoIter<usize>,
+    /// How often workers have read these before a reader came to them.
+    passed: HashMap<usize, usize>,
+    /// What readers have begun and nobody has taken, by index.
+    begun: HashMap<usize, VecDeque<Begun<S>>>,
+    /// How many that are, and may be.
+    held: usize,
+    most: usize,
+    /// How many are being read.
+    reading: usize,
+    is_over: bool,
+}
+
+enum Begun<S> {
+    UnderWay,
+    Read(Result<S, DataError>),
+    Panicked(String),
+}
+
+impl<D: Dataset + 'static> Readers<D> {
+    /// Starts so many threads, which read at most `most` samples ahead, in this order.
+    pub(crate) fn start(dataset: Arc<D>, count: usize, most: usize, mut order: Vec<usize>) -> Result<Self, DataError> {
+        // Who needs such a one reports it.
+        order.retain(|index| *index < dataset.len());
+        let state = State {
+            order: order.into_iter(),
+            passed: HashMap::new(),
+            begun: HashMap::new(),
+            held: 0,
+            most,
+            reading: 0,
+            is_over: false,
+        };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let mut readers = Self { dataset, shared, threads: Vec::with_capacity(count) };
+        for reader in 0..count {
+            let (dataset, shared) = (readers.dataset.clone(), readers.shared.clone());
+            let thread = Builder::new().name(format!("dataload-reader-{reader}")).spawn(move || shared.read(&*dataset));
+            // Dropping `readers` ends those that run.
+            readers.threads.push(thread.map_err(|error| DataError::Spawn { worker: reader, of: count, error })?);
+        }
+        Ok(readers)
+    }
+}
+
+impl<S> Shared<S> {
+    fn lock(&self) -> MutexGuard<'_, State<S>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads samples until there are no more.
+    fn read(&self, dataset: &impl Dataset<Sample = S>) {
+        while let Some(index) = self.begin() {
+            let read = match survived(|| dataset.get(index)) {
+                Ok(read) => Begun::Read(read),
+                Err(message) => Begun::Panicked(message),
+            };
+            let mut state = self.lock();
+            state.reading -= 1;
+            // Several of one index are the same sample.
+            let waiting = state.begun.get_mut(&index).into_iter().flatten();
+            if let Some(place) = waiting.into_iter().find(|begun| matches!(begun, Begun::UnderWay)) {
+                *place = read;
+            }
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for room, and takes the next index; `None` at the end.
+    fn begin(&self) -> Option<usize> {
+        let mut state = self.lock();
+        loop {
+            if state.is_over {
+                return None;
+            }
+            if state.held < state.most {
+                let index = state.next()?;
+                state.held += 1;
+                state.reading += 1;
+                state.begun.entry(index).or_default().push_back(Begun::UnderWay);
+                return Some(index);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// What the readers have of this index, once it is there; `None` where they have not begun it.
+    fn take(&self, index: usize, cancelled: &Cancellation) -> Result<Option<Begun<S>>, DataError> {
+        let mut state = self.lock();
+        if !state.begun.contains_key(&index) {
+            *state.passed.entry(index).or_default() += 1;
+            return Ok(None);
+        }
+        loop {
+            let Some(begun) = state.begun.get_mut(&index) else { return Ok(None) };
+            if !matches!(begun.front(), Some(Begun::UnderWay)) {
+                let read = begun.pop_front();
+                if begun.is_empty() {
+                    state.begun.remove(&index);
+                }
+                state.held -= 1;
+                drop(state);
+                self.changed.notify_all();
+                return Ok(read);
+            }
+            cancelled.check()?;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl<S> State<S> {
+    /// The next index that no worker has read.
+    fn next(&mut self) -> Option<usize> {
+        loop {
+            let index = self.order.next()?;
+            match self.passed.get_mut(&index) {
+                Some(times) if *times > 0 => *times -= 1,
+                _ => return Some(index),
+            }
+        }
+    }
+}
+
+impl<D: Dataset + 'static> Lookup for Readers<D> {
+    type Sample = D::Sample;
+
+    fn len(&self) -> usize {
+        self.dataset.len()
+    }
+
+    fn get(&self, index: usize, is_substitute: bool, cancelled: &Cancellation) -> Result<D::Sample, DataError> {
+        let read = match self.threads.is_empty() || is_substitute {
+            true => None,
+            false => self.shared.take(index, cancelled)?,
+        };
+        match read {
+            Some(Begun::Read(read)) => read,
+            // Where a worker's own panic would be.
+            Some(Begun::Panicked(message)) => std::panic::panic_any(message),
+            Some(Begun::UnderWay) | None => self.dataset.get(index),
+        }
+    }
+
+    fn key(&self, index: usize) -> Option<String> {
+        self.dataset.key(index)
+    }
+}
+
+impl<D: Dataset> Drop for Readers<D> {
+    /// Ends the threads after the samples that they are reading. One that does not end in time is in the user's code.
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.is_over = true;
+        self.shared.changed.notify_all();
+        let deadline = Instant::now() + GRACE;
+        while state.reading > 0
+            && let Some(left) = deadline.checked_duration_since(Instant::now())
+        {
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let detached = state.reading;
+        drop(state);
+        if detached > 0 {
+            tracing::warn!(detached, "readers of a dropped epoch did not stop, and were left running");
+            return;
+        }
+        self.threads.drain(..).for_each(|thread| _ = thread.join());
+    }
+}
