@@ -32,6 +32,7 @@ mod image_pipeline;
 #[cfg(feature = "lmdb")]
 mod lmdb;
 mod loader;
+mod local;
 #[cfg(feature = "mds")]
 mod mds;
 mod mnist;
@@ -126,7 +127,7 @@ pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};
 pub use random_split::{PartLength, random_split, split_lengths};
 #[cfg(feature = "remote")]
-pub use remote::{RemoteOptions, configure_remote};
+pub use remote::{RemoteOptions, RemoteStats, configure_remote, remote_stats};
 pub use rng::Philox;
 pub use sampler::{
     Curriculum, DistributedSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler,
