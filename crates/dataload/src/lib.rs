@@ -55,7 +55,14 @@ mod read;
 mod remote;
 mod rng;
 mod sampler;
-#[cfg(any(feature = "arrow", feature = "mds", feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(
+    feature = "arrow",
+    feature = "mds",
+    feature = "parquet",
+    feature = "remote",
+    feature = "tfrecord",
+    feature = "webdataset"
+))]
 mod shards;
 mod stack;
 mod stream;
@@ -133,7 +140,14 @@ pub use sampler::{
     Curriculum, DistributedSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler,
     WeightedRandomSampler,
 };
-#[cfg(any(feature = "arrow", feature = "mds", feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(
+    feature = "arrow",
+    feature = "mds",
+    feature = "parquet",
+    feature = "remote",
+    feature = "tfrecord",
+    feature = "webdataset"
+))]
 pub use shards::expand_shards;
 #[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
 pub use shards::{IndexedShards, ShardListDataset};

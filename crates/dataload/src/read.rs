@@ -189,6 +189,8 @@ pub(crate) fn list_remote(folder: &Path) -> Result<Vec<(PathBuf, Version)>, Data
 }
 
 /// Reads a whole file of at most `limit` bytes.
+// Without formats that have indexes or lists beside their files, nothing is read whole but images.
+#[allow(dead_code)]
 pub(crate) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     read_version(path, None, limit)
 }

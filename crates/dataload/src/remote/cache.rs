@@ -182,4 +182,27 @@ mod tests {
         assert!(!folder.path().join("old.data").exists());
         assert!(old.has(0, 0, 1 << 20), "whoever has it open goes on");
     }
+
+    #[test]
+    fn the_bytes_of_all_entries_are_noted_and_counted_anew_where_that_is_wrong() {
+        let folder = tempfile::tempdir().unwrap();
+        let (lock, limit) = (folder.path().join("lock"), 100);
+        let noted = || u64::from_le_bytes(fs::read(&lock).unwrap().try_into().unwrap());
+        let open = |name: &str, bytes: u64| drop(Entry::open(folder.path(), name, bytes, limit).unwrap());
+        open("a", 30);
+        open("b", 40);
+        open("a", 30);
+        assert_eq!(noted(), 70);
+        // Somebody has emptied the folder, or a process died before it made the entry.
+        fs::remove_file(folder.path().join("b.data")).unwrap();
+        open("c", 60);
+        assert_eq!(noted(), 90);
+        assert!(folder.path().join("a.data").exists());
+        // A note that is damaged, as an earlier version of this crate leaves it.
+        fs::write(&lock, "").unwrap();
+        open("d", 20);
+        assert!(noted() <= limit && !folder.path().join("a.data").exists());
+        let found = ["a", "c", "d"].map(|name| fs::metadata(folder.path().join(format!("{name}.data"))));
+        assert_eq!(noted(), found.into_iter().flatten().map(|it| it.len()).sum::<u64>());
+    }
 }

@@ -19,8 +19,10 @@ use super::{CHUNK, known, options};
 use crate::DataError;
 use crate::read::NotFetched;
 
-/// So many files stay open for whoever opens one again for its next sample, and need not check its chunks again.
+/// So many files stay open for whoever opens one again for its next sample, and need not check its chunks again. Together
+/// they have at most this part of the cache's bytes: what is removed while it is open still takes room.
 const RECENT: usize = 32;
+const RECENT_PART: u64 = 4;
 /// Who waits for a chunk looks up so often, to tell how far it is.
 const LOOK_UP: Duration = Duration::from_secs(5);
 
@@ -80,7 +82,13 @@ impl Open {
     fn is_recent(&mut self, object: &Arc<Object>) {
         self.recent.retain(|other| !Arc::ptr_eq(other, object));
         self.recent.push_front(Arc::clone(object));
-        self.recent.truncate(RECENT);
+        let (most, mut bytes) = (options::current().cache_bytes / RECENT_PART, 0);
+        let kept = self.recent.iter().take(RECENT).take_while(|object| {
+            bytes += object.version.size;
+            bytes <= most
+        });
+        let kept = kept.count();
+        self.recent.truncate(kept);
     }
 }
 
