@@ -32,6 +32,7 @@ mod image_pipeline;
 #[cfg(feature = "lmdb")]
 mod lmdb;
 mod loader;
+mod local;
 #[cfg(feature = "mds")]
 mod mds;
 mod mnist;
@@ -54,7 +55,14 @@ mod read;
 mod remote;
 mod rng;
 mod sampler;
-#[cfg(any(feature = "arrow", feature = "mds", feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(
+    feature = "arrow",
+    feature = "mds",
+    feature = "parquet",
+    feature = "remote",
+    feature = "tfrecord",
+    feature = "webdataset"
+))]
 mod shards;
 mod stack;
 mod stream;
@@ -127,13 +135,20 @@ pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};
 pub use random_split::{PartLength, random_split, split_lengths};
 #[cfg(feature = "remote")]
-pub use remote::{RemoteOptions, configure_remote};
+pub use remote::{RemoteOptions, RemoteStats, configure_remote, remote_stats};
 pub use rng::Philox;
 pub use sampler::{
     Curriculum, DistributedSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler,
     WeightedRandomSampler,
 };
-#[cfg(any(feature = "arrow", feature = "mds", feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(
+    feature = "arrow",
+    feature = "mds",
+    feature = "parquet",
+    feature = "remote",
+    feature = "tfrecord",
+    feature = "webdataset"
+))]
 pub use shards::expand_shards;
 #[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
 pub use shards::{IndexedShards, ShardListDataset};

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::read::first_of;
 use crate::{DataError, Dataset, Image, read_idx};
 
 const CLASSES: u8 = 10;
@@ -111,8 +112,8 @@ impl Dataset for MnistSplit {
 fn find(dir: &Path, prefix: &str, content: &str, dimensions: usize) -> Result<PathBuf, DataError> {
     let name = |separator: char| format!("{prefix}-{content}{separator}idx{dimensions}-ubyte");
     let names = [name('-'), name('-') + ".gz", name('.'), name('.') + ".gz"];
-    match names.iter().map(|name| dir.join(name)).find(|path| path.is_file()) {
-        Some(path) => Ok(path),
+    match first_of(&names.each_ref().map(|name| dir.join(name)))? {
+        Some(path) => Ok(path.clone()),
         None => Err(DataError::layout(dir, format!("one of the files {}", names.join(", ")), "none of them")),
     }
 }

@@ -2,11 +2,20 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+#[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
+use std::sync::Arc;
 
 use crate::DataError;
 #[cfg(feature = "remote")]
-use crate::remote::RemoteFile;
+pub(crate) use crate::remote::Version;
+#[cfg(feature = "remote")]
+use crate::remote::{self, RemoteFile};
+
+/// Which one of several files of the same URL is meant. Without URLs there is none.
+#[cfg(not(feature = "remote"))]
+#[derive(Clone, Debug)]
+pub(crate) enum Version {}
 
 /// How the URLs begin that may stand in the place of a path.
 const SCHEMES: [&str; 5] = ["s3", "gs", "az", "http", "https"];
@@ -42,21 +51,28 @@ pub(crate) enum Input {
 impl Input {
     /// Opens it, and returns it with its length in bytes.
     pub(crate) fn open(path: &Path) -> Result<(Self, u64), DataError> {
+        Self::open_version(path, None)
+    }
+
+    fn open_version(path: &Path, version: Option<&Version>) -> Result<(Self, u64), DataError> {
         if is_url(path) {
-            return Self::open_remote(path);
+            return Self::open_remote(path, version);
         }
         open_regular(path).map(|(file, bytes)| (Self::File(file), bytes))
     }
 
     #[cfg(feature = "remote")]
-    fn open_remote(path: &Path) -> Result<(Self, u64), DataError> {
-        let file = RemoteFile::open(path)?;
+    fn open_remote(path: &Path, version: Option<&Version>) -> Result<(Self, u64), DataError> {
+        let file = match version {
+            Some(version) => RemoteFile::open_version(path, version)?,
+            None => RemoteFile::open(path)?,
+        };
         let bytes = file.len();
         Ok((Self::Remote(file), bytes))
     }
 
     #[cfg(not(feature = "remote"))]
-    fn open_remote(path: &Path) -> Result<(Self, u64), DataError> {
+    fn open_remote(path: &Path, _version: Option<&Version>) -> Result<(Self, u64), DataError> {
         Err(no_remote(path))
     }
 
@@ -138,9 +154,50 @@ pub(crate) fn open_regular(path: &Path) -> Result<(File, u64), DataError> {
     Ok((file, bytes))
 }
 
+/// The first of these files that is there; all of them are in one place, this machine or another.
+///
+/// # Errors
+/// Where a server does not say, or refuses to: it may also refuse for a file that does not exist.
+pub(crate) fn first_of(files: &[PathBuf]) -> Result<Option<&PathBuf>, DataError> {
+    match files.first().filter(|file| is_url(file)) {
+        #[cfg(feature = "remote")]
+        Some(_) => Ok(remote::first_of(files)?.map(|number| &files[number])),
+        #[cfg(not(feature = "remote"))]
+        Some(url) => Err(no_remote(url)),
+        None => Ok(files.iter().find(|file| file.is_file())),
+    }
+}
+
+/// As long as the result lives, a file elsewhere that was opened just now is opened again without a question to its
+/// server, and as the version that it was. `None` for a file of this machine.
+#[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
+pub(crate) fn pin(path: &Path) -> Result<Option<Arc<Version>>, DataError> {
+    #[cfg(feature = "remote")]
+    if is_url(path) {
+        return remote::pin(path).map(Some);
+    }
+    _ = path;
+    Ok(None)
+}
+
+/// The files below a folder elsewhere, in no order.
+pub(crate) fn list_remote(folder: &Path) -> Result<Vec<(PathBuf, Version)>, DataError> {
+    #[cfg(feature = "remote")]
+    return remote::below(folder);
+    #[cfg(not(feature = "remote"))]
+    Err(no_remote(folder))
+}
+
 /// Reads a whole file of at most `limit` bytes.
+// Without formats that have indexes or lists beside their files, nothing is read whole but images.
+#[allow(dead_code)]
 pub(crate) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
-    let (file, bytes) = Input::open(path)?;
+    read_version(path, None, limit)
+}
+
+/// The same; of a file elsewhere, a version that is known.
+pub(crate) fn read_version(path: &Path, version: Option<&Version>, limit: u64) -> Result<Vec<u8>, DataError> {
+    let (file, bytes) = Input::open_version(path, version)?;
     if bytes > limit {
         return Err(DataError::TooLarge { path: path.to_owned(), what: "the file", bytes, limit });
     }
@@ -172,7 +229,7 @@ pub(crate) fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io:
 pub(crate) fn read_ahead(path: &Path) {
     #[cfg(feature = "remote")]
     if is_url(path) {
-        return crate::remote::read_ahead(path);
+        return remote::read_ahead(path);
     }
     // Only a hint: any error will show when the file is read.
     #[cfg(target_os = "linux")]

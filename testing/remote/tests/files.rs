@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_core::Stateful;
 use overdrive_dataload::{
-    CsvDataset, DataError, DataLoader, Dataset, IterableDataset, JsonLines, OnError, TfRecordDataset, TokenFile,
-    WebDataset, WebDatasetWriter, WebSample, expand_shards, read_idx,
+    CsvDataset, DataError, DataLoader, Dataset, IterableDataset, JsonLines, OnError, TfRecordDataset, WebDataset,
+    WebDatasetWriter, WebSample, expand_shards, read_idx,
 };
 
 use crate::{bucket, web};
@@ -67,10 +67,9 @@ fn are_equal(found: &[WebSample], expected: &[WebSample]) -> bool {
 
 fn shards_of_a_store_are_those_of_the_disk() -> Result<()> {
     let expected = write("plain", 3)?;
-    for pattern in ["s3://data/plain/{00..02}.tar", "s3://data/plain/*.tar", "s3://data/*/0[012].tar"] {
+    for pattern in ["s3://data/plain/{00..02}.tar", "s3://data/plain/*.tar", "s3://data/plai*/0[012].tar"] {
         let files = expand_shards(pattern)?;
-        ensure!(files.len() >= 3 && files[0].starts_with("s3://data"), "{files:?}");
-        let files: Vec<_> = files.into_iter().filter(|file| file.to_string_lossy().contains("plain")).collect();
+        ensure!(files.len() == 3 && files[0].starts_with("s3://data"), "{files:?}");
         ensure!(are_equal(&all(&WebDataset::from_files(files)?)?, &expected), "{pattern}");
     }
     Ok(())
@@ -236,8 +235,6 @@ fn what_cannot_be_a_remote_file_is_refused() -> Result<()> {
         let error = told(read_idx(wrong))?;
         ensure!(error.contains("a query or a fragment would be left out"), "{wrong}: {error}");
     }
-    let local = told(TokenFile::open("s3://data/x.bin"))?;
-    ensure!(local.contains("a local file"), "{local}");
     // Another scheme is a path.
     let error = told(TfRecordDataset::open("ftp://data/x"))?;
     ensure!(error.contains("No such file"), "{error}");

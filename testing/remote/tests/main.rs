@@ -2,7 +2,9 @@
 //!
 //! The program starts the server, and then itself with the address in its environment, as a user would give it.
 
+mod alone;
 mod files;
+mod formats;
 mod proxy;
 mod server;
 
@@ -28,6 +30,10 @@ fn web() -> String {
 }
 
 fn main() -> Result<ExitCode> {
+    if let Ok(name) = std::env::var(alone::ALONE) {
+        alone::run(&name)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if std::env::var_os(ROOT).is_some() {
         return tests();
     }
@@ -54,10 +60,18 @@ fn main() -> Result<ExitCode> {
 fn tests() -> Result<ExitCode> {
     let cache = tempfile::tempdir()?;
     configure_remote(RemoteOptions::default().cache(cache.path()))?;
-    let trial = |(name, test): (&str, fn() -> Result<()>)| {
+    let trial = |name: &str, test: Box<dyn FnOnce() -> Result<()> + Send>| {
         Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:?}"))))
     };
-    let trials = files::TESTS.iter().copied().map(trial).collect();
-    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials);
+    let files = files::TESTS.iter().map(|&(name, test)| trial(name, Box::new(test)));
+    let formats = formats::FORMATS
+        .iter()
+        .map(|format| trial(&format!("{}_by_url", format.name), Box::new(move || formats::test(format))));
+    let alone = alone::TESTS.iter().map(|&(name, _)| trial(name, Box::new(move || alone::start(name))));
+    let trials = files.chain(formats).chain(alone).collect();
+    let mut arguments = Arguments::from_args();
+    // Most of the time they wait before a request is made again.
+    arguments.test_threads.get_or_insert(16);
+    let conclusion = libtest_mimic::run(&arguments, trials);
     Ok(if conclusion.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

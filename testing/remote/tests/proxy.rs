@@ -29,6 +29,8 @@ enum Fault {
     Late(u64),
     /// `once-0`: bytes that were given once are status 500 from then on.
     Once,
+    /// `changed-0`: every answer to a request for bytes is of a file with another ETag and date.
+    Changed,
 }
 
 #[derive(Clone, Default)]
@@ -38,25 +40,30 @@ impl Seen {
     /// The fault of a request, given its head.
     fn fault(&self, head: &str) -> Fault {
         let Some(line) = head.lines().next() else { return Fault::None };
-        let folder = line.split('/').find_map(|part| {
+        // A list names its folder in a query.
+        let is_list = line.contains("list-type");
+        let path = line.replace("%2F", "/").replace("prefix=", "/");
+        let folder = path.split('/').find_map(|part| {
             let (kind, number) = part.split_once('-')?;
             Some((kind, number.parse::<u64>().ok()?))
         });
         let Some((kind, number)) = folder else { return Fault::None };
-        // A request for bytes is one for a range.
+        // A request for bytes is one for a range, or a list.
         let range = head.lines().find(|line| line.to_ascii_lowercase().starts_with("range:")).unwrap_or_default();
+        let is_for_bytes = !range.is_empty() || is_list;
         let mut seen = self.0.lock().unwrap();
         let times = seen.entry(format!("{line} {range}")).or_default();
         *times += 1;
         match kind {
-            "cut" if *times <= number && !range.is_empty() => Fault::Cut,
-            "short" if *times <= number && !range.is_empty() => Fault::Short,
+            "cut" if *times <= number && is_for_bytes => Fault::Cut,
+            "short" if *times <= number && is_for_bytes => Fault::Short,
             "broken" if *times <= number => Fault::Broken,
             "busy" if *times <= number => Fault::Busy,
             "refused" => Fault::Refused,
-            "forbidden" if !range.is_empty() => Fault::Refused,
+            "forbidden" if is_for_bytes => Fault::Refused,
             "late" => Fault::Late(number),
-            "once" if *times > 1 && !range.is_empty() => Fault::Once,
+            "once" if *times > 1 && is_for_bytes => Fault::Once,
+            "changed" if !range.is_empty() => Fault::Changed,
             _ => Fault::None,
         }
     }
@@ -110,6 +117,9 @@ fn pass_on(mut client: TcpStream, server: SocketAddr, seen: &Seen) -> Result<()>
         if fault == Fault::Short {
             answer = shortened(&answer);
         }
+        if fault == Fault::Changed {
+            answer = of_another_version(&answer);
+        }
         client.write_all(&answer)?;
         // Without a length, only the end of the connection ends the answer.
         let said = String::from_utf8_lossy(&answer[..answer.len().min(4096)]).to_ascii_lowercase();
@@ -151,4 +161,17 @@ fn shortened(answer: &[u8]) -> Vec<u8> {
     let lines = head.lines().filter(|line| !line.to_ascii_lowercase().starts_with("content-length:"));
     let head: String = lines.map(|line| format!("{line}\r\n")).collect();
     [format!("{head}content-length: {}\r\n\r\n", content.len()).as_bytes(), content].concat()
+}
+
+/// The answer with another ETag and date.
+fn of_another_version(answer: &[u8]) -> Vec<u8> {
+    let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { return answer.to_vec() };
+    let head = String::from_utf8_lossy(&answer[..end]);
+    let is_kept = |line: &&str| {
+        let line = line.to_ascii_lowercase();
+        !line.starts_with("etag:") && !line.starts_with("last-modified:")
+    };
+    let head: String = head.lines().filter(is_kept).map(|line| format!("{line}\r\n")).collect();
+    let another = "etag: \"another\"\r\nlast-modified: Thu, 01 Jan 2015 00:00:00 GMT\r\n\r\n";
+    [format!("{head}{another}").as_bytes(), &answer[end + 4..]].concat()
 }

@@ -58,7 +58,7 @@ const MAX_COLUMN_BYTES: u64 = 1 << 32;
 ///
 /// Columns become tensors as [`ArrowColumns`] says. It is a [`Dataset`](crate::Dataset) of rows, and an
 /// [`IterableDataset`](crate::IterableDataset) whose shards are the record batches; so is the result of
-/// [`map`](Self::map). Files elsewhere, by URLs, are not read.
+/// [`map`](Self::map). Files elsewhere (URLs) are fetched whole into the cache when they are opened, and mapped there.
 ///
 /// # Source
 /// `datasets.Dataset.from_file`, `datasets.load_from_disk`; `pyarrow.ipc.open_file` and `open_stream` over a

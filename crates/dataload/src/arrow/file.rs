@@ -18,7 +18,7 @@ use super::read::{ReadError, Reader};
 use super::unpack::Unpacked;
 use crate::DataError;
 use crate::columns::Array;
-use crate::read::open_regular;
+use crate::local::map;
 
 const MAGIC: &[u8] = b"ARROW1";
 /// The footer's length and the magic bytes.
@@ -63,8 +63,7 @@ pub(super) struct ArrowFile {
 
 impl ArrowFile {
     pub(super) fn open(path: Arc<Path>, limit: u64) -> Result<Self, DataError> {
-        let (file, _) = open_regular(&path)?;
-        let map = MappedFile::new(&file).map_err(DataError::io(&path))?;
+        let map = map(&path)?;
         Self::new(path, Backing::Mapped(map), limit)
     }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::dataset::ArrowDataset;
 use crate::DataError;
-use crate::read::read_file;
+use crate::read::{first_of, read_file};
 
 const STATE: &str = "state.json";
 const SPLITS: &str = "dataset_dict.json";
@@ -30,7 +30,8 @@ impl ArrowDataset {
     pub fn load_from_disk(folder: impl AsRef<Path>) -> Result<Self, DataError> {
         let folder = folder.as_ref();
         let path = folder.join(STATE);
-        if !path.is_file() && folder.join(SPLITS).is_file() {
+        let known = [path.clone(), folder.join(SPLITS)];
+        if first_of(&known)?.is_some_and(|found| *found != path) {
             let found = format!("one of the splits {:?}", splits(folder)?);
             return Err(DataError::layout(folder, "the folder of a single dataset, or `load_splits`", found));
         }

@@ -12,6 +12,7 @@ use super::pages::{Pages, Tree};
 use super::walk::{Value, walk};
 use super::{LmdbDataset, refused};
 use crate::DataError;
+use crate::read::{first_of, is_url};
 
 /// The name of the file in a database's folder.
 pub(super) const DATA_FILE: &str = "data.mdb";
@@ -41,7 +42,8 @@ impl LmdbDatasetBuilder {
 
     /// Keeps the keys in a file, so that the next run need not list them; no file unless set.
     ///
-    /// The file is written when it is missing, and rewritten when the database has changed since.
+    /// The file is written when it is missing, and rewritten when the database has changed since. It is on this machine, also
+    /// where the database is elsewhere.
     pub fn index_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.index_file = Some(path.into());
         self
@@ -65,31 +67,42 @@ impl LmdbDatasetBuilder {
 
     /// Opens the database.
     ///
-    /// Without an index file this reads every page that holds keys: a few seconds for millions of entries.
+    /// Without an index file this reads every page that holds keys: a few seconds for millions of entries. Of a URL the
+    /// whole file is fetched into the cache first.
     ///
     /// # Errors
     /// [`DataError::Corrupt`] with file and offset, for a file that is not an LMDB database, is truncated, or is
     /// damaged in a detectable way; [`DataError::CorruptEntry`] for damaged checksums; [`DataError::Layout`] for a
-    /// database name that does not exist, integer or reversed keys, and duplicates; [`DataError::Io`].
+    /// database name that does not exist, integer or reversed keys, and duplicates; [`DataError::Io`]; [`DataError::Remote`].
     pub fn open(self) -> Result<LmdbDataset, DataError> {
         if self.database.as_ref().is_some_and(|name| name.contains('\0')) {
             return Err(DataError::option("database", "a name without a zero byte", format!("{:?}", self.database)));
         }
-        let path: Arc<Path> = match self.path.is_dir() {
-            true => self.path.join(DATA_FILE).into(),
-            false => self.path.as_path().into(),
-        };
-        let mut pages = Pages::open(path.clone())?;
-        let mut keys = self.keys(&mut pages)?;
+        if let Some(index_file) = self.index_file.as_ref().filter(|path| is_url(path)) {
+            return Err(DataError::option("index_file", "a file of this machine", index_file.display()));
+        }
+        let path: Arc<Path> = self.file()?.into();
+        let pages = Pages::open(path.clone())?;
+        let mut keys = self.keys(&pages)?;
         let (environment, database) = self.map(&pages)?;
         let checksums = self.checksums(&environment, database, &path, &mut keys)?;
         Ok(LmdbDataset { environment, database, path, keys: Arc::new(keys), checksums })
     }
 
+    /// The database's file. In a store, where a folder is only what names begin with, both may be there.
+    fn file(&self) -> Result<PathBuf, DataError> {
+        let in_folder = self.path.join(DATA_FILE);
+        if is_url(&self.path) {
+            let names = [in_folder, self.path.clone()];
+            return Ok(first_of(&names)?.unwrap_or(&self.path).clone());
+        }
+        Ok(if self.path.is_dir() { in_folder } else { self.path.clone() })
+    }
+
     /// The keys, from the index file or else from the tree.
-    fn keys(&self, pages: &mut Pages) -> Result<Keys, DataError> {
+    fn keys(&self, pages: &Pages) -> Result<Keys, DataError> {
         let Some(index_file) = &self.index_file else { return list(pages, self.database.as_deref()) };
-        let stamp = Stamp::of(pages, self.database.as_deref())?;
+        let stamp = Stamp::of(pages, self.database.as_deref());
         if let Some(keys) = index::load(index_file, &stamp)? {
             return Ok(keys);
         }
@@ -113,7 +126,7 @@ impl LmdbDatasetBuilder {
             .set_flags(flags)
             .set_map_size(bytes)
             .set_max_dbs(self.database.is_some().into())
-            .open(path)
+            .open(pages.name())
             .map_err(refused(path))?;
         let database = environment.open_db(self.database.as_deref()).map_err(refused(path))?;
         Ok((environment, database))
@@ -145,7 +158,7 @@ impl LmdbDatasetBuilder {
 }
 
 /// Lists the keys of a database. This checks its tree, and the main tree in which LMDB looks up its name.
-fn list(pages: &mut Pages, database: Option<&str>) -> Result<Keys, DataError> {
+fn list(pages: &Pages, database: Option<&str>) -> Result<Keys, DataError> {
     let (mut keys, mut trees) = (Keys::default(), Vec::new());
     let main = pages.main();
     walk(pages, main, &mut |key, value| match value {

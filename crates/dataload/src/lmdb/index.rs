@@ -20,11 +20,11 @@ const HEADER: usize = 20;
 pub(super) struct Stamp(Vec<u8>);
 
 impl Stamp {
-    pub(super) fn of(pages: &Pages, database: Option<&str>) -> Result<Self, DataError> {
-        let [bytes, modified] = pages.stamp()?;
+    pub(super) fn of(pages: &Pages, database: Option<&str>) -> Self {
+        let [bytes, state] = pages.stamp();
         let name = database.unwrap_or_default().as_bytes();
-        let numbers = [bytes, modified, pages.transaction(), name.len() as u64];
-        Ok(Self([numbers.map(u64::to_le_bytes).as_flattened(), name].concat()))
+        let numbers = [bytes, state, pages.transaction(), name.len() as u64];
+        Self([numbers.map(u64::to_le_bytes).as_flattened(), name].concat())
     }
 }
 

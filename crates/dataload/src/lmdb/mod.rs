@@ -48,6 +48,9 @@ use crate::{DataError, Dataset};
 /// - an [`index_file`](LmdbDatasetBuilder::index_file) replaces the check of the tree for as long as the file's length,
 ///   modification time and last transaction are the same; damage that changes none of them is not noticed.
 ///
+/// A URL is that of the file or of the folder. It is fetched whole into the cache when it is opened, and mapped there; the
+/// folder is known by its `data.mdb`.
+///
 /// # Source
 /// Python's `lmdb.open(path, readonly=True, lock=False)` in a `torch.utils.data.Dataset`.
 pub struct LmdbDataset {

@@ -5,13 +5,12 @@
 //!
 //! The layout is that of LMDB 0.9 on 64-bit little-endian machines.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::DataError;
-use crate::read::open_regular;
+use crate::local::LocalFile;
+use crate::read::read_at;
 
 const MAGIC: u32 = 0xbeef_c0de;
 const VERSION: u32 = 1;
@@ -41,7 +40,7 @@ pub(super) enum Kind {
 
 /// The file, and the content of its current meta page.
 pub(super) struct Pages {
-    file: File,
+    local: LocalFile,
     path: Arc<Path>,
     page_bytes: u64,
     last_page: u64,
@@ -85,9 +84,10 @@ pub(super) struct Node<'a> {
 impl Pages {
     /// Opens a database file: both meta pages must be intact, and the file at least as long as the current one says.
     pub(super) fn open(path: Arc<Path>) -> Result<Self, DataError> {
-        let (mut file, length) = open_regular(&path)?;
-        let first = Meta::read(&mut file, 0, &path)?;
-        let second = Meta::read(&mut file, first.page_bytes, &path)?;
+        let local = LocalFile::open(&path)?;
+        let length = local.bytes;
+        let first = Meta::read(&local, 0, &path)?;
+        let second = Meta::read(&local, first.page_bytes, &path)?;
         if second.page_bytes != first.page_bytes {
             let expected = format!("pages of {} bytes, as in the first meta page", first.page_bytes);
             return Err(DataError::corrupt(&path, first.page_bytes, expected, second.page_bytes.to_string()));
@@ -100,7 +100,7 @@ impl Pages {
             return Err(DataError::corrupt(&path, length, expected, format!("the end of the file, {length} bytes")));
         }
         let Meta { page_bytes, last_page, transaction, main } = meta;
-        Ok(Self { file, path, page_bytes, last_page, transaction, main })
+        Ok(Self { local, path, page_bytes, last_page, transaction, main })
     }
 
     /// The main tree, which every file has; named databases are entries of it.
@@ -122,20 +122,22 @@ impl Pages {
         &self.path
     }
 
-    /// The file's length and its modification time, in nanoseconds since 1970.
-    pub(super) fn stamp(&self) -> Result<[u64; 2], DataError> {
-        let metadata = self.file.metadata().map_err(DataError::io(&self.path))?;
-        let modified = metadata.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
-        Ok([metadata.len(), modified.map_or(0, |since| since.as_nanos() as u64)])
+    /// The name by which the file is opened again.
+    pub(super) fn name(&self) -> &Path {
+        &self.local.name
+    }
+
+    /// The file's length, and its [state](LocalFile::state).
+    pub(super) fn stamp(&self) -> [u64; 2] {
+        [self.local.bytes, self.local.state]
     }
 
     /// Reads a page of a tree; `from` is the offset of the reference to it, for errors.
-    pub(super) fn read(&mut self, number: u64, kind: Kind, from: u64) -> Result<Page, DataError> {
+    pub(super) fn read(&self, number: u64, kind: Kind, from: u64) -> Result<Page, DataError> {
         self.require(number, 1, from)?;
         let offset = number * self.page_bytes;
         let mut bytes = vec![0; self.page_bytes as usize];
-        let read = self.file.seek(SeekFrom::Start(offset)).and_then(|_| self.file.read_exact(&mut bytes));
-        read.map_err(DataError::io(&self.path))?;
+        read_at(&self.local.file, &mut bytes, offset).map_err(DataError::io(&self.path))?;
         let (own, flags) = (u64_at(&bytes, 0), u16_at(&bytes, 10));
         if own != number {
             return Err(self.corrupt(offset, format!("page {number}"), format!("a page with the number {own}")));
@@ -247,16 +249,14 @@ struct Meta {
 }
 
 impl Meta {
-    fn read(file: &mut File, offset: u64, path: &Path) -> Result<Self, DataError> {
+    fn read(local: &LocalFile, offset: u64, path: &Path) -> Result<Self, DataError> {
         let corrupt = |at: u64, expected: &str, found: String| DataError::corrupt(path, offset + at, expected, found);
-        let mut bytes = Vec::with_capacity(META_BYTES);
-        let sought = file.seek(SeekFrom::Start(offset));
-        let read = sought.and_then(|_| file.take(META_BYTES as u64).read_to_end(&mut bytes));
-        read.map_err(DataError::io(path))?;
-        if bytes.len() < META_BYTES {
-            let found = format!("the end of the file after {} bytes", bytes.len());
-            return Err(corrupt(0, "a meta page of LMDB", found));
+        let left = local.bytes.saturating_sub(offset);
+        if left < META_BYTES as u64 {
+            return Err(corrupt(0, "a meta page of LMDB", format!("the end of the file after {left} bytes")));
         }
+        let mut bytes = [0; META_BYTES];
+        read_at(&local.file, &mut bytes, offset).map_err(DataError::io(path))?;
         let (magic, version) = (u32_at(&bytes, HEADER), u32_at(&bytes, HEADER + 4));
         if magic != MAGIC {
             let found = format!("{magic:08x}");

@@ -19,7 +19,7 @@ pub(super) enum Value {
 ///
 /// On success, every page that a search can reach is in the file and of the right kind, every node is within its page,
 /// every value within the file, and a search for a key finds it. Values are not read.
-pub(super) fn walk(pages: &mut Pages, tree: Tree, visit: &mut dyn FnMut(&[u8], Value)) -> Result<(), DataError> {
+pub(super) fn walk(pages: &Pages, tree: Tree, visit: &mut dyn FnMut(&[u8], Value)) -> Result<(), DataError> {
     let path = pages.path();
     if tree.flags != 0 {
         let expected = "a database of plain keys with one value each";
@@ -50,7 +50,7 @@ pub(super) fn walk(pages: &mut Pages, tree: Tree, visit: &mut dyn FnMut(&[u8], V
 }
 
 struct Walk<'a> {
-    pages: &'a mut Pages,
+    pages: &'a Pages,
     tree: Tree,
     visit: &'a mut dyn FnMut(&[u8], Value),
     /// Damaged branches can form a cycle: the tree's declared number of pages bounds the walk.

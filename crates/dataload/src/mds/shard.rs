@@ -105,7 +105,7 @@ impl ShardSamples {
     pub(super) fn index(self) -> Result<ShardIndex, DataError> {
         let content = self.reader.content;
         match content.length() {
-            Some(_) => Ok(ShardIndex::from_bounds(self.bounds.into_iter().map(u64::from).collect())),
+            Some(_) => ShardIndex::from_bounds(self.bounds.into_iter().map(u64::from).collect()).pin(content.path()),
             None => {
                 let expected = "a shard that is not compressed, for random access";
                 Err(DataError::layout(content.path(), expected, "a compressed one: read it as a stream"))

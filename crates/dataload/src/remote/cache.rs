@@ -4,9 +4,9 @@
 //! there. Processes may write one entry at the same time, because they write the same bytes. What a crash has left is
 //! recognised by the checksum.
 
-use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::path::Path;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::read::{read_at, write_all_at};
@@ -18,6 +18,7 @@ const IS_THERE: u64 = 1 << 32;
 pub(super) struct Entry {
     data: File,
     sums: File,
+    path: PathBuf,
 }
 
 impl Entry {
@@ -25,7 +26,8 @@ impl Entry {
     /// until the files of all have `limit` bytes at most. What is removed while it is open takes room until it is closed.
     pub(super) fn open(folder: &Path, name: &str, bytes: u64, limit: u64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join("lock"))?;
+        let mut lock =
+            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(folder.join("lock"))?;
         // Only this call: whoever has an entry open goes on with it after its removal.
         lock.lock()?;
         let open = |end: &str| {
@@ -34,11 +36,47 @@ impl Entry {
         };
         let data = open("data")?;
         if data.metadata()?.len() != bytes {
-            make_room(folder, name, limit.saturating_sub(bytes))?;
+            // The lock's file has the bytes of all entries, so that not every new one lists the folder. They may be too
+            // many, after a crash, and then are counted anew too early.
+            let mut total = [0; 8];
+            let known = lock.read_exact(&mut total).map(|()| u64::from_le_bytes(total)).ok();
+            let total = match known.and_then(|total| total.checked_add(bytes)).filter(|total| *total <= limit) {
+                Some(total) => total,
+                None => bytes + make_room(folder, name, limit.saturating_sub(bytes))?,
+            };
+            write_all_at(&lock, 0, &total.to_le_bytes())?;
             data.set_len(bytes)?;
         }
         data.set_modified(SystemTime::now())?;
-        Ok(Self { data, sums: open("sums")? })
+        Ok(Self { data, sums: open("sums")?, path: folder.join(format!("{name}.data")) })
+    }
+
+    /// The bytes of all chunks, to be read by offset or mapped; with a name by which this very file can be opened while it
+    /// is open, even where the cache has removed it meanwhile.
+    pub(super) fn file(&self) -> io::Result<(File, PathBuf)> {
+        let file = self.data.try_clone()?;
+        #[cfg(unix)]
+        {
+            let name = PathBuf::from(format!("/dev/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
+            if name.exists() {
+                return Ok((file, name));
+            }
+        }
+        Ok((file, self.path.clone()))
+    }
+
+    /// Waits until no other process fetches the whole file, and keeps others waiting as long as the result lives.
+    /// `waiting` is called where that takes time. Ends with the process, however that ends.
+    pub(super) fn alone(&self, waiting: impl FnOnce()) -> io::Result<Alone<'_>> {
+        match self.sums.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                waiting();
+                self.sums.lock()?;
+            }
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        Ok(Alone(&self.sums))
     }
 
     pub(super) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
@@ -61,12 +99,23 @@ impl Entry {
     }
 }
 
+/// No other process fetches the whole file.
+pub(super) struct Alone<'a>(&'a File);
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        // It ends with the file's last handle at the latest.
+        _ = self.0.unlock();
+    }
+}
+
 fn checksum(bytes: &[u8]) -> u64 {
     IS_THERE | u64::from(crc32c::crc32c(bytes))
 }
 
-/// Removes entries other than `but`, those that were opened longest ago first, until the rest takes `limit` bytes at most.
-fn make_room(folder: &Path, but: &str, limit: u64) -> io::Result<()> {
+/// Removes entries other than `but` where they take more than `limit` bytes, those that were opened longest ago first, and
+/// some more, so that not every new entry lists the folder. Returns the bytes of the rest.
+fn make_room(folder: &Path, but: &str, limit: u64) -> io::Result<u64> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -79,15 +128,18 @@ fn make_room(folder: &Path, but: &str, limit: u64) -> io::Result<()> {
     }
     entries.sort();
     let mut total: u64 = entries.iter().map(|(_, bytes, _)| bytes).sum();
+    if total <= limit {
+        return Ok(total);
+    }
     for (_, bytes, path) in entries {
-        if total <= limit {
+        if total <= limit - limit / 16 {
             break;
         }
         fs::remove_file(&path)?;
         let _ = fs::remove_file(path.with_extension("sums"));
         total -= bytes;
     }
-    Ok(())
+    Ok(total)
 }
 
 #[cfg(test)]
@@ -129,5 +181,28 @@ mod tests {
         write("newest", 10);
         assert!(!folder.path().join("old.data").exists());
         assert!(old.has(0, 0, 1 << 20), "whoever has it open goes on");
+    }
+
+    #[test]
+    fn the_bytes_of_all_entries_are_noted_and_counted_anew_where_that_is_wrong() {
+        let folder = tempfile::tempdir().unwrap();
+        let (lock, limit) = (folder.path().join("lock"), 100);
+        let noted = || u64::from_le_bytes(fs::read(&lock).unwrap().try_into().unwrap());
+        let open = |name: &str, bytes: u64| drop(Entry::open(folder.path(), name, bytes, limit).unwrap());
+        open("a", 30);
+        open("b", 40);
+        open("a", 30);
+        assert_eq!(noted(), 70);
+        // Somebody has emptied the folder, or a process died before it made the entry.
+        fs::remove_file(folder.path().join("b.data")).unwrap();
+        open("c", 60);
+        assert_eq!(noted(), 90);
+        assert!(folder.path().join("a.data").exists());
+        // A note that is damaged, as an earlier version of this crate leaves it.
+        fs::write(&lock, "").unwrap();
+        open("d", 20);
+        assert!(noted() <= limit && !folder.path().join("a.data").exists());
+        let found = ["a", "c", "d"].map(|name| fs::metadata(folder.path().join(format!("{name}.data"))));
+        assert_eq!(noted(), found.into_iter().flatten().map(|it| it.len()).sum::<u64>());
     }
 }

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use object_store::path::Path as Key;
-use object_store::{Error, GetOptions, ObjectMeta};
+use object_store::{Error, GetOptions};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-use super::store::Store;
+use super::stats::{FAILED, count};
+use super::store::{Store, is_refusal};
+use super::version::Version;
 
 /// So many requests are under way at the same time.
 const AT_ONCE: usize = 16;
@@ -20,56 +22,58 @@ const TRIES: u32 = 5;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The bytes of a range of this version of a file.
-pub(super) async fn fetch(store: &Store, key: &Key, meta: &ObjectMeta, range: Range<u64>) -> Result<Bytes, Error> {
+pub(super) async fn fetch(store: &Store, key: &Key, version: &Version, range: Range<u64>) -> Result<Bytes, Error> {
     static REQUESTS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(AT_ONCE));
-    let length = range.end - range.start;
-    let mut pause = Duration::from_millis(100);
-    for tried in 1.. {
+    let (length, range) = (range.end - range.start, &range);
+    tried(move || async move {
         // Waiting for a turn does not count as waiting for the server.
         let permit = REQUESTS.acquire().await;
-        let answer = timeout(LIMIT, once(store, key, meta, range.clone())).await;
+        let answer = timeout(LIMIT, once(store, key, version, range.clone())).await;
         drop(permit);
-        let error = match answer {
-            Ok(Ok(bytes)) if bytes.len() as u64 == length => return Ok(bytes),
-            Ok(Ok(bytes)) => generic(format!("{} of {length} bytes came", bytes.len())),
-            Ok(Err(error)) => error,
-            Err(_) => generic(format!("no answer within {} s", LIMIT.as_secs())),
-        };
-        let is_final = matches!(
-            error,
-            Error::NotFound { .. }
-                | Error::Precondition { .. }
-                | Error::PermissionDenied { .. }
-                | Error::Unauthenticated { .. }
-                | Error::NotSupported { .. }
-        );
-        if is_final || tried == TRIES {
-            return Err(error);
+        match answer {
+            Ok(Ok(bytes)) if bytes.len() as u64 == length => Ok(bytes),
+            Ok(Ok(bytes)) => Err(failed(format!("{} of {length} bytes came", bytes.len()))),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(failed(format!("no answer within {} s", LIMIT.as_secs()))),
         }
-        tracing::debug!(%key, ?range, %error, "fetched again");
-        sleep(pause).await;
-        pause *= 2;
-    }
-    Err(generic("it was not tried".to_owned()))
+    })
+    .await
 }
 
-async fn once(store: &Store, key: &Key, meta: &ObjectMeta, range: Range<u64>) -> Result<Bytes, Error> {
-    // A weak tag never matches, by HTTP's rules.
-    let if_match = meta.e_tag.clone().filter(|tag| !tag.starts_with("W/"));
+/// Asks a few times, with growing pauses, unless the error says that this does not help.
+pub(super) async fn tried<T, A: Future<Output = Result<T, Error>>>(ask: impl Fn() -> A) -> Result<T, Error> {
+    let mut pause = Duration::from_millis(100);
+    let mut tried = 1;
+    loop {
+        let error = match ask().await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        let is_final =
+            matches!(error, Error::NotFound { .. } | Error::Precondition { .. } | Error::NotSupported { .. });
+        if is_final || is_refusal(&error) || tried == TRIES {
+            return Err(error);
+        }
+        tracing::debug!(%error, "asked again");
+        sleep(pause).await;
+        pause *= 2;
+        tried += 1;
+    }
+}
+
+async fn once(store: &Store, key: &Key, version: &Version, range: Range<u64>) -> Result<Bytes, Error> {
+    let if_match = version.if_match();
     let found =
         store.get_opts(key, GetOptions { range: Some(range.into()), if_match, ..GetOptions::default() }).await?;
-    // Not every server looks at the condition.
-    let is_same = match &meta.e_tag {
-        Some(tag) => found.meta.e_tag.as_ref() == Some(tag),
-        None => found.meta.last_modified == meta.last_modified,
-    };
-    if !is_same || found.meta.size != meta.size {
+    if !version.is_of(&found.meta) {
         let source = "the file has another version".into();
         return Err(Error::Precondition { path: key.to_string(), source });
     }
     found.bytes().await
 }
 
-fn generic(why: String) -> Error {
+/// An error that only shows here, and that the client has not counted.
+fn failed(why: String) -> Error {
+    count(&FAILED, 1);
     Error::Generic { store: "remote file", source: why.into() }
 }

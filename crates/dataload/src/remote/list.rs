@@ -1,12 +1,15 @@
-//! Finds the files of a store that match a pattern with wildcards.
+//! The files of a store: those that match a pattern with wildcards, and those in a folder.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use futures_util::TryStreamExt;
 use glob::{MatchOptions, Pattern};
 use object_store::path::Path as Key;
 
-use super::store::{failed, locate, wait};
+use super::fetch::tried;
+use super::store::{Store, failed, locate, wait};
+use super::url;
+use super::version::Version;
 use crate::DataError;
 use crate::shards::limit;
 
@@ -22,19 +25,49 @@ pub(crate) fn matching(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let (store, _) = locate(&format!("{place}{keys}"))?;
     let prefix =
         Key::parse(folder).map_err(|error| DataError::option("shards", "a folder", format!("{pattern}: {error}")))?;
-    let mut found = wait(async {
-        let mut listed = store.list((!folder.is_empty()).then_some(&prefix));
-        let mut found = Vec::new();
-        while let Some(meta) = listed.try_next().await.map_err(failed(pattern))? {
-            if compiled.matches_with(meta.location.as_ref(), options) {
-                found.push(PathBuf::from(format!("{place}{}", meta.location)));
-                limit(found.len())?;
-            }
+    let mut found = Vec::new();
+    for (key, _) in list(&store, (!folder.is_empty()).then_some(&prefix), pattern)? {
+        if compiled.matches_with(key.as_ref(), options) {
+            found.push(PathBuf::from(format!("{place}{key}")));
+            limit(found.len())?;
         }
-        Ok::<_, DataError>(found)
-    })??;
+    }
     found.sort_unstable();
     Ok(found)
+}
+
+/// The files below a folder, in no order, and as the list describes them.
+pub(crate) fn below(folder: &Path) -> Result<Vec<(PathBuf, Version)>, DataError> {
+    let text = url(folder)?.trim_end_matches('/');
+    if text.starts_with("http") {
+        let expected = "a folder of a store (`s3://`, `gs://`, `az://`), as web servers do not list files";
+        return Err(DataError::layout(folder, expected, "an address of the web"));
+    }
+    // A whole bucket is a folder too.
+    let place = if text.matches('/').count() == 2 { format!("{text}/") } else { text.to_owned() };
+    let (store, prefix) = locate(&place)?;
+    let mut found = Vec::new();
+    for (key, version) in list(&store, (!prefix.as_ref().is_empty()).then_some(&prefix), text)? {
+        // What has the name of the folder is none of its files.
+        let Some(parts) = key.prefix_match(&prefix) else { continue };
+        let name: Vec<_> = parts.map(|part| part.as_ref().to_owned()).collect();
+        if !name.is_empty() {
+            found.push((PathBuf::from(format!("{text}/{}", name.join("/"))), version));
+        }
+    }
+    Ok(found)
+}
+
+/// All files of a store, or those in a folder; `what` names them in errors.
+fn list(store: &Store, folder: Option<&Key>, what: &str) -> Result<Vec<(Key, Version)>, DataError> {
+    let listed = move || async move {
+        let files = store.list(folder).map_ok(|meta| {
+            let version = Version::from(&meta);
+            (meta.location, version)
+        });
+        files.try_collect().await
+    };
+    wait(tried(listed))?.map_err(failed(what))
 }
 
 /// The server or bucket with its slash, and the pattern of keys.

@@ -1,28 +1,40 @@
-//! A remote file that is read like a local one.
+//! A remote file, and which chunks of it are here.
 
-use std::collections::HashMap;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::path::Path;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
-use object_store::ObjectMeta;
 use object_store::path::Path as Key;
 use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
 
 use super::cache::Entry;
 use super::fetch::fetch;
-use super::store::{Store, head, locate, runtime, told};
-use super::{CHUNK, options, url};
+use super::stats::{CACHED, Pending, count};
+use super::store::{Store, locate, runtime, told};
+use super::version::Version;
+use super::{CHUNK, known, options};
 use crate::DataError;
 use crate::read::NotFetched;
 
+/// So many files stay open for whoever opens one again for its next sample, and need not check its chunks again. Together
+/// they have at most this part of the cache's bytes: what is removed while it is open still takes room.
+const RECENT: usize = 32;
+const RECENT_PART: u64 = 4;
+/// Who waits for a chunk looks up so often, to tell how far it is.
+const LOOK_UP: Duration = Duration::from_secs(5);
+
 /// A file of a store. It may be read by several threads.
-struct Object {
+pub(super) struct Object {
+    text: String,
     store: Store,
     key: Key,
-    meta: ObjectMeta,
-    entry: Entry,
+    /// What the cache calls it: the hash of its URL and version.
+    pub(super) name: String,
+    pub(super) version: Version,
+    pub(super) entry: Entry,
     runtime: &'static Runtime,
     /// So many chunks are fetched ahead.
     ahead: u64,
@@ -32,7 +44,7 @@ struct Object {
 
 /// What is known of a chunk.
 #[derive(Clone)]
-enum Chunk {
+pub(super) enum Chunk {
     /// It may be in the cache.
     Unknown,
     Absent,
@@ -43,46 +55,102 @@ enum Chunk {
 }
 
 /// The open files, so that readers of one file fetch it together.
-static OPEN: LazyLock<Mutex<HashMap<String, Weak<Object>>>> = LazyLock::new(Mutex::default);
+#[derive(Default)]
+struct Open {
+    all: HashMap<String, Weak<Object>>,
+    recent: VecDeque<Arc<Object>>,
+}
+
+impl Open {
+    fn lock() -> MutexGuard<'static, Self> {
+        static OPEN: LazyLock<Mutex<Open>> = LazyLock::new(Mutex::default);
+        OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&mut self, name: &str) -> Option<Arc<Object>> {
+        let object = self.all.get(name)?.upgrade()?;
+        self.is_recent(&object);
+        Some(object)
+    }
+
+    fn insert(&mut self, object: &Arc<Object>) {
+        self.all.retain(|_, object| object.strong_count() > 0);
+        self.all.insert(object.name.clone(), Arc::downgrade(object));
+        self.is_recent(object);
+    }
+
+    fn is_recent(&mut self, object: &Arc<Object>) {
+        self.recent.retain(|other| !Arc::ptr_eq(other, object));
+        self.recent.push_front(Arc::clone(object));
+        let (most, mut bytes) = (options::current().cache_bytes / RECENT_PART, 0);
+        let kept = self.recent.iter().take(RECENT).take_while(|object| {
+            bytes += object.version.size;
+            bytes <= most
+        });
+        let kept = kept.count();
+        self.recent.truncate(kept);
+    }
+}
 
 impl Object {
-    fn open(text: &str) -> Result<Arc<Self>, DataError> {
-        let lock = || OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn open(text: &str) -> Result<Arc<Self>, DataError> {
         let (store, key) = locate(text)?;
-        let (meta, options) = (head(text, &store, &key)?, options::current());
-        if meta.e_tag.is_none() && meta.last_modified.timestamp() == 0 {
+        let version = known::version(text, &store, &key)?;
+        Self::make(text, store, key, version)
+    }
+
+    /// Opens a file of which a version is known.
+    pub(super) fn open_version(text: &str, version: &Version) -> Result<Arc<Self>, DataError> {
+        let (store, key) = locate(text)?;
+        Self::make(text, store, key, version.clone())
+    }
+
+    fn make(text: &str, store: Store, key: Key, version: Version) -> Result<Arc<Self>, DataError> {
+        let options = options::current();
+        let Some(name) = version.name() else {
             let expected = "a server that gives an ETag or a date, so that a changed file is noticed";
             return Err(DataError::layout(Path::new(text), expected, "neither"));
-        }
-        if meta.size > options.cache_bytes {
-            let expected = format!("the {} bytes of {text} or more", meta.size);
+        };
+        if version.size > options.cache_bytes {
+            let expected = format!("the {} bytes of {text} or more", version.size);
             return Err(DataError::option("cache_bytes", expected, options.cache_bytes));
         }
-        let version = meta.e_tag.clone().unwrap_or_else(|| meta.last_modified.to_rfc3339());
-        let name = format!("{:x}", Sha256::digest(format!("{text}\0{version}\0{}", meta.size)));
-        if let Some(open) = lock().get(&name).and_then(Weak::upgrade) {
+        let name = format!("{:x}", Sha256::digest(format!("{text}\0{name}")));
+        if let Some(open) = Open::lock().get(&name) {
             return Ok(open);
         }
-        let entry = Entry::open(&options.cache, &name, meta.size, options.cache_bytes);
+        let entry = Entry::open(&options.cache, &name, version.size, options.cache_bytes);
         let entry = entry.map_err(DataError::io(&options.cache))?;
         let made = Arc::new(Self {
+            text: text.to_owned(),
             store,
             key,
+            name,
             entry,
             runtime: runtime()?,
             ahead: options.ahead_bytes.div_ceil(CHUNK),
-            chunks: Mutex::new(vec![Chunk::Unknown; meta.size.div_ceil(CHUNK) as usize]),
+            chunks: Mutex::new(vec![Chunk::Unknown; version.size.div_ceil(CHUNK) as usize]),
             changed: Condvar::new(),
-            meta,
+            version,
         });
-        let mut open = lock();
-        open.retain(|_, object| object.strong_count() > 0);
+        let mut open = Open::lock();
         // Another thread may have opened it meanwhile.
-        if let Some(other) = open.get(&name).and_then(Weak::upgrade) {
+        if let Some(other) = open.get(&made.name) {
             return Ok(other);
         }
-        open.insert(name, Arc::downgrade(&made));
+        open.insert(&made);
         Ok(made)
+    }
+
+    /// The version of a file that was opened just now.
+    pub(super) fn version_of(text: &str) -> Result<Version, DataError> {
+        let recent = Open::lock().recent.iter().find(|object| object.text == text).map(Arc::clone);
+        recent.map_or_else(|| Self::open(text), Ok).map(|object| object.version.clone())
+    }
+
+    /// What was asked for and is not needed any more is not fetched, once nobody else reads the file.
+    pub(super) fn give_up(self: &Arc<Self>) {
+        Open::lock().recent.retain(|other| !Arc::ptr_eq(other, self));
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Chunk>> {
@@ -95,12 +163,12 @@ impl Object {
     }
 
     fn range(&self, chunk: u64) -> std::ops::Range<u64> {
-        chunk * CHUNK..((chunk + 1) * CHUNK).min(self.meta.size)
+        chunk * CHUNK..((chunk + 1) * CHUNK).min(self.version.size)
     }
 
     /// Looks for a chunk in the cache, or has it fetched, without waiting for that. Errors of chunks that nobody waits for are
     /// forgotten: the server may be well again when they are needed.
-    fn ask(self: &Arc<Self>, chunk: u64, is_needed: bool) {
+    pub(super) fn ask(self: &Arc<Self>, chunk: u64, is_needed: bool) {
         let Some(state) = self.lock().get_mut(chunk as usize).map(|state| match state {
             Chunk::Unknown | Chunk::Absent => std::mem::replace(state, Chunk::UnderWay),
             _ => Chunk::Here,
@@ -128,10 +196,11 @@ impl Object {
         let range = self.range(chunk);
         let bytes = (range.end - range.start) as usize;
         if may_be_cached && self.entry.has(chunk, range.start, bytes) {
+            count(&CACHED, bytes as u64);
             return Chunk::Here;
         }
-        let start = range.start;
-        match fetch(&self.store, &self.key, &self.meta, range).await {
+        let (start, _pending) = (range.start, Pending::new(bytes as u64));
+        match fetch(&self.store, &self.key, &self.version, range).await {
             Ok(bytes) => match self.entry.write(chunk, start, &bytes) {
                 Ok(()) => Chunk::Here,
                 Err(error) => Chunk::Failed(error.kind(), format!("it could not be kept in the cache: {error}")),
@@ -144,16 +213,22 @@ impl Object {
     }
 
     /// Asks for a chunk, and for those after it that are fetched ahead.
-    fn ask_from(self: &Arc<Self>, chunk: u64) {
-        let end = chunk.saturating_add(self.ahead).min(self.meta.size.div_ceil(CHUNK).saturating_sub(1));
+    pub(super) fn ask_from(self: &Arc<Self>, chunk: u64) {
+        let end = chunk.saturating_add(self.ahead).min(self.version.size.div_ceil(CHUNK).saturating_sub(1));
         (chunk..=end).for_each(|next| self.ask(next, next == chunk));
     }
 
     /// Waits for a chunk. An error is told once, and then the chunk is fetched again.
-    fn wait_for(self: &Arc<Self>, chunk: u64) -> io::Result<()> {
+    pub(super) fn wait_for(self: &Arc<Self>, chunk: u64) -> io::Result<()> {
+        self.wait_and_tell(chunk, &mut |_| ())
+    }
+
+    /// The same; `tell` is given all chunks from time to time.
+    pub(super) fn wait_and_tell(self: &Arc<Self>, chunk: u64, tell: &mut dyn FnMut(&[Chunk])) -> io::Result<()> {
         self.ask(chunk, true);
         let mut chunks = self.lock();
         loop {
+            tell(&chunks);
             match &chunks[chunk as usize] {
                 Chunk::Here => return Ok(()),
                 Chunk::Failed(kind, why) => {
@@ -167,13 +242,16 @@ impl Object {
                     self.ask(chunk, true);
                     chunks = self.lock();
                 }
-                Chunk::UnderWay => chunks = self.changed.wait(chunks).unwrap_or_else(PoisonError::into_inner),
+                Chunk::UnderWay => {
+                    let waited = self.changed.wait_timeout(chunks, LOOK_UP);
+                    chunks = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
             }
         }
     }
 
-    fn read_at(self: &Arc<Self>, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        let end = offset.checked_add(buffer.len() as u64).filter(|end| *end <= self.meta.size);
+    pub(super) fn read_at(self: &Arc<Self>, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buffer.len() as u64).filter(|end| *end <= self.version.size);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
         if buffer.is_empty() {
             return Ok(());
@@ -183,69 +261,4 @@ impl Object {
         (first..=last).try_for_each(|chunk| self.wait_for(chunk))?;
         self.entry.read(offset, buffer)
     }
-}
-
-/// A place in a remote file.
-pub(crate) struct RemoteFile {
-    object: Arc<Object>,
-    at: u64,
-    /// The chunk that was read last from here, to tell a reader that goes from front to back.
-    last: Option<u64>,
-}
-
-impl RemoteFile {
-    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
-        Ok(Self { object: Object::open(url(path)?)?, at: 0, last: None })
-    }
-
-    pub(crate) fn len(&self) -> u64 {
-        self.object.meta.size
-    }
-
-    /// Fills `buffer` with the bytes at `offset`.
-    #[cfg(any(feature = "csv", feature = "jsonl", feature = "parquet"))]
-    pub(crate) fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.object.read_at(offset, buffer)
-    }
-}
-
-impl Read for RemoteFile {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // Up to the end of a chunk: the next one may not be here yet.
-        let left = self.len().saturating_sub(self.at).min(CHUNK - self.at % CHUNK);
-        let count = left.min(buffer.len() as u64) as usize;
-        let chunk = self.at / CHUNK;
-        if count > 0 && self.last.replace(chunk).is_none_or(|last| last + 1 == chunk || last == chunk) {
-            self.object.ask_from(chunk);
-        }
-        self.object.read_at(self.at, &mut buffer[..count])?;
-        self.at += count as u64;
-        Ok(count)
-    }
-}
-
-impl Seek for RemoteFile {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let at = match to {
-            SeekFrom::Start(at) => Some(at),
-            SeekFrom::Current(by) => self.at.checked_add_signed(by),
-            SeekFrom::End(by) => self.len().checked_add_signed(by),
-        };
-        self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(self.at)
-    }
-}
-
-/// Fetches the beginning of a file, without waiting for it. Errors show when it is read.
-pub(crate) fn read_ahead(path: &Path) {
-    let (path, Ok(runtime)) = (PathBuf::from(path), runtime()) else { return };
-    runtime.spawn_blocking(move || {
-        let Ok(file) = RemoteFile::open(&path) else { return };
-        if file.len() == 0 {
-            return;
-        }
-        file.object.ask_from(0);
-        // The file is open until the first chunk is here; then its reader has opened it, or the rest can wait.
-        let _ = file.object.wait_for(0);
-    });
 }

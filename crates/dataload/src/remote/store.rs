@@ -1,23 +1,23 @@
-//! Stores, and what they say about their files.
+//! Stores, by their URLs.
 
 use std::collections::HashMap;
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::{env, io, thread};
 
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::http::HttpBuilder;
 use object_store::path::Path as Key;
-use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt, parse_url_opts};
+use object_store::{Error, ObjectStore, ObjectStoreScheme};
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::task::JoinSet;
-use url::Url;
+use url::{Position, Url};
 
-use super::url;
+use super::client::Counting;
 use crate::DataError;
 use crate::read::NotFetched;
-
-/// So many files are asked for at the same time.
-const AT_ONCE: usize = 32;
 
 pub(super) type Store = Arc<dyn ObjectStore>;
 
@@ -54,12 +54,25 @@ fn settings() -> impl Iterator<Item = (String, String)> {
     texts.filter(|(name, _)| ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|store| name.starts_with(store)))
 }
 
+/// Whether the server refuses.
+pub(super) fn is_refusal(error: &Error) -> bool {
+    match error {
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => true,
+        // Lists have no error of their own for it, and the type of their errors is private.
+        Error::Generic { source, .. } => {
+            let text = source.to_string();
+            ["status code: 401", "status code: 403"].iter().any(|status| text.contains(status))
+        }
+        _ => false,
+    }
+}
+
 /// What an error is for whoever reads the file.
 pub(super) fn told(error: &Error) -> io::Error {
     let (kind, what) = match error {
         Error::NotFound { .. } => (io::ErrorKind::NotFound, "there is no such file"),
         Error::Precondition { .. } => (io::ErrorKind::InvalidData, "the file was changed since it was opened"),
-        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+        error if is_refusal(error) => {
             (io::ErrorKind::PermissionDenied, "the server refuses: check the credentials in the environment")
         }
         Error::NotSupported { .. } => (io::ErrorKind::Unsupported, "the server does not give parts of files"),
@@ -70,6 +83,28 @@ pub(super) fn told(error: &Error) -> io::Error {
 
 pub(super) fn failed(url: &str) -> impl Fn(Error) -> DataError {
     move |error| DataError::Remote { url: PathBuf::from(url), error: told(&error) }
+}
+
+/// A client of the store, set by the environment.
+fn build(kind: &ObjectStoreScheme, url: &Url) -> Result<Store, Error> {
+    let allowed = (url.scheme() == "http").then(|| ("allow_http".to_owned(), "true".to_owned()));
+    let settings = settings().chain(allowed);
+    // The builders have no trait in common.
+    macro_rules! built {
+        ($builder:expr) => {{
+            let builder = settings.fold($builder, |builder, (name, value)| match name.to_ascii_lowercase().parse() {
+                Ok(key) => builder.with_config(key, value),
+                Err(_) => builder,
+            });
+            Arc::new(builder.with_http_connector(Counting).build()?)
+        }};
+    }
+    Ok(match kind {
+        ObjectStoreScheme::AmazonS3 => built!(AmazonS3Builder::new().with_url(url.as_str())),
+        ObjectStoreScheme::GoogleCloudStorage => built!(GoogleCloudStorageBuilder::new().with_url(url.as_str())),
+        ObjectStoreScheme::MicrosoftAzure => built!(MicrosoftAzureBuilder::new().with_url(url.as_str())),
+        _ => built!(HttpBuilder::new().with_url(&url[..Position::BeforePath])),
+    })
 }
 
 /// The store that a URL names, and the file's key in it.
@@ -97,63 +132,14 @@ pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
         return Err(invalid(&"a query or a fragment would be left out"));
     }
     let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
-    let allowed = (scheme == "http").then(|| ("allow_http".to_owned(), "true".to_owned()));
-    let key = match is_web {
-        true => object_store::ObjectStoreScheme::parse(&parsed).map_err(|error| invalid(&error))?.1,
-        false => Key::parse(key).map_err(|error| invalid(&error))?,
-    };
+    let (kind, web_key) = ObjectStoreScheme::parse(&parsed).map_err(|error| invalid(&error))?;
+    let key = if is_web { web_key } else { Key::parse(key).map_err(|error| invalid(&error))? };
     let store = match stores.get(&place) {
         Some(store) => Arc::clone(store),
         None => {
-            let (store, _) = parse_url_opts(&parsed, settings().chain(allowed)).map_err(failed(text))?;
-            Arc::clone(stores.entry(place).or_insert(Arc::from(store)))
+            let store = build(&kind, &parsed).map_err(failed(text))?;
+            Arc::clone(stores.entry(place).or_insert(store))
         }
     };
     Ok((store, key))
-}
-
-/// What is known of files that were not opened since, by their URLs: whoever opens a dataset asks for all of its files.
-static KNOWN: LazyLock<Mutex<HashMap<String, ObjectMeta>>> = LazyLock::new(Mutex::default);
-
-fn known() -> MutexGuard<'static, HashMap<String, ObjectMeta>> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The size and version of a file that is opened: those that its dataset was told, and later those of today.
-pub(super) fn head(text: &str, store: &Store, key: &Key) -> Result<ObjectMeta, DataError> {
-    // Not in the `match`, which would hold the lock.
-    let told = known().remove(text);
-    match told {
-        Some(meta) => Ok(meta),
-        None => wait(store.head(key))?.map_err(failed(text)),
-    }
-}
-
-/// Looks for all of these files, several at a time.
-pub(crate) fn require<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), DataError> {
-    let mut located = Vec::new();
-    for file in files {
-        let text = url(file)?;
-        if known().contains_key(text) {
-            continue;
-        }
-        located.push((text.to_owned(), locate(text)?));
-    }
-    wait(async {
-        let (mut waiting, mut asked) = (located.into_iter(), JoinSet::new());
-        loop {
-            while asked.len() < AT_ONCE
-                && let Some((text, (store, key))) = waiting.next()
-            {
-                asked.spawn(async move { (store.head(&key).await, text) });
-            }
-            let Some(answer) = asked.join_next().await else { return Ok(()) };
-            let (found, text) = answer.map_err(|error| DataError::Io {
-                path: PathBuf::from("remote files"),
-                error: io::Error::other(error),
-            })?;
-            let found = found.map_err(failed(&text))?;
-            known().insert(text, found);
-        }
-    })?
 }

@@ -1,11 +1,12 @@
 //! The index beside a shard: a text file that says where its samples begin.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::DataError;
 use crate::output::Output;
-use crate::read::{is_url, read_file};
+use crate::read::{Version, first_of, pin, read_file};
 
 /// The most bytes of an index: those of ten million samples.
 const MAX_BYTES: u64 = 1 << 30;
@@ -19,6 +20,8 @@ pub struct ShardIndex {
     keys: Vec<u32>,
     /// The positions of the selected samples, where not all of them are.
     kept: Option<Vec<u32>>,
+    /// Its shard, where that is elsewhere, stays the one that it was made of or compared with.
+    _pinned: Option<Arc<Version>>,
 }
 
 /// Where a sample is: between the ends of the one before it and of its own, in bytes of the (decompressed) content.
@@ -31,13 +34,18 @@ pub(crate) struct Span {
 impl ShardIndex {
     /// An index to [`push`](Self::push) to, of which all samples are selected, or those that [`push`](Self::push) says.
     pub(crate) fn new(all: bool) -> Self {
-        Self { bounds: vec![0], keys: Vec::new(), kept: (!all).then(Vec::new) }
+        Self { bounds: vec![0], keys: Vec::new(), kept: (!all).then(Vec::new), _pinned: None }
     }
 
     /// An index of samples that follow each other, with these starts and at last the end.
     #[cfg(feature = "mds")]
     pub(crate) fn from_bounds(bounds: Vec<u64>) -> Self {
-        Self { bounds, keys: Vec::new(), kept: None }
+        Self { bounds, kept: None, ..Self::default() }
+    }
+
+    /// Keeps the version of its shard, which was opened just now.
+    pub(crate) fn pin(self, shard: &Path) -> Result<Self, DataError> {
+        Ok(Self { _pinned: pin(shard)?, ..self })
     }
 
     /// Adds a sample that ends at `end`.
@@ -82,13 +90,16 @@ pub(crate) fn path_of(shard: &Path) -> PathBuf {
 
 /// The index beside a shard, under the name of [`path_of`] or without the shard's endings, as DALI's `wds2idx` names
 /// it.
-pub(crate) fn find(shard: &Path) -> Option<PathBuf> {
-    if is_url(shard) {
-        return None;
-    }
+pub(crate) fn find(shard: &Path) -> Result<Option<PathBuf>, DataError> {
     let packed = shard.extension().is_some_and(|ending| ending == "zst");
     let stem = if packed { shard.with_extension("") } else { shard.to_owned() };
-    [path_of(shard), stem.with_extension("idx")].into_iter().find(|path| path != shard && path.is_file())
+    let names = [path_of(shard), stem.with_extension("idx")];
+    let names: Vec<_> = names.into_iter().filter(|path| path != shard).collect();
+    match first_of(&names) {
+        // A store that does not let its files be listed says so of each that does not exist.
+        Err(DataError::Remote { error, .. }) if error.kind() == ErrorKind::PermissionDenied => Ok(None),
+        found => Ok(found?.cloned()),
+    }
 }
 
 /// The text of an index.
@@ -151,13 +162,13 @@ mod tests {
     fn an_index_is_found_by_either_name() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
+        let find = |path: &Path| find(path).unwrap();
         assert_eq!(find(&path("a.b.tar")), None);
         std::fs::write(path("a.b.idx"), "").unwrap();
         assert_eq!(find(&path("a.b.tar")), Some(path("a.b.idx")));
         assert_eq!(find(&path("a.b.tar.zst")), Some(path("a.b.idx")));
         std::fs::write(path("a.b.tar.idx"), "").unwrap();
         assert_eq!(find(&path("a.b.tar")), Some(path("a.b.tar.idx")));
-        assert_eq!(find(Path::new("s3://bucket/a.tar")), None);
     }
 
     #[test]

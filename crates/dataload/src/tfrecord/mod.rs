@@ -138,6 +138,7 @@ impl TfRecordDataset {
                 return Ok(records.by_index(Arc::new(index), item));
             }
             Ok(None) => {}
+            Err(error) if error.ends_epoch() => return Err(error),
             Err(error) => shard_index::ignored(&error),
         }
         records.skip_items(position);

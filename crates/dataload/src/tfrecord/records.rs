@@ -196,11 +196,11 @@ impl TfRecords {
 
     /// The index beside the file, if there is one, after a check that its records are all that the file has.
     pub(super) fn load_index(&mut self) -> Result<Option<ShardIndex>, DataError> {
-        let Some(path) = find(self.content.path()) else { return Ok(None) };
+        let Some(path) = find(self.content.path())? else { return Ok(None) };
         let length = self.content.seekable_length()?;
         let (index, end) = index::parse(&path, &read(&path)?)?;
         match end == length {
-            true => Ok(Some(index)),
+            true => Ok(Some(index.pin(self.content.path())?)),
             false => Err(misfit(
                 &path,
                 self.content.path(),

@@ -8,7 +8,7 @@ use overdrive_ffi::MappedFile;
 
 use super::{TokenDtype, TokenWindows};
 use crate::DataError;
-use crate::read::open_regular;
+use crate::local::map;
 
 /// The most that is read at once, as int64. The length may come from an index, which may be wrong.
 const MAX_READ_BYTES: u64 = 1 << 30;
@@ -16,7 +16,8 @@ const MAX_READ_BYTES: u64 = 1 << 30;
 /// A file that holds tokens and nothing else, such as nanoGPT's `train.bin`; clones share it.
 ///
 /// It is memory-mapped: opening takes no time, whatever its length, and the operating system keeps in memory what is
-/// used, once for all processes. It must not get shorter while it is open, see [`MappedFile`].
+/// used, once for all processes. It must not get shorter while it is open, see [`MappedFile`]. Of a URL, the whole file is
+/// fetched into the cache when it is opened, and mapped there.
 ///
 /// ```no_run
 /// use overdrive_dataload::{DataLoader, Dataset, RandomSampler, TokenFile};
@@ -54,7 +55,8 @@ impl TokenFile {
     /// A file of tokens that are stored as `dtype`.
     ///
     /// # Errors
-    /// [`DataError::Io`]; [`DataError::Layout`] for what is no regular file, or has an incomplete last token.
+    /// [`DataError::Io`]; [`DataError::Remote`]; [`DataError::Layout`] for what is no regular file, or has an incomplete
+    /// last token.
     pub fn with_dtype(path: impl AsRef<Path>, dtype: TokenDtype) -> Result<Self, DataError> {
         let path = path.as_ref();
         let (map, path) = (map(path)?, Arc::from(path));
@@ -117,10 +119,4 @@ impl TokenFile {
     pub fn windows(self, block_size: usize) -> Result<TokenWindows, DataError> {
         TokenWindows::new(self, block_size)
     }
-}
-
-/// Maps a regular file.
-pub(super) fn map(path: &Path) -> Result<MappedFile, DataError> {
-    let (file, _) = open_regular(path)?;
-    MappedFile::new(&file).map_err(DataError::io(path))
 }

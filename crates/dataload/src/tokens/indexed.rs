@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use overdrive_ffi::MappedFile;
 
-use super::file::map;
 use super::{TokenDtype, TokenFile};
+use crate::local::map;
 use crate::{DataError, Dataset};
 
 pub(super) const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
@@ -27,7 +27,7 @@ const HEADER_BYTES: usize = 34;
 /// Sequences of tokens of different lengths, in Megatron's pair of files: `.bin` with the tokens, and `.idx` with where
 /// each sequence begins and which of them belong to one document.
 ///
-/// Both files are memory-mapped, see [`TokenFile`]. The index is checked when it is opened, in time proportional to its
+/// Both files are memory-mapped, see [`TokenFile`], which also says how URLs are read. The index is checked when it is opened, in time proportional to its
 /// length and without memory for it.
 ///
 /// ```no_run

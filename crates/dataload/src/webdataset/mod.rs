@@ -152,6 +152,7 @@ impl WebDataset {
                 return Ok(samples.by_index(Arc::new(index), item));
             }
             Ok(None) => {}
+            Err(error) if error.ends_epoch() => return Err(error),
             Err(error) => {
                 shard_index::ignored(&error);
                 samples = self.open_file(shard, cancelled)?;

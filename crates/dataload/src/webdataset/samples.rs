@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::index::{HELD, IndexText, holds, parse, stamp};
+use super::index::{HELD, IndexText, holds, is_of, parse};
 use super::tar::{TarFile, TarReader};
 use super::{Options, WebSample};
 use crate::bad::{Bad, noting};
@@ -188,7 +188,7 @@ impl WebSamples {
 
     /// The index beside the shard, after a check that it is the shard's: nothing belongs to a sample but what it lists.
     pub(super) fn load_index(&mut self) -> Result<Option<ShardIndex>, DataError> {
-        let Some(path) = find(self.tar.path()) else { return Ok(None) };
+        let Some(path) = find(self.tar.path())? else { return Ok(None) };
         let length = self.tar.seekable_length()?;
         let text = read(&path)?;
         let parsed = parse(&path, &text, &self.options)?;
@@ -200,12 +200,13 @@ impl WebSamples {
             ));
         }
         // Where the shard is the very file that the index was made of, its extended headers need not be read again.
-        let is_same = stamp(self.tar.path()).is_some_and(|stamp| stamp == parsed.stamp);
+        let index = parsed.index.pin(self.tar.path())?;
+        let is_same = is_of(parsed.stamp, self.tar.path());
         let gaps = parsed.gaps.into_iter().filter(|_| !is_same).map(|(start, end)| (start, Some(end)));
         for (start, end) in gaps.chain([(parsed.end, None)]) {
             self.check_gap(start, end).map_err(|found| misfit(self, found))?;
         }
-        Ok(Some(parsed.index))
+        Ok(Some(index))
     }
 
     /// Checks that nothing up to the content at `end`, or the archive's end mark, belongs to a sample.

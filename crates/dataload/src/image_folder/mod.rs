@@ -1,11 +1,13 @@
 //! A folder of images, with one sub-folder per class.
 
+mod listing;
+
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use crate::read::read_file;
+use self::listing::Folder;
+use crate::read::{Version, is_url, read_version};
 use crate::{Color, DataError, Dataset, EncodedImage, Image, MAX_IMAGE_BYTES, decode_image};
 
 /// The file names that count as images.
@@ -33,12 +35,17 @@ const UNDECODED: [&str; 5] = ["bmp", "pgm", "ppm", "tif", "tiff"];
 /// (`.bmp`, `.pgm`, `.ppm`, `.tif`, `.tiff`) is refused rather than read in part: convert them, or choose the files by
 /// [`with_extensions`](ImageFolder::with_extensions). Any other file is ignored, as in torchvision.
 ///
+/// A folder of a store (`s3://bucket/train`) is listed once, and an image is fetched when it is read, in one request; then
+/// it is in the cache. Web servers do not list their files.
+///
 /// # Source
 /// `torchvision.datasets.ImageFolder`
 #[derive(Clone, Debug)]
 pub struct ImageFolder {
     classes: Vec<String>,
     files: Vec<(Arc<Path>, i64)>,
+    /// What a store's list has said of each file; empty for files of this machine.
+    versions: Arc<[Version]>,
 }
 
 /// The images of an [`ImageFolder`], decoded: `(Image, i64)`. Made by [`ImageFolder::decoded`].
@@ -58,7 +65,7 @@ impl ImageFolder {
     ///
     /// # Errors
     /// [`DataError::Layout`] when there is no class, a class without an image, or images of a format that cannot be
-    /// decoded (with their number); [`DataError::Io`].
+    /// decoded (with their number), and for the address of a web server; [`DataError::Io`]; [`DataError::Remote`].
     pub fn open(root: impl AsRef<Path>) -> Result<Self, DataError> {
         Self::list(root.as_ref(), &EXTENSIONS, &UNDECODED)
     }
@@ -88,15 +95,15 @@ impl ImageFolder {
     }
 
     fn list(root: &Path, extensions: &[&str], refused: &[&'static str]) -> Result<Self, DataError> {
-        let folders: Vec<PathBuf> = sorted_entries(root)?.0;
+        let folders = if is_url(root) { listing::remote(root)? } else { listing::local(root)? };
         if folders.is_empty() {
             return Err(DataError::layout(root, "a folder for every class", "no folder"));
         }
-        let (mut files, mut unread) = (Vec::new(), BTreeMap::<&str, usize>::new());
-        let mut classes = Vec::with_capacity(folders.len());
-        for (label, folder) in folders.iter().enumerate() {
+        let (mut files, mut versions, mut classes) = (Vec::new(), Vec::new(), Vec::with_capacity(folders.len()));
+        let mut unread = BTreeMap::<&str, usize>::new();
+        for (label, Folder { path: folder, files: listed }) in folders.into_iter().enumerate() {
             let mut found = false;
-            list_files(folder, &mut Vec::new(), &mut |path| {
+            for (path, version) in listed {
                 let refused = extension_of(&path, refused);
                 found |= refused.is_some();
                 if let Some(extension) = refused {
@@ -104,15 +111,16 @@ impl ImageFolder {
                 } else if extension_of(&path, extensions).is_some() {
                     found = true;
                     files.push((Arc::from(path), label as i64));
+                    versions.extend(version);
                 }
-            })?;
+            }
             if !found {
-                return Err(DataError::layout(folder, format!("images ({})", extensions.join(", ")), "none"));
+                return Err(DataError::layout(&folder, format!("images ({})", extensions.join(", ")), "none"));
             }
             classes.push(folder.file_name().unwrap_or_default().to_string_lossy().into_owned());
         }
         match unread.is_empty() {
-            true => Ok(Self { classes, files }),
+            true => Ok(Self { classes, files, versions: versions.into() }),
             false => {
                 let counts: Vec<String> = unread.iter().map(|(name, count)| format!("{count} .{name}")).collect();
                 let found = format!(
@@ -171,7 +179,7 @@ impl Dataset for ImageFolder {
 
     fn get(&self, index: usize) -> Result<Self::Sample, DataError> {
         let (path, label) = self.files.get(index).ok_or(DataError::IndexOutOfRange { index, len: self.files.len() })?;
-        let bytes = read_file(path, MAX_IMAGE_BYTES)?.into();
+        let bytes = read_version(path, self.versions.get(index), MAX_IMAGE_BYTES)?.into();
         Ok((EncodedImage { bytes, path: path.clone() }, *label))
     }
 
@@ -197,43 +205,6 @@ impl Dataset for DecodedImageFolder {
     }
 }
 
-/// The sub-folders and the other files of a folder, each sorted by name.
-fn sorted_entries(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
-    let (mut folders, mut files) = (Vec::new(), Vec::new());
-    for entry in fs::read_dir(folder).map_err(DataError::io(folder))? {
-        let entry = entry.map_err(DataError::io(folder))?;
-        let kind = entry.file_type().map_err(DataError::io(folder))?;
-        let path = entry.path();
-        // The directory listing has each entry's type: only for a symbolic link is another system call needed.
-        match kind.is_dir() || kind.is_symlink() && path.is_dir() {
-            true => folders.push(path),
-            false => files.push(path),
-        }
-    }
-    // All begin with the same folder, so comparing the whole path as bytes sorts by name, faster than by component.
-    for paths in [&mut folders, &mut files] {
-        paths.sort_unstable_by(|one, other| one.as_os_str().cmp(other.as_os_str()));
-    }
-    Ok((folders, files))
-}
-
-/// Visits the files in `folder`, then those in its sub-folders. `above` holds the folders on the way down, so that a
-/// symbolic link to one of them does not cause endless recursion.
-fn list_files(folder: &Path, above: &mut Vec<PathBuf>, visit: &mut impl FnMut(PathBuf)) -> Result<(), DataError> {
-    let real = fs::canonicalize(folder).map_err(DataError::io(folder))?;
-    if above.contains(&real) {
-        return Ok(());
-    }
-    above.push(real);
-    let (folders, files) = sorted_entries(folder)?;
-    files.into_iter().for_each(&mut *visit);
-    for folder in folders {
-        list_files(&folder, above, visit)?;
-    }
-    above.pop();
-    Ok(())
-}
-
 /// The one of these extensions that the file's name has.
 fn extension_of<'a>(path: &Path, known: &[&'a str]) -> Option<&'a str> {
     let extension = path.extension()?;
@@ -242,6 +213,8 @@ fn extension_of<'a>(path: &Path, known: &[&'a str]) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::decode::png_tests::encode;
     use png::{BitDepth, ColorType};
