@@ -281,7 +281,7 @@ mod tests {
         taken.push(take_grad(&set(&ones(&[3, 2]).transpose(0, 1))).unwrap().unwrap());
         for grad in &mut taken {
             assert!(grad.is_contiguous());
-            assert_eq!(crate::storage(grad).unwrap().bytes as usize, 4 * grad.numel());
+            assert_eq!(crate::storage(grad).unwrap().bytes, 4 * grad.numel());
             assert_eq!((grad.g_add_scalar_(1.0).min().double_value(&[]), grad.max().double_value(&[])), (2.0, 2.0));
         }
     }

@@ -238,7 +238,7 @@ mod tests {
             let (stages, _) = options.assemble(|samples: Vec<usize>| Ok::<_, DataError>(samples))?;
             let faults = stages.faults.clone();
             let source = Indexed {
-                open: Box::new(|_| Ok(Arc::new(Dropped))),
+                open: Box::new(|_, _| Ok(Arc::new(Dropped))),
                 stages: Arc::new(stages),
                 batch_sampler: Arc::new(FixedBatches::new(SequentialSampler::new(8), 1, false)?),
                 identity: Identity { stream: false, len: 8, global_batch_size: 1, seed: 0, order: Vec::new() },
