@@ -5,7 +5,7 @@
 //! parameters are there for the block that computes and the next one, and a rank keeps a quarter of everything else.
 //!
 //! Expect: the losses of the plain loop without a limit, a peak of memory below the limit, and a whole model that the
-//! plain one loads, in a few seconds on a CPU.
+//! plain one loads, in less than a minute on a CPU.
 //!
 //!     cargo run -p overdrive-examples --example 21_fully_sharded
 #![forbid(unsafe_code)]

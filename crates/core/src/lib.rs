@@ -11,6 +11,7 @@ mod boxed;
 mod cache_fill;
 mod forward_error;
 mod gradient_sync;
+mod growth;
 mod locked_file;
 mod look_ahead;
 mod marks;
@@ -37,6 +38,7 @@ pub use averages::Averages;
 pub use cache_fill::{CacheFill, FillingCache};
 pub use forward_error::ForwardError;
 pub use gradient_sync::{AveragedBy, GradientSync, PendingSum, SingleProcess, SyncError};
+pub use growth::Growth;
 pub use locked_file::LockedFile;
 pub use look_ahead::{HeldBatches, is_taken_ahead, take_ahead, when_handed_out};
 pub use marks::{

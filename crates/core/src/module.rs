@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use overdrive_ffi::{Error as TorchError, TensorId};
 use tch::{Device, Kind, Tensor};
 
+use crate::growth::Growth;
 use crate::parameter::Parameter;
 use crate::walk::{Item, apply, walk};
 
@@ -47,6 +48,11 @@ pub trait Module {
         let address = std::ptr::from_ref(self).cast::<()>() as usize;
         // The type is part of it, because a struct and its first field have the same address.
         (size_of_val(self) > 0).then(|| ModuleId(address, std::any::type_name::<Self>()))
+    }
+
+    /// Tells later which parameters were added to it since; `None` where none can be, or it does not know.
+    fn growth(&self) -> Option<Growth> {
+        None
     }
 
     /// The parameters with their dotted names, in the order in which they were declared. A parameter that is used in

@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use crate::growth::Growth;
 use crate::module::Module;
 use crate::walk::{Item, walk};
 
@@ -65,6 +66,11 @@ pub trait IntoParameters {
     fn buffers(&self) -> Vec<(String, Tensor)> {
         Vec::new()
     }
+
+    /// As [`Module::growth`]; `None` of a list.
+    fn growth(&self) -> Option<Growth> {
+        None
+    }
 }
 
 /// The parameters with `prefix` and a dot before their names: for several models under one optimizer.
@@ -84,6 +90,10 @@ impl<M: Module> IntoParameters for &M {
     fn buffers(&self) -> Vec<(String, Tensor)> {
         persistent_buffers(*self)
     }
+
+    fn growth(&self) -> Option<Growth> {
+        Module::growth(*self)
+    }
 }
 
 impl<M: Module> IntoParameters for &mut M {
@@ -93,6 +103,10 @@ impl<M: Module> IntoParameters for &mut M {
 
     fn buffers(&self) -> Vec<(String, Tensor)> {
         persistent_buffers(&**self)
+    }
+
+    fn growth(&self) -> Option<Growth> {
+        Module::growth(&**self)
     }
 }
 

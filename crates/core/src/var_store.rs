@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use overdrive_ffi::TensorId;
 use tch::nn::VarStore;
 
+use crate::growth::Growth;
 use crate::module::{Module, Visitor};
 use crate::module_state::{load_module_state, module_state};
 use crate::state::{StateDict, StateError, Stateful};
@@ -29,6 +30,10 @@ impl Module for VarStore {
 
     fn as_any(&self) -> Option<&dyn Any> {
         Some(self)
+    }
+
+    fn growth(&self) -> Option<Growth> {
+        Some(Growth::of(self))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use overdrive_core::{Entry, Optimizer, OptimizerError, Parameter, StateDict, Stateful};
+use overdrive_core::{Entry, Growth, Optimizer, OptimizerError, Parameter, StateDict, Stateful};
 use overdrive_ddp::{Backend, ProcessGroup};
 use overdrive_ffi::TensorId;
 use tch::{Device, Kind, Tensor};
@@ -252,7 +252,8 @@ fn check_memory(params: &[Parameter]) -> Result<(), OptimizerError> {
         let [(first, one), (second, other)] = pair else { continue };
         if first.end > second.start {
             let (index, before) = (*one.max(other), *one.min(other));
-            let reason = format!("it shares memory with parameter {before}: give the same tensor for both, or a copy");
+            let other = params[before].label(before);
+            let reason = format!("it shares memory with parameter {other}: give the same tensor for both, or a copy");
             return Err(OptimizerError::parameter(&params[index], index, reason));
         }
     }
@@ -267,6 +268,18 @@ fn memory(tensor: &Tensor) -> Range<usize> {
     }
     let last: i64 = size.iter().zip(&stride).map(|(size, stride)| (size - 1) * stride).sum();
     first..first + (last as usize + 1) * tensor.kind().elt_size_in_bytes()
+}
+
+/// No rank would step or send what was added later.
+pub(crate) fn check_growth(growth: &Option<Growth>) -> Result<(), OptimizerError> {
+    match growth.as_ref().and_then(Growth::added) {
+        Some((param, index)) => {
+            let reason =
+                "it was added to the model after that was sharded, and would not be trained: shard the model anew";
+            Err(OptimizerError::parameter(&param, index, reason))
+        }
+        None => Ok(()),
+    }
 }
 
 pub(crate) fn check_behavior(part: &'static str, inner: &impl Optimizer) -> Result<(), OptimizerError> {
@@ -326,7 +339,7 @@ mod tests {
         for [one, other] in [[part(0, 6), part(2, 1)], [part(0, 3), part(2, 2)], [whole.detach(), whole.detach()]] {
             let apart = Tensor::zeros([2], (Kind::Float, Device::Cpu));
             let error = check(&[apart, one, other]).unwrap_err();
-            assert!(error.contains("shares memory with parameter 1"), "{error}");
+            assert!(error.contains("shares memory with parameter number 1"), "{error}");
         }
     }
 }

@@ -128,7 +128,7 @@ impl FullyShardedBuilder {
     /// # Syncs
     /// Waits for all ranks.
     pub fn build(mut self, model: impl IntoParameters) -> Result<FullyShardedDataParallel, ShardError> {
-        let buffers = model.buffers();
+        let (buffers, growth) = (model.buffers(), model.growth());
         let all = model.into_parameters();
         let rest: Vec<Parameter> = {
             let engine = self.shared.lock();
@@ -160,6 +160,7 @@ impl FullyShardedBuilder {
         let marked = {
             let mut engine = self.shared.lock();
             engine.put_in_order(&all);
+            engine.growth = growth;
             marks(engine.params())
         };
         Ok(FullyShardedDataParallel::new(self.shared, self.ranks, root, self.hooks, buffers, marked))
@@ -175,8 +176,9 @@ impl FullyShardedBuilder {
         let tell = |_: &Vec<GradHook>| describe(name, &params, reshard, kinds, (prefetches, &self.offload));
         let (hooks, all) = agree::built(&self.ranks.all, SHARDING, hooks, tell)?;
         agree::on_lines("the parameters of a unit", &all)?;
+        self.send_values(&params)?;
         let made = params.iter().map(|param| self.shard_parameter(name, param)).collect::<Result<Vec<_>, ShardError>>();
-        // Memory may run out in the middle.
+        // Memory or a disk may run out in the middle, on one rank alone.
         let (made, _) = agree::built(&self.ranks.all, SHARDING, made, |_| ())?;
         self.hooks.extend(hooks);
         self.names.insert(name.to_owned());
@@ -198,12 +200,16 @@ impl FullyShardedBuilder {
         trained.map(hook).collect()
     }
 
-    /// Rank 0's values, of which each rank keeps its rows.
+    /// Gives all ranks rank 0's values.
+    fn send_values(&self, params: &[Parameter]) -> Result<(), ShardError> {
+        let _no_grad = tch::no_grad_guard();
+        let sent = params.iter().filter(|_| self.ranks.all.size() > 1);
+        sent.map(|param| Ok(self.ranks.all.broadcast(&mut param.tensor().f_detach()?, 0)?)).collect()
+    }
+
+    /// The rows that this rank keeps.
     fn shard_parameter(&self, unit: &str, param: &Parameter) -> Result<ShardedParam, ShardError> {
         let _no_grad = tch::no_grad_guard();
-        if self.ranks.all.size() > 1 {
-            self.ranks.all.broadcast(&mut param.tensor().f_detach()?, 0)?;
-        }
         let layout = Layout::new(param.tensor().size(), self.ranks.parts.rank(), self.ranks.parts.size());
         let kind = self.param_kind.unwrap_or(param.tensor().kind());
         Ok(ShardedParam::new(param, layout, kind, unit, &self.shared.lock().home)?)
@@ -243,7 +249,8 @@ impl FullyShardedBuilder {
         }
         let device = params[0].tensor().device();
         for (index, param) in params.iter().enumerate() {
-            self.check_parameter(param, device).map_err(|reason| OptimizerError::parameter(param, index, reason))?;
+            let of_unit = |reason| OptimizerError::parameter(param, index, format!("{reason} (the unit is `{name}`)"));
+            self.check_parameter(param, device).map_err(of_unit)?;
         }
         Ok(())
     }
@@ -343,7 +350,7 @@ fn describe(
         let tensor = param.tensor();
         let frozen = if tensor.requires_grad() { "" } else { ", frozen" };
         let what = format!("{:?} of shape {:?}{frozen}", tensor.kind(), tensor.size());
-        (format!("parameter {}", param.label(index)), what)
+        (format!("parameter {} of the unit `{name}`", param.label(index)), what)
     };
     let of_unit = [
         ("the unit's name", format!("`{name}`")),

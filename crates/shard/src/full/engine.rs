@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use overdrive_core::Parameter;
+use overdrive_core::{Growth, Parameter};
 use overdrive_ffi::host_memory::read_ahead;
 use overdrive_ffi::{TensorId, bump_version};
 
@@ -47,6 +47,8 @@ pub(super) struct Engine {
     pub(super) units: Vec<UnitState>,
     /// The unit of each parameter and its index there, in the order of the model.
     pub(super) places: Vec<(usize, usize)>,
+    /// Of the model that they are of.
+    pub(super) growth: Option<Growth>,
     pub(super) meeting: Meeting,
     pub(super) order: Order,
     pub(super) prefetches: bool,
@@ -91,6 +93,7 @@ impl Engine {
             link: Link::default(),
             units: Vec::new(),
             places: Vec::new(),
+            growth: None,
             meeting,
             order: Order::default(),
             prefetches: true,

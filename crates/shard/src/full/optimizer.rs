@@ -17,7 +17,7 @@ use super::ranks::Ranks;
 use super::{Running, Shared, shards};
 use crate::agree;
 use crate::error::ShardError;
-use crate::ownership::{check_behavior, options_of};
+use crate::ownership::{check_behavior, check_growth, options_of};
 
 pub(super) const PART: &str = "FullyShardedOptimizer";
 const BUILDING: &str = "building the optimizer";
@@ -92,6 +92,7 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         if self.shared.lock().link.is_local() {
             return refuse(LOCAL);
         }
+        check_growth(&self.shared.lock().growth)?;
         // Options may have been changed, or loaded.
         check(&self.inner)?;
         if self.inner.params().len() != self.count {

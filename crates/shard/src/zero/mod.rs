@@ -5,7 +5,7 @@ mod optimizer;
 mod state;
 
 use overdrive_core::{
-    IGNORED, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, SHARDED_GRADIENTS, StateDict,
+    Growth, IGNORED, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, SHARDED_GRADIENTS, StateDict,
     check_averaged, check_not_stepped_in_backward,
 };
 use overdrive_ddp::ProcessGroup;
@@ -76,6 +76,8 @@ pub struct ZeroRedundancyOptimizer<O> {
     own: Option<Own<O>>,
     buckets: Vec<Bucket>,
     params: TensorList,
+    /// Of the model that they were given as.
+    growth: Option<Growth>,
     link: Link,
 }
 
@@ -95,6 +97,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         group: &ProcessGroup,
         build: impl Fn(Vec<Parameter>) -> Result<O, OptimizerError>,
     ) -> Result<Self, ShardError> {
+        let growth = params.growth();
         let given = params.into_parameters();
         let built = Ownership::new(&given, group.size(), &build).and_then(|ownership| {
             ownership.check_devices(group)?;
@@ -108,7 +111,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         agree::on_lines("the parameters and groups", &all)?;
         let buckets = exchange::buckets(&ownership, group.size(), BUCKET_BYTES);
         let (id, group) = (OptimizerId::new(), group.clone());
-        Ok(Self { id, group, ownership, own, buckets, params, link: Link::default() })
+        Ok(Self { id, group, ownership, own, buckets, params, growth, link: Link::default() })
     }
 
     /// Sets how many bytes of parameters are sent in one broadcast at most; 25 MiB by default. A parameter of
@@ -209,6 +212,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
                           window's last pass, or zero the gradients";
             return Err(OptimizerError::DoesNotFit { part: "ShardedDataParallel", reason });
         }
+        ownership::check_growth(&self.growth)?;
         let Some(own) = &self.own else { return Ok(()) };
         // Options may have been changed, or loaded.
         ownership::check_behavior(PART, &own.inner)?;

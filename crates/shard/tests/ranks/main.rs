@@ -1,6 +1,7 @@
 //! Sharded training on several ranks, which are processes: forks of this program, with a variable that names the
 //! scenario. Each run has a time limit, after which its processes are killed and the test fails; nothing else is timed.
 
+mod added;
 mod beside_python;
 mod counted;
 mod deepspeed;
@@ -53,6 +54,8 @@ use harness::{Scenario, rank_main, run};
 
 /// The scenarios that a rank can run.
 const SCENARIOS: &[(&str, Scenario)] = &[
+    ("added_later", added::later),
+    ("added_out_of_memory", added::out_of_memory),
     ("mesh", mesh::scenario),
     ("mesh_refusals", mesh::refusals),
     ("meshes_that_differ", mesh::that_differ),
@@ -137,6 +140,8 @@ fn main() -> Result<ExitCode> {
         return rank_main(&name, SCENARIOS).map(|()| ExitCode::SUCCESS);
     }
     let tests = [
+        ("parameters_added_after_sharding_are_named_on_every_rank", "added_later", 2),
+        ("memory_that_runs_out_within_a_unit_is_told_on_every_rank", "added_out_of_memory", 2),
         ("a_mesh_of_4_has_the_groups_of_its_lines", "mesh", 4),
         ("meshes_that_do_not_fit_4_ranks_are_refused", "mesh_refusals", 4),
         ("meshes_that_differ_are_named_on_every_rank", "meshes_that_differ", 3),
