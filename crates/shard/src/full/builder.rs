@@ -203,8 +203,8 @@ impl FullyShardedBuilder {
     /// Gives all ranks rank 0's values.
     fn send_values(&self, params: &[Parameter]) -> Result<(), ShardError> {
         let _no_grad = tch::no_grad_guard();
-        let sent = params.iter().filter(|_| self.ranks.all.size() > 1);
-        sent.map(|param| Ok(self.ranks.all.broadcast(&mut param.tensor().f_detach()?, 0)?)).collect()
+        let mut sent = params.iter().filter(|_| self.ranks.all.size() > 1);
+        sent.try_for_each(|param| Ok(self.ranks.all.broadcast(&mut param.tensor().f_detach()?, 0)?))
     }
 
     /// The rows that this rank keeps.

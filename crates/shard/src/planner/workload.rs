@@ -94,7 +94,7 @@ impl Workload {
 
     /// Bytes of the largest gradient.
     pub(super) fn largest_gradient(&self) -> f64 {
-        ELEMENT * self.largest_parameter.unwrap_or(f64::INFINITY).min(self.largest())
+        ELEMENT * self.largest_parameter.unwrap_or_else(|| self.largest())
     }
 
     /// Bytes of an element of whole parameters with stage 3.
@@ -104,7 +104,11 @@ impl Workload {
 
     pub(super) fn check(&self) -> Result<(), ShardError> {
         positive("elements of all units", self.elements())?;
-        self.largest_parameter.map_or(Ok(()), |found| positive("elements of the largest parameter", found))?;
+        let fits = |found| {
+            let holds = found > 0.0 && found <= self.largest();
+            check("elements of the largest parameter", found, holds, "above 0, and at most those of the largest unit")
+        };
+        self.largest_parameter.map_or(Ok(()), fits)?;
         not_negative("state_bytes", self.state_bytes)?;
         not_negative("activations that are kept", self.kept)?;
         not_negative("activations that are kept where units run again", self.recomputed)?;
