@@ -46,7 +46,10 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     // Wrong on rank 1 alone.
     let own = weight(if rank == 1 { 6 } else { 4 });
     let told = refusal(&group, [("own", &own)])?;
-    ensure!(matches!(&told, ShardError::RanksDisagree { rank: 1, what, .. } if what == "parameter `own`"), "{told:?}");
+    ensure!(
+        matches!(&told, ShardError::RanksDisagree { rank: 1, what, .. } if what == "parameter `own` of the unit `unit`"),
+        "{told:?}"
+    );
     let own = weight(4).set_requires_grad(rank != 1);
     let told = refusal(&group, [("own", &own)])?;
     ensure!(matches!(&told, ShardError::RanksDisagree { rank: 1, found, .. } if found.contains("frozen")), "{told:?}");
