@@ -1,5 +1,6 @@
 //! Groups over Gloo that are closed, and several sends and receives as one work.
 
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -81,6 +82,7 @@ pub fn held(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let all: Vec<usize> = (0..group.size()).collect();
     let (store, mut answers) = (group.store(), Vec::new());
+    store.set("known", b"")?;
     for round in 0..5 {
         let asked = format!("asked {round}");
         if group.rank() > 0 {
@@ -88,8 +90,11 @@ pub fn held(meeting: &Meeting) -> Result<()> {
         }
         drop(group.new_group(&all)?.context("every rank is a member")?);
         if group.rank() == 0 {
-            store.set("known", b"")?;
-            answers.push(store.get("known", SHORT));
+            // The thread that waits for rank 1 has begun, or will begin and show nothing.
+            answers.push((0..10).try_for_each(|_| {
+                sleep(Duration::from_millis(10));
+                store.get("known", SHORT).map(drop)
+            }));
             store.set(&asked, b"")?;
         }
     }
