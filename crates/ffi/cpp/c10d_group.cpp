@@ -10,6 +10,7 @@
 
 #include "c10d_backends.h"
 #include "c10d_guarded.h"
+#include "c10d_tcp_client.h"
 
 namespace {
 
@@ -54,14 +55,24 @@ constexpr const char* CONNECTED = "overdrive/connected";
 constexpr const char* ALL_CONNECTED = "overdrive/all_connected";
 // A member in Python does not count itself.
 constexpr std::chrono::milliseconds LONGEST_HOLD{2000};
+// Between two questions, and what an answer may take: other threads have their turns at the store meanwhile.
+constexpr std::chrono::milliseconds PAUSE{20};
+constexpr std::chrono::milliseconds ANSWER{200};
 
 // Waits until all members have connected: Gloo fails for one that finds its peer gone again while it still connects. Not
-// where the store is gone.
+// where the store is gone. Takes a second longer where another thread has the turn at the end.
 void hold_until_connected(const c10::intrusive_ptr<c10d::Store>& connections,
                           std::chrono::milliseconds longest = LONGEST_HOLD) noexcept {
-  try {
-    if (connections && longest.count() > 0) connections->wait({ALL_CONNECTED}, longest);
-  } catch (...) {
+  if (!connections) return;
+  for (auto deadline = Clock::now() + longest; Clock::now() < deadline; std::this_thread::sleep_for(PAUSE)) {
+    try {
+      overdrive::TcpClient::Limit limit(ANSWER);
+      if (connections->check({ALL_CONNECTED})) return;
+    } catch (const c10::DistStoreError&) {
+      // The store is late, or another thread waits on it.
+    } catch (...) {
+      return;
+    }
   }
 }
 
@@ -232,7 +243,7 @@ od_status od_group_verify_params(const od_group* group, const od_tensor_list* pa
 
 od_status od_group_set_timeout(const od_group* group, int64_t timeout_ms, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {
-    group->group->locked([&] {
+    group->group->between([&] {
       for (const auto& backend : group->backends) backend->setTimeout(std::chrono::milliseconds(timeout_ms));
     });
   });

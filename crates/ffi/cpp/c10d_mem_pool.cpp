@@ -6,6 +6,7 @@
 // a destructor. One that is aborted is taken out, and `deregisterMemPool` then reads what is not there. Both end the
 // process, by SIGABRT and SIGSEGV; so does PyTorch's `register_mem_pool`.
 #include <ATen/cuda/MemPool.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <dlfcn.h>
 
@@ -38,7 +39,8 @@ Pools& pools() {
 }
 
 struct Pool {
-  Pool(at::Device device, std::shared_ptr<allocator::CUDAAllocator> source) : device(device) {
+  Pool(at::Device device, std::shared_ptr<allocator::CUDAAllocator> source)
+      : device(device), has_source(source != nullptr) {
     c10::DeviceGuard guard(device);
     pool = new at::cuda::MemPool(std::move(source));
     std::lock_guard<std::mutex> lock(pools().mutex);
@@ -62,6 +64,8 @@ struct Pool {
   }
 
   at::Device device;
+  // Not the caching allocator's own memory, which may be in expandable segments.
+  bool has_source;
   at::cuda::MemPool* pool;
   // How often the system has given memory to the pool or got some back, and what it has got back.
   std::atomic<uint64_t> changes{0};
@@ -103,11 +107,14 @@ const Functions& functions() {
 // A communicator, which ends on whatever thread finds that work has failed.
 class Communicator {
  public:
-  Communicator(std::shared_ptr<c10d::NCCLComm> owner, ncclComm_t comm) : owner_(std::move(owner)), comm_(comm) {}
+  Communicator(std::shared_ptr<c10d::NCCLComm> owner, ncclComm_t comm, at::Device device)
+      : owner_(std::move(owner)), comm_(comm), device_(device) {}
 
-  // Runs a body during which it cannot end. False if it has ended.
+  // Runs a body during which it cannot end, on its device: NCCL would set a new thread's device back to GPU 0, which
+  // makes a context there. False if it has ended.
   template <typename Body>
   bool with(Body&& body) const {
+    c10::DeviceGuard guard(device_);
     std::lock_guard<std::recursive_mutex> lock(*owner_.*(&Open::mutex_));
     if (*owner_.*(&Open::aborted_)) return false;
     body(comm_);
@@ -121,6 +128,7 @@ class Communicator {
   };
   std::shared_ptr<c10d::NCCLComm> owner_;
   ncclComm_t comm_;
+  at::Device device_;
 };
 
 // A pool that is registered at a communicator. Where it is not taken back, it is kept for the rest of the process:
@@ -136,20 +144,27 @@ class Registered {
 
   const Pool& pool() const { return **pool_; }
 
-  // Registers memory that the pool has got, and takes back what it no longer has. NCCL's first error, or success.
-  ncclResult_t update() {
+  // Registers memory that the pool has got, and takes back what it no longer has. After an error, the next call tries
+  // again.
+  void update() {
     const Pool& pool = this->pool();
-    if (seen_ == pool.changes) return ncclSuccess;
+    if (seen_ == pool.changes) return;
+    uint64_t changes = 0;
     std::vector<Range> freed;
     {
       std::lock_guard<std::mutex> lock(pools().mutex);
-      seen_ = pool.changes;
+      changes = pool.changes;
       freed.assign(pool.freed.begin() + static_cast<std::ptrdiff_t>(freed_seen_), pool.freed.end());
-      freed_seen_ = pool.freed.size();
     }
+    bool grows = !pool.has_source && c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments();
     std::map<size_t, size_t> there;
-    for (const auto& segment : allocator::snapshot(pool.pool->id(), false).segments)
-      if (segment.device == pool.device.index() && segment.total_size > 0) there[segment.address] = segment.total_size;
+    for (const auto& segment : allocator::snapshot(pool.pool->id(), false).segments) {
+      if (segment.device != pool.device.index() || segment.total_size == 0) continue;
+      grows = grows || segment.is_expandable;
+      there[segment.address] = segment.total_size;
+    }
+    TORCH_CHECK(!grows, "a pool in expandable segments cannot be registered, because they grow while NCCL uses them: "
+                        "set expandable_segments:False in PYTORCH_CUDA_ALLOC_CONF");
     auto result = ncclSuccess;
     communicator_.with([&](ncclComm_t comm) {
       for (auto it = segments_.begin(); it != segments_.end();) {
@@ -160,8 +175,7 @@ class Registered {
         auto place = there.find(begin);
         bool stays =
             place != there.end() && place->second == segment.size && std::none_of(freed.begin(), freed.end(), overlaps);
-        if (!stays) note(result, functions().leave(comm, segment.handle));
-        it = stays ? std::next(it) : segments_.erase(it);
+        it = stays ? std::next(it) : leave(comm, it, result);
       }
       for (auto [begin, size] : there) {
         if (segments_.count(begin) != 0) continue;
@@ -171,18 +185,29 @@ class Registered {
         if (code == ncclSuccess) segments_[begin] = {size, handle};
       }
     });
-    return result;
+    TORCH_CHECK(result == ncclSuccess, "NCCL did not register the pool: ", c10d::ncclGetErrorWithVersion(result));
+    seen_ = changes;
+    freed_seen_ += freed.size();
   }
 
-  // Takes all memory back: it may be freed. False if the communicator has ended or refuses.
-  bool take_back() {
+  // Takes all memory back: it may be freed. What NCCL refuses stays, and the next update registers the rest again.
+  void take_back() {
     auto result = ncclSuccess;
+    seen_ = NOTHING;
     bool there = communicator_.with([&](ncclComm_t comm) {
-      for (const auto& [_, segment] : segments_) note(result, functions().leave(comm, segment.handle));
-      segments_.clear();
+      for (auto it = segments_.begin(); it != segments_.end();) it = leave(comm, it, result);
     });
-    is_taken_back_ = there && result == ncclSuccess;
-    return is_taken_back_;
+    TORCH_CHECK(there, "the communicator has ended: the pool is kept for the rest of the process");
+    TORCH_CHECK(result == ncclSuccess, "NCCL did not give the pool back: ", c10d::ncclGetErrorWithVersion(result));
+    is_taken_back_ = true;
+  }
+
+  // The same where nobody can do anything about an error.
+  void try_to_take_back() noexcept {
+    try {
+      take_back();
+    } catch (...) {
+    }
   }
 
  private:
@@ -190,6 +215,16 @@ class Registered {
     size_t size;
     void* handle;
   };
+  using Segments = std::map<size_t, Segment>;
+
+  static constexpr uint64_t NOTHING = std::numeric_limits<uint64_t>::max();
+
+  // Gives a segment back, unless NCCL refuses, and returns the next one.
+  Segments::iterator leave(ncclComm_t comm, Segments::iterator it, ncclResult_t& result) {
+    auto code = functions().leave(comm, it->second.handle);
+    note(result, code);
+    return code == ncclSuccess ? segments_.erase(it) : std::next(it);
+  }
 
   static void note(ncclResult_t& result, ncclResult_t code) {
     if (result == ncclSuccess) result = code;
@@ -198,9 +233,9 @@ class Registered {
   std::unique_ptr<std::shared_ptr<Pool>> pool_;
   Communicator communicator_;
   bool is_taken_back_ = false;
-  std::map<size_t, Segment> segments_;
+  Segments segments_;
   // What of the pool's changes was seen. The first look sees all.
-  uint64_t seen_ = std::numeric_limits<uint64_t>::max();
+  uint64_t seen_ = NOTHING;
   size_t freed_seen_ = 0;
 };
 
@@ -214,27 +249,18 @@ class NcclRegistrations final : public overdrive::Registrations {
     std::list<Registered> added;
     added.emplace_back(pool, std::move(communicator));
     try {
-      auto code = added.back().update();
-      TORCH_CHECK(code == ncclSuccess, "NCCL did not register the pool: ", c10d::ncclGetErrorWithVersion(code));
+      added.back().update();
     } catch (...) {
-      added.back().take_back();
+      added.back().try_to_take_back();
       throw;
     }
     all_.splice(all_.end(), added);
   }
 
-  // Memory that is not registered is sent as any other.
-  void update() noexcept {
-    try {
-      std::lock_guard<std::mutex> lock(mutex_);
-      for (auto& registered : all_) {
-        auto code = registered.update();
-        if (code != ncclSuccess)
-          TORCH_WARN("NCCL did not register new memory of a pool: ", c10d::ncclGetErrorWithVersion(code));
-      }
-    } catch (const std::exception& error) {
-      TORCH_WARN("new memory of a pool is not registered: ", error.what());
-    }
+  // Where only some ranks' memory is registered, NCCL may wait without a limit. So a failure is one of the collective.
+  void update() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& registered : all_) registered.update();
   }
 
   void check_has(const Pool& pool) {
@@ -248,7 +274,7 @@ class NcclRegistrations final : public overdrive::Registrations {
     std::lock_guard<std::mutex> lock(mutex_);
     auto place = find(pool);
     TORCH_CHECK(place != all_.end(), "the pool is not registered at this group");
-    TORCH_CHECK(place->take_back(), "the communicator has ended: the pool is kept for the rest of the process");
+    place->take_back();
     taken.splice(taken.end(), all_, place);
   }
 
@@ -256,7 +282,7 @@ class NcclRegistrations final : public overdrive::Registrations {
     std::list<Registered> taken;
     std::lock_guard<std::mutex> lock(mutex_);
     taken.swap(all_);
-    for (auto& registered : taken) registered.take_back();
+    for (auto& registered : taken) registered.try_to_take_back();
   }
 
  private:
@@ -306,8 +332,15 @@ void od_mem_pool_free(od_mem_pool* pool) noexcept { delete pool; }
 od_status od_mem_pool_begin(const od_mem_pool* pool, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     auto own = std::this_thread::get_id();
-    allocator::beginAllocateToPool(pool->pool->device.index(), pool->pool->pool->id(),
-                                   [own](cudaStream_t) { return std::this_thread::get_id() == own; });
+    auto device = pool->pool->device.index();
+    auto id = pool->pool->pool->id();
+    try {
+      allocator::beginAllocateToPool(device, id, [own](cudaStream_t) { return std::this_thread::get_id() == own; });
+    } catch (...) {
+      // It has counted the scope before it looked whether there is one already.
+      allocator::releasePool(device, id);
+      throw;
+    }
   });
 }
 
@@ -324,9 +357,11 @@ od_status od_group_register_pool(const od_group* group, const od_mem_pool* pool,
     auto nccl = nccl_of(*group);
     auto device = pool->pool->device;
     check_device(*nccl, device);
-    group->group->locked([&] {
+    TORCH_CHECK(!nccl->waits_itself(), "with TORCH_NCCL_BLOCKING_WAIT=1 nobody knows when NCCL no longer uses a pool: "
+                                       "unset it to register one");
+    group->group->between([&] {
       auto [owner, comm] = nccl->communicator(device);
-      registrations_of(*group).add(pool->pool, {std::move(owner), comm});
+      registrations_of(*group).add(pool->pool, {std::move(owner), comm, device});
       // The group may outlive its handle.
       group->group->before_each = [all = group->registrations] { static_cast<NcclRegistrations&>(*all).update(); };
     });
@@ -336,7 +371,7 @@ od_status od_group_register_pool(const od_group* group, const od_mem_pool* pool,
 od_status od_group_deregister_pool(const od_group* group, const od_mem_pool* pool, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {
     auto nccl = nccl_of(*group);
-    group->group->locked([&] {
+    group->group->between([&] {
       auto& registrations = registrations_of(*group);
       registrations.check_has(*pool->pool);
       nccl->wait_until_idle(*group->group->failures());

@@ -25,6 +25,9 @@ struct Nccl final : c10d::ProcessGroupNCCL {
     return lock.owns_lock() && workMetaList_.empty();
   }
 
+  // `idle` does not know then.
+  bool waits_itself() const { return blockingWait_; }
+
   // Connects its ranks, as a split needs.
   void connect(at::Device device) {
     if (!isInitialized()) eagerConnectSingleDevice(device);

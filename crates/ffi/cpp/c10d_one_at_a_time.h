@@ -28,11 +28,20 @@ class OneAtATime final : public c10d::ProcessGroup {
   using Sizes = std::vector<int64_t>;
   using c10d::ProcessGroup::ProcessGroup;
 
+  // Starts a collective.
   template <typename Body>
   auto locked(Body&& body) {
+    return between([&] {
+      prepare();
+      return body();
+    });
+  }
+
+  // While no collective starts.
+  template <typename Body>
+  auto between(Body&& body) {
     std::lock_guard<std::timed_mutex> lock(starting_);
     if (const char* how = ended_) C10_THROW_ERROR(DistError, c10::str("the group was ", how, ": make a new one"));
-    if (before_each) before_each();
     try {
       return body();
     } catch (const c10::DistError&) {
@@ -119,10 +128,20 @@ class OneAtATime final : public c10d::ProcessGroup {
     locked([&] { ProcessGroup::monitoredBarrier(options, wait_all_ranks); });
   }
 
-  // What happens before each collective; it does not throw. Set where none can begin.
+  // What happens before each collective. Set where none can begin.
   std::function<void()> before_each;
 
  private:
+  // The other ranks begin the collective, also where this one fails.
+  void prepare() {
+    try {
+      if (before_each) before_each();
+    } catch (...) {
+      failures_->failed = true;
+      throw;
+    }
+  }
+
   std::timed_mutex starting_;
   std::atomic<const char*> ended_{nullptr};
   std::shared_ptr<Failures> failures_ = std::make_shared<Failures>();

@@ -19,6 +19,13 @@ std::vector<std::string> strings_of(const char* const* keys, size_t n) {
   return std::vector<std::string>(keys, keys + n);
 }
 
+// A client, which waits for a key and gets it by one question, in one turn.
+bool is_client(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store);
+  auto inner = prefixed ? prefixed->getUnderlyingNonPrefixStore() : store;
+  return dynamic_cast<const overdrive::TcpClient*>(inner.get()) != nullptr;
+}
+
 // A new server on `socket`; without one, the server that this process already has at the port. It lives as long as one of
 // its stores here. libtorch could share servers too, but finds them only by port, not by the address to which the given
 // socket is bound.
@@ -96,7 +103,9 @@ od_status od_store_set(const od_store* store, const char* key, const uint8_t* va
 od_status od_store_get(const od_store* store, const char* key, int64_t timeout_ms, void* visitor,
                        void (*visit)(void*, const uint8_t*, size_t), od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {
-    store->store->wait({key}, std::chrono::milliseconds(timeout_ms));
+    std::chrono::milliseconds timeout(timeout_ms);
+    if (!is_client(store->store)) store->store->wait({key}, timeout);
+    overdrive::TcpClient::Limit limit(timeout);
     auto value = store->store->get(key);
     visit(visitor, value.data(), value.size());
   });

@@ -46,6 +46,20 @@ class TcpClient final : public c10d::Store {
         port_(client->getPort()),
         turns_([client]() -> auto& { return client; }, place()) {}
 
+  // While it lives, this thread's calls that have no timeout of their own have this one, and not the store's: a
+  // PrefixStore passes on none but that of `wait`.
+  class Limit {
+   public:
+    explicit Limit(Millis limit) { current() = limit; }
+    Limit(const Limit&) = delete;
+    ~Limit() { current().reset(); }
+
+    static std::optional<Millis>& current() {
+      thread_local std::optional<Millis> limit;
+      return limit;
+    }
+  };
+
   c10::intrusive_ptr<c10d::Store> clone() override {
     auto copy = ask([](auto& store) { return store.clone(); });
     return c10::make_intrusive<TcpClient>(c10::static_intrusive_pointer_cast<c10d::TCPStore>(copy), timeout_, server_);
@@ -128,7 +142,7 @@ class TcpClient final : public c10d::Store {
   // `ask` owns what it uses, for it may be left behind.
   template <typename Ask>
   Answer<Ask> ask(Ask ask) {
-    return answer(timeout_, [ask = std::move(ask)](c10d::TCPStore& store, Millis left) {
+    return answer(Limit::current().value_or(timeout_), [ask = std::move(ask)](c10d::TCPStore& store, Millis left) {
       store.setTimeout(left);
       return ask(store);
     });

@@ -4,6 +4,8 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, scope, sleep};
 use std::time::Duration;
@@ -44,8 +46,8 @@ fn until_taken(store: &Store) {
     while !store.wait(&["known"], Duration::from_millis(1)).is_err_and(is_busy) {}
 }
 
-/// Lets one client connect to a server, whose answers wait while the mutex is locked.
-fn relay(server: u16, passes: Arc<Mutex<()>>) -> u16 {
+/// Lets one client connect to a server. Each answer passes when `passes` has returned.
+fn relay(server: u16, mut passes: impl FnMut() + Send + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     thread::spawn(move || -> io::Result<()> {
@@ -58,7 +60,7 @@ fn relay(server: u16, passes: Arc<Mutex<()>>) -> u16 {
         let mut answer = [0; 1 << 10];
         loop {
             let bytes = server.read(&mut answer)?;
-            let _passes = passes.lock();
+            passes();
             client.write_all(&answer[..bytes])?;
             if bytes == 0 {
                 return client.shutdown(Shutdown::Both);
@@ -145,7 +147,8 @@ fn who_thaws_gets_a_turn_though_its_time_is_over() {
 fn the_short_limit_of_a_call_is_not_that_of_the_next_one() {
     let (_server, port) = at(0, true, PATIENCE);
     let passes = Arc::new(Mutex::new(()));
-    let (client, _) = at(relay(port, Arc::clone(&passes)), false, PATIENCE);
+    let waits = Arc::clone(&passes);
+    let (client, _) = at(relay(port, move || drop(waits.lock())), false, PATIENCE);
     assert_eq!(client.add("sum", 1).unwrap(), 1);
     let held = passes.lock().unwrap();
     let said = client.wait(&["stop"], Duration::from_millis(10)).unwrap_err().to_string();
@@ -157,6 +160,31 @@ fn the_short_limit_of_a_call_is_not_that_of_the_next_one() {
         drop(held);
         assert_eq!(adds.join().unwrap().unwrap(), 2, "a pause of a second is not one of a minute");
     });
+}
+
+#[test]
+fn a_value_comes_within_the_limit_of_the_call_too() {
+    let (server, port) = at(0, true, PATIENCE);
+    server.set("known", b"value").unwrap();
+    let (frees, freed) = channel::<()>();
+    let is_last = Arc::new(AtomicBool::new(false));
+    let stops = Arc::clone(&is_last);
+    let mut has_stopped = false;
+    let passes = move || {
+        if has_stopped {
+            let _free = freed.recv();
+        }
+        has_stopped = stops.load(Ordering::Relaxed);
+    };
+    let (client, _) = at(relay(port, passes), false, PATIENCE);
+    assert_eq!(client.get("known", PATIENCE).unwrap(), b"value");
+    // The server says that the key is there, and then nothing.
+    is_last.store(true, Ordering::Relaxed);
+    let said = client.get("known", Duration::from_secs(1)).unwrap_err().to_string();
+    assert!(said.contains("has not answered within 1 s"), "{said}");
+    drop(frees);
+    // Who asks next gets their own answer.
+    assert_eq!(client.add("sum", 1).unwrap(), 1);
 }
 
 #[test]

@@ -46,11 +46,30 @@ impl ProcessGroup {
     /// PyTorch registers new memory while it is allocated, and has `symm=True`, for windows that all ranks register together.
     /// There are none here: a rank that is missing would hold up the others, and an abort too.
     ///
+    /// # All ranks alike
+    /// Every rank has to register and deregister the same memory, in the same order, between the same collectives, and to pass
+    /// registered memory to the same collectives, in and out. NCCL calls it undefined where only some ranks do; in 2.28.9, with
+    /// NVLS, those that do wait for the others without a limit. So a collective fails on this rank where new memory cannot be
+    /// registered before it, and the group's work has failed then. With `max_split_size_mb`, an allocation in a registered pool
+    /// that finds no memory frees blocks of it while they are registered.
+    ///
+    /// # Waits that nothing ends
+    /// Two waits within NCCL 2.28.9 (from its source, not run) end by no timeout and by no [`abort`](Self::abort). PyTorch has
+    /// them too. Register memory where a launcher ends all ranks when one is gone, and where a rank that stands still may hold
+    /// up the others.
+    /// - On hosts whose switches sum (NVLS), ranks of a host meet before each collective on registered memory, in the call that
+    ///   begins it. Where one is dead or stands still, `all_reduce_async` does not return, so no watchdog knows of the
+    ///   collective.
+    /// - Giving back memory that other ranks of the host have mapped asks their processes, in
+    ///   [`deregister_mem_pool`](Self::deregister_mem_pool), at the group's end, and before a collective where the pool has freed
+    ///   some. Where one stands still, the call does not return; [`close`](Self::close) does, at its timeout.
+    ///
     /// **Not run on a GPU.** On the stand-in, what is registered and taken back is tested, not what NCCL makes of it.
     ///
     /// # Errors
-    /// When this group is not over NCCL, on another device or has ended, the pool is registered already, or NCCL fails. The pool
-    /// is then not registered.
+    /// When this group is not over NCCL, on another device or has ended, the pool is registered already, or NCCL fails. When the
+    /// pool is in expandable segments, which grow while NCCL uses them (in those that it gets later, each collective fails), or
+    /// `TORCH_NCCL_BLOCKING_WAIT` is set, with which nobody knows when NCCL no longer uses it. The pool is then not registered.
     ///
     /// # Syncs
     /// Waits for all ranks where the communicator is not there yet, which is before the first collective.
@@ -63,14 +82,15 @@ impl ProcessGroup {
         self.engine().register_mem_pool(pool).map_err(|source| DdpError::between(self.context(op), source))
     }
 
-    /// Takes a pool's memory back from this group's communicator.
+    /// Takes a pool's memory back from this group's communicator: on every rank between the same two collectives, see
+    /// [`register_mem_pool`](Self::register_mem_pool).
     ///
     /// # Errors
     /// When the pool is not registered at this group, the group has ended or its work has failed, or NCCL fails. The group keeps
-    /// the pool then.
+    /// the pool then, and what NCCL has given back is registered again before the next collective.
     ///
     /// # Syncs
-    /// Waits until the group's collectives are done, at most its timeout.
+    /// Waits until the group's collectives are done, at most its timeout. Then NCCL may wait for other ranks without a limit.
     ///
     /// # Source
     /// `deregister_mem_pool` of `ProcessGroupNCCL`

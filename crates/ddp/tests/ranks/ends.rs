@@ -1,12 +1,13 @@
 //! Groups over Gloo that are closed, and several sends and receives as one work.
 
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use overdrive_ddp::{DdpError, P2pOp, ReduceOp};
 use tch::{Device, Kind, Tensor};
 
-use crate::harness::{Meeting, PATIENCE};
+use crate::harness::{Meeting, PATIENCE, all_through, free_port, start};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
@@ -72,4 +73,39 @@ pub fn late(meeting: &Meeting) -> Result<()> {
         group.new_group(&all)?.context("every rank is a member")?.close()?;
     }
     Ok(group.close()?)
+}
+
+/// Rank 0 drops groups that rank 1 has not begun to make, and asks the store meanwhile.
+pub fn held(meeting: &Meeting) -> Result<()> {
+    // Shorter than the group waits at its end, and longer than an answer takes unless the machine is very busy.
+    const SHORT: Duration = Duration::from_millis(300);
+    let group = meeting.group()?;
+    let all: Vec<usize> = (0..group.size()).collect();
+    let (store, mut answers) = (group.store(), Vec::new());
+    store.set("known", b"")?;
+    for round in 0..5 {
+        let asked = format!("asked {round}");
+        if group.rank() > 0 {
+            store.wait(&[asked.as_str()], PATIENCE)?;
+        }
+        drop(group.new_group(&all)?.context("every rank is a member")?);
+        if group.rank() == 0 {
+            // The thread that waits for rank 1 has begun, or will begin and show nothing.
+            answers.push((0..10).try_for_each(|_| {
+                sleep(Duration::from_millis(10));
+                store.get("known", SHORT).map(drop)
+            }));
+            store.set(&asked, b"")?;
+        }
+    }
+    ensure!(group.rank() > 0 || answers.iter().any(Result::is_ok), "{answers:?}");
+    Ok(group.close()?)
+}
+
+/// Gloo connects at the first collective here, so rank 0 makes the group without rank 1.
+pub fn store_is_left() -> Result<()> {
+    let (port, started) = (free_port(), Instant::now());
+    let ranks = (0..2).map(|rank| start("held", rank, 2, port, &[("TORCH_GLOO_LAZY_INIT", "1")]));
+    let ranks = ranks.collect::<Result<Vec<_>>>()?;
+    all_through(ranks, started).map(drop)
 }

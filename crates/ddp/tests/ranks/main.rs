@@ -101,6 +101,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("killed_training", kills::training),
     ("node_check", node_checks::scenario),
     ("late", ends::late),
+    ("held", ends::held),
     ("shared_memory", shared_memory::scenario),
     ("shared_memory_divisions", shared_memory::divisions),
     ("shared_memory_lost", shared_memory::lost),
@@ -187,7 +188,7 @@ fn main() -> Result<ExitCode> {
         plain("a_group_waits_at_its_end_for_members_that_connect", "late", 2),
     ];
     type Test = fn() -> Result<()>;
-    let more: [(&'static str, Test); 20] = [
+    let more: [(&'static str, Test); 21] = [
         ("a_launcher_checks_its_host_by_overdrive_node_check", node_checks::by_a_launcher),
         ("a_rank_that_stalls_is_reported", faults::stalled),
         ("dropped_work_neither_waits_nor_ends_the_process", faults::dropped),
@@ -196,6 +197,7 @@ fn main() -> Result<ExitCode> {
         ("ranks_killed_at_12_fixed_moments_in_backward_are_reported", kills::in_backward),
         ("a_killed_rank_is_reported_in_collectives", faults::killed_in_collectives),
         ("a_killed_rank_is_reported_in_backward", faults::killed_in_backward),
+        ("a_group_that_waits_at_its_end_leaves_its_store_to_others", ends::store_is_left),
         ("a_frozen_server_of_the_store_ends_questions_at_the_timeout", frozen::ends_questions),
         ("a_server_of_the_store_that_thaws_gives_no_wrong_answers", frozen::goes_on_when_it_thaws),
         ("a_wrong_world_size_is_reported", faults::wrong_world_size),

@@ -62,6 +62,9 @@ impl MemPool {
 
     /// Until the guard is dropped, what this thread allocates on the GPU comes from this pool; also after a panic.
     ///
+    /// Keep the guard around allocations only. While it lives, libtorch gives no cached memory of the device back, on no
+    /// thread, also where an allocation fails. Backward passes allocate on other threads, so not in the pool.
+    ///
     /// # Errors
     /// When a guard of this pool lives already.
     ///
@@ -107,9 +110,14 @@ impl ProcessGroup {
     /// the pool until it is deregistered or the group is [closed](Self::close); where the communicator is aborted, the process
     /// keeps it until it ends, because other ranks may still write to it.
     ///
+    /// Every rank has to register and deregister the same memory between the same collectives, and to pass it to the same ones:
+    /// NCCL calls anything else undefined, and may wait without a limit. So a collective fails on this rank where new memory
+    /// cannot be registered before it, and the group's work has failed then. With `max_split_size_mb`, an allocation in the
+    /// pool that finds no memory frees blocks of it that are registered.
+    ///
     /// # Errors
-    /// When the group is not over NCCL, on another device or has ended, the pool is registered already, or NCCL fails. The pool
-    /// is then not registered.
+    /// When the group is not over NCCL, on another device or has ended, the pool is registered already or in expandable
+    /// segments, `TORCH_NCCL_BLOCKING_WAIT` is set, or NCCL fails. The pool is then not registered.
     ///
     /// # Syncs
     /// Waits for all members where the communicator is not there yet.
@@ -121,14 +129,15 @@ impl ProcessGroup {
         check(|err| unsafe { raw::od_group_register_pool(self.as_ptr(), pool.as_ptr(), err) })
     }
 
-    /// Takes a pool's memory back from the communicator.
+    /// Takes a pool's memory back from the communicator, on every rank between the same collectives.
     ///
     /// # Errors
     /// When the pool is not registered at this group, the group has ended or its work has failed, or NCCL fails. The group keeps
-    /// the pool then.
+    /// the pool then, and what NCCL has given back is registered again before the next collective.
     ///
     /// # Syncs
-    /// Waits until the group's collectives are done, at most its timeout.
+    /// Waits until the group's collectives are done, at most its timeout. Then NCCL asks the ranks whose memory this one has
+    /// mapped, and waits for their answers without a limit.
     ///
     /// # Source
     /// `ProcessGroupNCCL::deregisterMemPool`

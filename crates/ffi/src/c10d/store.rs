@@ -15,7 +15,8 @@ use crate::error::{Error, check};
 use crate::raw_c10d as raw;
 
 /// A key-value store shared by ranks. Its calls take turns, so a call that waits blocks others: give each thread that
-/// waits its own store.
+/// waits its own store. Keys with `remote_error:`, or with `NCCL_` and `_trace_`, and `exception_dump` are NCCL's: setting one
+/// may be lost.
 ///
 /// The process that serves a store over TCP may be frozen, or its host gone. Then calls fail with a timeout, one to three
 /// seconds after their own timeout or else the store's; PyTorch waits without a limit. What failed may still take effect if

@@ -2,11 +2,12 @@
 
 use std::ffi::c_void;
 
+use super::device::cudaSetDevice;
 use super::memory::{cudaFree, cudaMalloc};
 use super::nccl::{invalid, place};
 use crate::nccl::code::{Code, Failure, result};
 use crate::nccl::communicator;
-use crate::world::world;
+use crate::world::{CURRENT, world};
 
 fn register(own: usize, address: usize, bytes: usize) -> Result<usize, Failure> {
     let communicator = communicator::of(own)?;
@@ -20,8 +21,17 @@ fn register(own: usize, address: usize, bytes: usize) -> Result<usize, Failure> 
     Ok(handle)
 }
 
+/// Sets the communicator's device and then the thread's again, as NCCL does (`commDeregister` of 2.28.9). Both then have a
+/// context.
 fn deregister(own: usize, handle: usize) -> Result<(), Failure> {
-    if !communicator::of(own)?.registered.remove(handle) {
+    let communicator = communicator::of(own)?;
+    let before = CURRENT.get();
+    for device in [communicator.device, before] {
+        if cudaSetDevice(device as i32) != 0 {
+            return Err(Failure::new(Code::UNHANDLED_CUDA, format!("device {device} cannot be set")));
+        }
+    }
+    if !communicator.registered.remove(handle) {
         return Err(invalid("no memory is registered by this handle"));
     }
     world().count("nccl deregistrations of memory", 1);

@@ -1,6 +1,8 @@
 //! Pools of memory that are registered at NCCL's communicator: what is registered, and how pools end. In all of it no rank may
 //! end by itself, and no memory may be freed while it is registered.
 
+mod refusals;
+
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -14,6 +16,7 @@ use overdrive_ddp::{Backend, DdpError, MemPool, ReduceOp};
 use overdrive_fakecuda::Fake;
 
 use super::processes::{Meeting, run};
+pub use refusals::pools_that_cannot_be_registered_are_errors;
 
 const RANKS: usize = 2;
 /// More than any segment that the allocator takes for small tensors.
@@ -56,6 +59,8 @@ fn full(group: &ProcessGroup) -> Tensor {
 /// One of the pool.
 fn within(pool: &MemPool, group: &ProcessGroup) -> Result<Tensor> {
     let _pool = pool.begin()?;
+    // It is no scope of its own, which would have to end.
+    ensure!(pool.begin().is_err(), "two scopes of a pool at once");
     Ok(full(group))
 }
 
@@ -100,7 +105,9 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let what = meeting.arguments.first().context("no case")?.as_str();
     match what {
         "registered" => registered(meeting),
-        "refused" => refused(meeting),
+        "refused" => refusals::refused(meeting),
+        "blocking wait" => refusals::with_blocking_wait(meeting),
+        "expandable segments" => refusals::in_expandable_segments(meeting),
         "ends" => ends(meeting),
         "twice" => twice(meeting),
         "threads" => threads(meeting),
@@ -144,57 +151,6 @@ fn registered(meeting: &Meeting) -> Result<()> {
     Ok(group.close()?)
 }
 
-fn refused(meeting: &Meeting) -> Result<()> {
-    let Rank { group, pool, tensor } = Rank::new(meeting)?;
-    let fails = |result: Result<(), DdpError>, text: &str| {
-        let error = result.err().with_context(|| format!("no error: {text}"))?;
-        ensure!(error.to_string().contains(text), "{error}, not {text}");
-        Ok(error)
-    };
-    fails(group.deregister_mem_pool(&pool), "not registered at this group")?;
-    if let Some(fake) = Fake::get() {
-        const INTERNAL: i32 = 3;
-        // The first is refused, and then the second of two, whose first is taken back.
-        fake.fail("ncclCommRegister", 1, INTERNAL);
-        fails(group.register_mem_pool(&pool), "NCCL did not register the pool")?;
-        counted(0, 0)?;
-        let second = within(&pool, &group)?;
-        fake.fail("ncclCommRegister", 2, INTERNAL);
-        fails(group.register_mem_pool(&pool), "NCCL did not register the pool")?;
-        counted(1, 1)?;
-        fails(group.deregister_mem_pool(&pool), "not registered at this group")?;
-        group.register_mem_pool(&pool)?;
-        // What cannot be registered later is sent as any other.
-        let third = within(&pool, &group)?;
-        fake.fail("ncclCommRegister", 1, INTERNAL);
-        [&tensor, &second, &third].into_iter().try_for_each(|tensor| sum(&group, tensor))?;
-        counted(3, 1)?;
-        group.deregister_mem_pool(&pool)?;
-        counted(3, 3)?;
-        ensure!(fake.planted().is_empty(), "{:?}", fake.planted());
-    }
-    group.register_mem_pool(&pool)?;
-    fails(group.register_mem_pool(&pool), "registered already")?;
-    let other = MemPool::new(RANKS - 1 - meeting.rank)?;
-    fails(group.register_mem_pool(&other), "and the group on device")?;
-    ensure!(MemPool::new(99).is_err(), "there is no GPU 99");
-    // NCCL allocates memory where the device can multicast, which the stand-in cannot.
-    match group.mem_pool() {
-        Ok(pool) => ensure!(pool.device() == meeting.rank),
-        Err(error) => ensure!(error.to_string().contains("NCCL mem allocator is not supported"), "{error}"),
-    }
-    group.close()?;
-    for ended in [group.register_mem_pool(&pool), group.deregister_mem_pool(&pool)] {
-        let error = fails(ended, "the group was closed")?;
-        ensure!(matches!(error, DdpError::Ended { .. }), "{error}");
-    }
-    let gloo = super::group(&Meeting { file: meeting.file.with_extension("gloo"), ..meeting.clone() }, Backend::Gloo)?;
-    ensure!(matches!(gloo.register_mem_pool(&pool), Err(DdpError::Unsupported { .. })));
-    ensure!(matches!(gloo.deregister_mem_pool(&pool), Err(DdpError::Unsupported { .. })));
-    ensure!(matches!(gloo.mem_pool(), Err(DdpError::Unsupported { .. })));
-    Ok(())
-}
-
 /// What ends first: the user's pool, its tensor, or the group, which is closed or dropped.
 fn ends(meeting: &Meeting) -> Result<()> {
     for order in ["pool tensor close", "close tensor pool", "pool close tensor", "tensor drop pool", "drop tensor pool"]
@@ -216,6 +172,11 @@ fn ends(meeting: &Meeting) -> Result<()> {
             is_free(meeting, before, order.ends_with(part)).context(order)?;
         }
         counted(1, 1).context(order)?;
+        // The threads in which groups end have used no other rank's device.
+        let others = (0..RANKS).filter(|&device| device != meeting.rank);
+        let mut contexts = others.map(|device| format!("contexts on device {device}"));
+        let counts = Fake::get().map(Fake::counts).unwrap_or_default();
+        ensure!(contexts.all(|name| !counts.contains_key(&name)), "{order}: {counts:?}");
     }
     Ok(())
 }
@@ -358,10 +319,6 @@ fn threads(meeting: &Meeting) -> Result<()> {
 
 pub fn memory_of_registered_pools_is_registered_before_collectives() -> Result<()> {
     run("pools", RANKS, &["registered"]).map(drop)
-}
-
-pub fn pools_that_cannot_be_registered_are_errors() -> Result<()> {
-    run("pools", RANKS, &["refused"]).map(drop)
 }
 
 pub fn pools_end_before_and_after_their_groups() -> Result<()> {
