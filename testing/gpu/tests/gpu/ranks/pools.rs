@@ -289,6 +289,8 @@ fn threads(meeting: &Meeting) -> Result<()> {
     let before = used(meeting);
     let ((begun, has_begun), (go_on, may_go_on)) = (channel(), channel());
     std::thread::scope(|scope| -> Result<()> {
+        // Dropped after a failure too, for which the thread does not wait then.
+        let go_on = go_on;
         let (pool, group) = (&pool, &group);
         let other = scope.spawn(move || -> Result<Tensor> {
             let _pool = pool.begin()?;
