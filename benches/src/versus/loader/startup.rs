@@ -28,7 +28,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
 
     let Some(photos) = bench.photos(PHOTOS) else { return Ok(()) };
     let folder = Arc::new(ImageFolder::open(&photos)?);
-    for (text, batch_size, target) in [(PHOTOS, BATCH_SIZE, 10.0), (LARGE, 256, 1.0 / 0.3)] {
+    for (text, batch_size, target) in [(PHOTOS, BATCH_SIZE, 10.0), (LARGE, 256, 3.34)] {
         let program = images::torch(bench, &photos, "startup", batch_size, true);
         let mut turns = Turns::default();
         turns.ours("ours", || first_batch(|| images::loader(&folder, batch_size, WORKERS)));
