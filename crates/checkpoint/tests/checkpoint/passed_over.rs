@@ -10,6 +10,16 @@ use crate::group::{Rank, run};
 use crate::shards::{Sharded, save, step};
 use crate::{model, value};
 
+/// Saves steps, each filled with its number, with their losses.
+fn save_with_losses(checkpoint: &mut Checkpoint, number: usize, ranks: usize, losses: &[(u64, f64)]) {
+    for &(step, loss) in losses {
+        checkpoint.set("loss", &loss).unwrap();
+        let parts = (Sharded::new(number, ranks, step as f64), model(step as f64));
+        checkpoint.save(step, &[("sharded", &parts.0), ("model", &parts.1)]).unwrap();
+    }
+    checkpoint.wait().unwrap();
+}
+
 fn flip_last(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -98,12 +108,7 @@ fn the_best_of_before_a_resume_stays_the_best() {
                 .unwrap();
             let (mut sharded, mut vs) = (Sharded::new(number, ranks, 0.0), model(0.0));
             checkpoint.resume(&mut [("sharded", &mut sharded), ("model", &mut vs)]).unwrap();
-            for &(step, loss) in losses {
-                checkpoint.set("loss", &loss).unwrap();
-                let parts = (Sharded::new(number, ranks, step as f64), model(step as f64));
-                checkpoint.save(step, &[("sharded", &parts.0), ("model", &parts.1)]).unwrap();
-            }
-            checkpoint.wait().unwrap();
+            save_with_losses(&mut checkpoint, number, ranks, losses);
             let best = checkpoint.best().unwrap().unwrap();
             checkpoint.load(best, &mut [("sharded", &mut sharded), ("model", &mut vs)]).unwrap();
             sharded.check(best as f64);
@@ -138,12 +143,7 @@ fn the_best_is_one_that_is_complete() {
             if let Some(from) = from {
                 checkpoint.load(from, &mut [("sharded", &mut sharded), ("model", &mut vs)]).unwrap();
             }
-            for &(step, loss) in losses {
-                checkpoint.set("loss", &loss).unwrap();
-                let parts = (Sharded::new(number, ranks, step as f64), model(step as f64));
-                checkpoint.save(step, &[("sharded", &parts.0), ("model", &parts.1)]).unwrap();
-            }
-            checkpoint.wait().unwrap();
+            save_with_losses(&mut checkpoint, number, ranks, losses);
             let best = checkpoint.best().unwrap().unwrap();
             let steps = checkpoint.steps().unwrap();
             checkpoint.load(best, &mut [("sharded", &mut sharded), ("model", &mut vs)]).unwrap();
