@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::html::{escape, fill};
-use crate::versus::{Bound, brief, ratio};
+use crate::versus::{Bound, brief, ratio, rounded};
 use crate::{MissingPeer, VersusReport, VersusRow};
 
 /// A recorded report, and when it was measured.
@@ -253,7 +253,7 @@ fn cells(newest: &Entry<'_>, before: &[Entry<'_>]) -> [String; 7] {
 
 /// The goal of a ratio, and whether it is met: `at least 2: met`.
 fn goal(row: &VersusRow) -> String {
-    let Some((bound, value)) = row.target_is.zip(row.target) else { return "no goal".to_owned() };
+    let Some((bound, value)) = row.target_is.zip(row.target.map(rounded)) else { return "no goal".to_owned() };
     let wanted = match bound {
         Bound::AtLeast => format!("at least {value}"),
         Bound::AtMost => format!("at most {value}"),

@@ -258,6 +258,11 @@ impl VersusReport {
     }
 }
 
+/// A goal as it is shown: 3.333 of 1 / 0.3.
+pub(crate) fn rounded(goal: f64) -> f64 {
+    (goal * 1e3).round() / 1e3
+}
+
 /// The cells of one comparison, without its case.
 fn cells(row: &VersusRow) -> Vec<String> {
     let sign = row.target_is.map(|bound| match bound {
@@ -265,7 +270,7 @@ fn cells(row: &VersusRow) -> Vec<String> {
         Bound::AtMost => "<=",
         Bound::Within => "1 +-",
     });
-    let target = row.target.zip(sign).map(|(target, sign)| format!("{sign} {target}"));
+    let target = row.target.zip(sign).map(|(target, sign)| format!("{sign} {}", rounded(target)));
     let met = match (row.met, row.target) {
         (Some(true), _) => "met",
         (Some(false), _) => "MISSED",
@@ -303,6 +308,13 @@ pub(crate) fn brief(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_goal_is_shown_with_few_digits() {
+        let texts = [1.0 / 0.3, 10.0, 0.975]
+            .map(|goal| cells(&row(Ratio::ShareOfRate, Some(Target::AtLeast(goal))))[5].clone());
+        assert_eq!(texts, [">= 3.333", ">= 10", ">= 0.975"]);
+    }
 
     fn row(ratio: Ratio, target: Option<Target>) -> VersusRow {
         let samples: (&[f64], &[f64]) = (&[1.0, 2.0, 4.0], &[2.0, 5.0, 6.0]);
