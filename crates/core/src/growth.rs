@@ -16,7 +16,7 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// From here on.
+    /// Tells of variables that are added from now on.
     pub fn of(vs: &VarStore) -> Self {
         let variables = vs.variables_.clone();
         let count = variables.lock().unwrap_or_else(PoisonError::into_inner).trainable_variables.len();

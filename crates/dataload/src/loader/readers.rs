@@ -13,7 +13,7 @@ use crate::{Cancellation, DataError, Dataset};
 /// How long the end of an epoch waits for a sample that is being read.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The samples of a dataset: those that the readers have begun, or else read by who needs them.
+/// The samples of a dataset. The worker that needs one takes it from the readers, or reads it where they have not begun it.
 pub(crate) struct Readers<D: Dataset> {
     dataset: Arc<D>,
     shared: Arc<Shared<D::Sample>>,
@@ -27,13 +27,13 @@ struct Shared<S> {
 }
 
 struct State<S> {
-    /// The indices that no reader has come to, in the epoch's order.
+    /// The indices that are left to read, in the epoch's order.
     order: vec::IntoIter<usize>,
     /// How often workers have read these before a reader came to them.
     passed: HashMap<usize, usize>,
     /// What readers have begun and nobody has taken, by index.
     begun: HashMap<usize, VecDeque<Begun<S>>>,
-    /// How many that are, and may be.
+    /// How many samples `begun` has, and how many it may have.
     held: usize,
     most: usize,
     /// How many are being read.
@@ -50,7 +50,7 @@ enum Begun<S> {
 impl<D: Dataset + 'static> Readers<D> {
     /// Starts so many threads, which read at most `most` samples ahead, in this order.
     pub(crate) fn start(dataset: Arc<D>, count: usize, most: usize, mut order: Vec<usize>) -> Result<Self, DataError> {
-        // Who needs such a one reports it.
+        // An index beyond the end is an error of the worker that asks for it.
         order.retain(|index| *index < dataset.len());
         let state = State {
             order: order.into_iter(),
@@ -87,7 +87,7 @@ impl<S> Shared<S> {
             };
             let mut state = self.lock();
             state.reading -= 1;
-            // Several of one index are the same sample.
+            // Where an index was begun several times, each is the same sample.
             let waiting = state.begun.get_mut(&index).into_iter().flatten();
             if let Some(place) = waiting.into_iter().find(|begun| matches!(begun, Begun::UnderWay)) {
                 *place = read;
@@ -167,7 +167,7 @@ impl<D: Dataset + 'static> Lookup for Readers<D> {
         };
         match read {
             Some(Begun::Read(read)) => read,
-            // Where a worker's own panic would be.
+            // Panics in the worker, as if it had read the sample itself.
             Some(Begun::Panicked(message)) => std::panic::panic_any(message),
             Some(Begun::UnderWay) | None => self.dataset.get(index),
         }

@@ -47,7 +47,7 @@ pub(super) struct Engine {
     pub(super) units: Vec<UnitState>,
     /// The unit of each parameter and its index there, in the order of the model.
     pub(super) places: Vec<(usize, usize)>,
-    /// Of the model that they are of.
+    /// Tells of parameters that the model gets after it was sharded.
     pub(super) growth: Option<Growth>,
     pub(super) meeting: Meeting,
     pub(super) order: Order,

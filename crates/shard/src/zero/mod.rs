@@ -76,7 +76,7 @@ pub struct ZeroRedundancyOptimizer<O> {
     own: Option<Own<O>>,
     buckets: Vec<Bucket>,
     params: TensorList,
-    /// Of the model that they were given as.
+    /// Tells of parameters that the model gets after it was sharded.
     growth: Option<Growth>,
     link: Link,
 }
