@@ -57,8 +57,9 @@ struct Nccl final : c10d::ProcessGroupNCCL {
 };
 
 c10::intrusive_ptr<Nccl> nccl_of(const od_group& group) {
+  // Not `dynamic_intrusive_pointer_cast`: where the cast fails, it keeps a reference for ever.
   for (const auto& backend : group.backends)
-    if (auto nccl = c10::dynamic_intrusive_pointer_cast<Nccl>(backend)) return nccl;
+    if (dynamic_cast<Nccl*>(backend.get())) return c10::static_intrusive_pointer_cast<Nccl>(backend);
   TORCH_CHECK(false, "only a group over NCCL has a communicator, to split it or to register memory");
 }
 

@@ -21,7 +21,8 @@ std::vector<std::string> strings_of(const char* const* keys, size_t n) {
 
 // A client, which waits for a key and gets it by one question, in one turn.
 bool is_client(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store);
+  // Not `dynamic_intrusive_pointer_cast`: where the cast fails, it keeps a reference for ever.
+  auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get());
   auto inner = prefixed ? prefixed->getUnderlyingNonPrefixStore() : store;
   return dynamic_cast<const overdrive::TcpClient*>(inner.get()) != nullptr;
 }
