@@ -96,7 +96,7 @@ impl Sharded {
 }
 
 /// A rank's rows of whole tensors, as `torch.chunk` parts them; those of which it has none are left out.
-fn rows_of((part, parts): (usize, usize), whole: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
+pub fn rows_of((part, parts): (usize, usize), whole: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
     let row = |(name, tensor): &(String, Tensor)| {
         let parts = tensor.chunk(parts as i64, 0);
         Some((name.clone(), parts.get(part)?.shallow_clone()))

@@ -2,6 +2,7 @@
 //! scenario. Each run has a time limit, after which its processes are killed and the test fails; nothing else is timed.
 
 mod added;
+mod averages;
 mod beside_python;
 mod counted;
 mod deepspeed;
@@ -56,6 +57,9 @@ use harness::{Scenario, rank_main, run};
 const SCENARIOS: &[(&str, Scenario)] = &[
     ("added_later", added::later),
     ("added_out_of_memory", added::out_of_memory),
+    ("averages_full", averages::full),
+    ("averages_zero", averages::zero),
+    ("averages_saved", averages::checkpoints),
     ("mesh", mesh::scenario),
     ("mesh_refusals", mesh::refusals),
     ("meshes_that_differ", mesh::that_differ),
@@ -142,6 +146,10 @@ fn main() -> Result<ExitCode> {
     let tests = [
         ("parameters_added_after_sharding_are_named_on_every_rank", "added_later", 2),
         ("memory_that_runs_out_within_a_unit_is_told_on_every_rank", "added_out_of_memory", 2),
+        ("averages_of_rows_of_2_equal_one_process", "averages_full", 2),
+        ("averages_of_rows_of_3_equal_one_process", "averages_full", 3),
+        ("averages_beside_zero_of_2_are_the_same_on_all_ranks", "averages_zero", 2),
+        ("averages_beside_zero_of_3_are_the_same_on_all_ranks", "averages_zero", 3),
         ("a_mesh_of_4_has_the_groups_of_its_lines", "mesh", 4),
         ("meshes_that_do_not_fit_4_ranks_are_refused", "mesh_refusals", 4),
         ("meshes_that_differ_are_named_on_every_rank", "meshes_that_differ", 3),
@@ -236,6 +244,7 @@ fn main() -> Result<ExitCode> {
     let alone =
         |name: &str, run: Run| Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
     trials.push(alone("a_checkpoint_of_each_rank_resumes_to_the_bit", saved::run));
+    trials.push(alone("averages_of_rows_are_loaded_by_other_ranks_and_whole_models", averages::saved));
     trials.push(alone("full_shards_of_each_rank_resume_to_the_bit", full_state::run));
     trials.push(alone("buffers_of_full_shards_are_each_rank_s_and_saved", full_buffers::run));
     for (name, run) in resharded::TESTS {
