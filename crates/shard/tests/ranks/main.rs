@@ -8,6 +8,7 @@ mod counted;
 mod deepspeed;
 mod deepspeed_full;
 mod edges;
+mod float32;
 mod full;
 mod full_accumulated;
 mod full_agreed;
@@ -92,6 +93,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("rates", rates::scenario),
     ("edges", edges::scenario),
     ("deepspeed", deepspeed::scenario),
+    ("float32", float32::scenario),
     ("full", full::training),
     ("full_passes", full::passes),
     ("full_order", full::order),
@@ -191,6 +193,8 @@ fn main() -> Result<ExitCode> {
         ("accumulators_and_estimates_that_would_not_average_are_refused", "joined_accumulators", 2),
         ("wrappers_of_sharded_optimizers_are_the_same_on_all_ranks", "joined_optimizers", 2),
         ("what_fails_in_a_step_or_a_scaler_on_a_rank_fails_on_all", "joined_failures", 3),
+        ("every_stage_of_2_in_float32_equals_the_large_batch", "float32", 2),
+        ("full_shards_over_pairs_of_4_in_float32_equal_the_large_batch", "float32", 4),
         ("full_shards_of_1_equal_the_large_batch", "full", 1),
         ("full_shards_of_2_equal_the_large_batch", "full", 2),
         ("full_shards_of_3_equal_the_large_batch", "full", 3),
