@@ -109,6 +109,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_large", full_memory::scenario),
     ("full_on_disk", full_memory::on_disk),
     ("full_offload", full_offload::scenario),
+    ("full_disk", full_offload::full_disk),
     ("deepspeed_full", deepspeed_full::scenario),
     ("planned", planned::scenario),
     ("full_edges", full_edges::scenario),
@@ -249,6 +250,7 @@ fn main() -> Result<ExitCode> {
         |name: &str, run: Run| Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
     trials.push(alone("a_checkpoint_of_each_rank_resumes_to_the_bit", saved::run));
     trials.push(alone("averages_of_rows_are_loaded_by_other_ranks_and_whole_models", averages::saved));
+    trials.push(alone(full_offload::FULL_DISK, full_offload::run_full_disk));
     trials.push(alone("full_shards_of_each_rank_resume_to_the_bit", full_state::run));
     trials.push(alone("buffers_of_full_shards_are_each_rank_s_and_saved", full_buffers::run));
     for (name, run) in resharded::TESTS {
