@@ -24,7 +24,7 @@ use crate::together::Together;
 /// `overdrive-checkpoint consolidate` calls this.
 ///
 /// # Errors
-/// [`CheckpointError::NoSuchStep`], [`CheckpointError::Parts`]; [`CheckpointError::OtherRanks`] of a part that is no whole,
+/// [`CheckpointError::NoRun`], [`CheckpointError::NoSuchStep`], [`CheckpointError::Parts`]; [`CheckpointError::OtherRanks`] of a part that is no whole,
 /// such as random generators, of which each rank's own file is whole, `rank-0/step-N/PART.safetensors` say;
 /// [`CheckpointError::RanksDiffer`], for which there is [`consolidate_from_rank_0`]; [`CheckpointError::Damaged`] when a rank's part is missing or damaged, and
 /// [`CheckpointError::OtherRun`] when it is of another run; [`CheckpointError::Io`].
@@ -74,7 +74,16 @@ fn consolidate_of(
 
 /// The checkpoint of this step, or the newest that is complete.
 fn find(folder: &Path, step: Option<u64>, from_rank_0: &BTreeSet<String>) -> Result<Together, CheckpointError> {
+    let no_run = |reason| Err(CheckpointError::NoRun { folder: folder.to_path_buf(), reason });
+    match std::fs::metadata(folder) {
+        Ok(found) if !found.is_dir() => return no_run("it is no folder".to_owned()),
+        Ok(_) => {}
+        Err(error) => return no_run(error.to_string()),
+    }
     let found = Run::new(folder, None).steps(&Folder::reading(folder))?;
+    if found.is_empty() {
+        return no_run("there are no checkpoints in it".to_owned());
+    }
     let open = |step| Together::open(folder, step, from_rank_0);
     if let Some(step) = step {
         return match found.contains(&step) {

@@ -129,6 +129,19 @@ pub enum CheckpointError {
         found: Vec<u64>,
     },
 
+    /// A folder in which no run has checkpoints.
+    #[error(
+        "{}: {reason}; it should be the folder of a run, in which there are checkpoints, `step-N`, or those of ranks, \
+         `rank-N`",
+        folder.display()
+    )]
+    NoRun {
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
     /// Another process, or another `Checkpoint` of this one, writes to the folder.
     #[error(
         "{}: another process writes its checkpoints there: use a separate folder for each run, or call `ranks` for the \

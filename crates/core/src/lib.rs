@@ -32,6 +32,7 @@ mod state;
 mod tch_optimizer;
 mod var_store;
 mod walk;
+mod weights;
 
 pub use activity::{Activity, ActivityGuard, ActivityObserver, ActivityObserverEntry, activity};
 pub use averages::Averages;
@@ -58,3 +59,4 @@ pub use rows::{Rows, Shard, ShardedBy};
 pub use seed::{base_seed, seed_everything};
 pub use state::{Entry, RowsToLoad, Shapes, StateDict, StateError, Stateful};
 pub use tch_optimizer::TchOptimizer;
+pub use weights::{Sharding, Weights};

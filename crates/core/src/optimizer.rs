@@ -54,6 +54,14 @@ pub enum OptimizerError {
         /// Why they do not fit, and what does.
         reason: &'static str,
     },
+    /// A part of the program was called at the wrong time, or can no longer be used. No optimizer is at fault.
+    #[error("{part} cannot go on: {reason}")]
+    NotNow {
+        /// The part that was called.
+        part: &'static str,
+        /// Why, and what to do.
+        reason: &'static str,
+    },
     /// [`Optimizer::set_momentum`] on an optimizer without momentum.
     #[error(
         "this optimizer has no momentum to cycle: give it one (SGD's `momentum`, Adam's `betas`), or cycle the learning rate alone"

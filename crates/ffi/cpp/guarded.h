@@ -40,6 +40,12 @@ inline bool is_host_out_of_memory(const c10::Error& e) noexcept {
   return std::strstr(e.what_without_backtrace(), "DefaultCPUAllocator: ") != nullptr;
 }
 
+// What mapped_files.cpp throws.
+inline bool is_file_failure(const c10::Error& e) noexcept {
+  const char* text = e.what_without_backtrace();
+  return std::strstr(text, "no file of ") != nullptr && std::strstr(text, " bytes for a tensor in ") != nullptr;
+}
+
 template <typename Body>
 od_status guarded(od_error* err, Body&& body) noexcept {
   try {
@@ -52,7 +58,7 @@ od_status guarded(od_error* err, Body&& body) noexcept {
   } catch (const c10::DistError& e) {
     return fail(err, OD_DISTRIBUTED, e);
   } catch (const c10::Error& e) {
-    return fail(err, is_host_out_of_memory(e) ? OD_OUT_OF_MEMORY : OD_OTHER, e);
+    return fail(err, is_host_out_of_memory(e) ? OD_OUT_OF_MEMORY : is_file_failure(e) ? OD_IO : OD_OTHER, e);
   } catch (const std::bad_alloc& e) {
     return fail(err, OD_OUT_OF_MEMORY, e.what(), e.what());
   } catch (const std::exception& e) {

@@ -40,6 +40,7 @@ std::string name_of(int folder) {
   return length < 0 ? "the folder" : std::string(path, length);
 }
 
+// is_file_failure (guarded.h) and error.rs recognise the text.
 [[noreturn]] void refuse(int folder, size_t bytes, int error) {
   TORCH_CHECK(false, "no file of ", bytes, " bytes for a tensor in ", name_of(folder), ": ", std::strerror(error));
 }

@@ -13,7 +13,7 @@
 extern "C" {
 
 typedef int32_t od_status;
-enum { OD_OK = 0, OD_OUT_OF_MEMORY = 1, OD_CUDA = 2, OD_DISTRIBUTED = 3, OD_OTHER = 4, OD_TIMEOUT = 5 };
+enum { OD_OK = 0, OD_OUT_OF_MEMORY = 1, OD_CUDA = 2, OD_DISTRIBUTED = 3, OD_OTHER = 4, OD_TIMEOUT = 5, OD_IO = 6 };
 
 typedef struct {
   char* message;  // libtorch's message, without its C++ stack trace

@@ -78,6 +78,7 @@ fn status(error: &BoxError) -> raw::Status {
         ErrorKind::Cuda => raw::CUDA,
         ErrorKind::Distributed => raw::DISTRIBUTED,
         ErrorKind::Timeout => raw::TIMEOUT,
+        ErrorKind::Io => raw::IO,
         ErrorKind::Other => raw::OTHER,
     }
 }

@@ -18,6 +18,9 @@ pub enum ErrorKind {
     Distributed,
     /// A call between ranks was still waiting at its timeout.
     Timeout,
+    /// There is no file for a tensor that should be in one: the disk is full, say, or the folder is gone
+    /// ([`in_files`](crate::host_memory::in_files)).
+    Io,
     /// Anything else, usually a refused argument.
     Other,
 }
@@ -94,6 +97,8 @@ impl From<tch::TchError> for Error {
             ErrorKind::OutOfMemory
         } else if text.contains("CUDA error") || text.contains("CUDNN_STATUS") || text.contains("CUBLAS_STATUS") {
             ErrorKind::Cuda
+        } else if text.contains("no file of ") && text.contains(" bytes for a tensor in ") {
+            ErrorKind::Io
         } else {
             ErrorKind::Other
         };
@@ -115,6 +120,7 @@ pub(crate) fn check(call: impl FnOnce(*mut raw::Error) -> raw::Status) -> Result
         raw::CUDA => ErrorKind::Cuda,
         raw::DISTRIBUTED => ErrorKind::Distributed,
         raw::TIMEOUT => ErrorKind::Timeout,
+        raw::IO => ErrorKind::Io,
         _ => ErrorKind::Other,
     };
     let text = |pointer: *const std::ffi::c_char| {

@@ -10,6 +10,7 @@ pub const CUDA: Status = 2;
 pub const DISTRIBUTED: Status = 3;
 pub const OTHER: Status = 4;
 pub const TIMEOUT: Status = 5;
+pub const IO: Status = 6;
 
 pub const NONE: i32 = 0;
 pub const BOOL: i32 = 1;

@@ -1,12 +1,13 @@
 //! Averages of a model's weights over the training: EMA and SWA.
 
-use overdrive_core::{
-    Averages, Entry, MOVED, Module, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError,
-};
+mod state;
+
+use overdrive_core::{Averages, MOVED, OptimizerError, Parameter, SHARDED, Sharding, TorchError, Weights};
 use overdrive_ffi::{TensorId, TensorList};
 use tch::{Device, Kind, Tensor};
 
 use crate::foreach;
+use state::Part;
 
 /// How weights are averaged.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +27,9 @@ pub enum Averaging {
 /// All parameters are averaged, including frozen ones. Buffers, such as the running statistics of batch norm, are
 /// copied at each update, unless [`use_buffers`](AveragedModelBuilder::use_buffers) averages them too. Averages of
 /// bfloat16 and float16 parameters are float32: in 16 bits, updates with a decay of 0.999 would be rounded away.
+///
+/// Of a `FullyShardedDataParallel`, which is given in place of the module, each rank averages its own rows, and
+/// nothing is sent. All ranks make the same calls: a forward in [`apply`](Self::apply) gathers the averages.
 ///
 /// ```
 /// # use overdrive_optim::{AveragedModel, Averaging};
@@ -54,6 +58,7 @@ pub struct AveragedModel {
     averaged: Kept,
     copied: Kept,
     n_averaged: i64,
+    part: Option<Part>,
 }
 
 /// Options of an [`AveragedModel`].
@@ -62,6 +67,7 @@ pub struct AveragedModel {
 pub struct AveragedModelBuilder {
     parameters: Vec<Parameter>,
     buffers: Vec<(String, Tensor)>,
+    sharding: Option<Sharding>,
     averaging: Averaging,
     use_buffers: bool,
     warm_up: bool,
@@ -101,18 +107,29 @@ impl AveragedModelBuilder {
     /// The averages.
     ///
     /// # Errors
-    /// When `decay` is outside [0, 1], or memory runs out.
+    /// When `decay` is outside [0, 1], the parameters are those of a module whose values are sharded over ranks, or memory
+    /// runs out.
     pub fn build(self) -> Result<AveragedModel, OptimizerError> {
         if let Averaging::Ema { decay: found } = self.averaging
             && !(0.0..=1.0).contains(&found)
         {
             return Err(OptimizerError::InvalidOption { option: "decay", found, expected: "at least 0 and at most 1" });
         }
+        if let Some(index) = SHARDED.position(self.parameters.iter().map(Parameter::tensor)) {
+            let reason = "its values are sharded over the ranks: average those of the `FullyShardedDataParallel`";
+            return Err(OptimizerError::parameter(&self.parameters[index], index, reason));
+        }
         let (mut averaged, mut copied) = (Vec::new(), Vec::new());
         for (index, parameter) in self.parameters.iter().enumerate() {
             let name = parameter.name().map_or_else(|| index.to_string(), str::to_owned);
             averaged.push((name, parameter.tensor().shallow_clone()));
         }
+        let names = averaged.iter().map(|(name, _)| name.clone());
+        let part = self.sharding.map(|it| Part {
+            shard: it.shard,
+            rows: names.zip(it.rows).collect(),
+            differs_by_rank: it.differs_by_rank,
+        });
         for (name, buffer) in self.buffers {
             let is_averaged = self.use_buffers && buffer.is_floating_point();
             if is_averaged { averaged.push((name, buffer)) } else { copied.push((name, buffer)) }
@@ -124,23 +141,32 @@ impl AveragedModelBuilder {
             averaged: Kept::new(averaged, self.device)?,
             copied: Kept::new(copied, self.device)?,
             n_averaged: 0,
+            part,
         })
     }
 }
 
 impl AveragedModel {
-    /// Averages of the parameters of a module or a `VarStore`, on the model's device; buffers are copied.
+    /// Averages of the parameters of a module, a `VarStore` or a `FullyShardedDataParallel`, on the model's device; buffers
+    /// are copied.
     ///
     /// # Errors
-    /// When `decay` is outside [0, 1], or memory runs out.
-    pub fn new(model: &impl Module, averaging: Averaging) -> Result<Self, OptimizerError> {
+    /// As [`build`](AveragedModelBuilder::build).
+    pub fn new(model: &impl Weights, averaging: Averaging) -> Result<Self, OptimizerError> {
         Self::builder(model, averaging).build()
     }
 
     /// A builder for more options.
-    pub fn builder(model: &impl Module, averaging: Averaging) -> AveragedModelBuilder {
-        let (parameters, buffers) = (model.named_parameters(), model.named_buffers());
-        AveragedModelBuilder { parameters, buffers, averaging, use_buffers: false, warm_up: false, device: None }
+    pub fn builder(model: &impl Weights, averaging: Averaging) -> AveragedModelBuilder {
+        AveragedModelBuilder {
+            parameters: model.own_parameters(),
+            buffers: model.own_buffers(),
+            sharding: model.sharding(),
+            averaging,
+            use_buffers: false,
+            warm_up: false,
+            device: None,
+        }
     }
 
     /// Adds the model's weights to the averages; call it after the optimizer's step.
@@ -355,46 +381,5 @@ impl Drop for Swapped<'_> {
     fn drop(&mut self) {
         // `drop` cannot return an error, and after an error or a panic the first failure is reported anyway.
         let _ = self.give_back();
-    }
-}
-
-/// `n_averaged`, and the averages and buffers under `module.NAME`, as in PyTorch. A state whose averages have the dtype
-/// of the model's weights (PyTorch's) loads as well.
-impl Stateful for AveragedModel {
-    fn state_dict(&self) -> Result<StateDict, StateError> {
-        let mut state = StateDict::new();
-        state.insert("n_averaged", Entry::Int(self.n_averaged));
-        for kept in [&self.averaged, &self.copied] {
-            for (name, own) in kept.names.iter().zip(kept.own.to_vec()?) {
-                state.insert(format!("module.{name}"), Entry::Tensor(own));
-            }
-        }
-        Ok(state)
-    }
-
-    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        let _no_grad = tch::no_grad_guard();
-        let n_averaged = state.int("n_averaged")?;
-        if n_averaged < 0 {
-            let (expected, found) = ("at least 0".to_owned(), n_averaged.to_string());
-            return Err(StateError::Mismatch { key: "n_averaged".to_owned(), expected, found });
-        }
-        let (mut keys, mut lists) = (Vec::new(), Vec::new());
-        for kept in [&self.averaged, &self.copied] {
-            let mut saved = Vec::new();
-            for (name, (own, model)) in kept.names.iter().zip(kept.own.to_vec()?.iter().zip(kept.model.to_vec()?)) {
-                let key = format!("module.{name}");
-                let in_models_dtype = state.tensor(&key, &own.size(), model.kind());
-                saved.push(in_models_dtype.or_else(|_| state.tensor(&key, &own.size(), own.kind()))?.shallow_clone());
-                keys.push(key);
-            }
-            lists.push((&kept.own, TensorList::new(&saved)?));
-        }
-        state.refuse_unknown(&keys.iter().map(String::as_str).chain(["n_averaged"]).collect::<Vec<_>>())?;
-        for (own, saved) in lists.into_iter().filter(|(own, _)| !own.is_empty()) {
-            foreach::copy_(own, &saved)?;
-        }
-        self.n_averaged = n_averaged;
-        Ok(())
     }
 }

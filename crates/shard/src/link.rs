@@ -28,7 +28,7 @@ impl Link {
         }
         let reason =
             "communication has failed before, which the other ranks may not know: start anew from a checkpoint";
-        Err(OptimizerError::DoesNotFit { part, reason })
+        Err(OptimizerError::NotNow { part, reason })
     }
 
     pub(crate) fn breaks(&self) {

@@ -84,8 +84,24 @@ fn tied_tensors_are_written_once_and_checkpoints_of_one_process_are_read_too() {
 fn what_is_no_whole_is_refused_and_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("out.safetensors");
-    let told = consolidate(folder.path(), None, "model", &file).unwrap_err();
-    assert!(matches!(told, CheckpointError::NoSuchStep { .. }), "{told}");
+    // Not the folder of a run: empty, missing, a file.
+    let a_file = folder.path().join("note");
+    fs::write(&a_file, "").unwrap();
+    for (at, reason) in [
+        (folder.path().to_path_buf(), "there are no checkpoints in it"),
+        (folder.path().join("missing"), "No such file or directory"),
+        (a_file.clone(), "it is no folder"),
+    ] {
+        let told = consolidate(&at, None, "model", &file).unwrap_err();
+        assert!(matches!(&told, CheckpointError::NoRun { folder, .. } if *folder == at), "{told:?}");
+        let program = Command::new(env!("CARGO_BIN_EXE_overdrive-checkpoint"));
+        let program = { program }.arg("consolidate").args([&at, &file]).output().unwrap();
+        let said = String::from_utf8_lossy(&program.stderr).into_owned();
+        let right = "it should be the folder of a run";
+        assert!(!program.status.success() && said.contains(at.to_str().unwrap()), "{said}");
+        assert!(said.contains(reason) && said.contains(right), "{said}");
+    }
+    fs::remove_file(a_file).unwrap();
     run(Rank::group(2, &[]), |rank| {
         let number = rank.rank();
         let mut checkpoint = Checkpoint::builder(folder.path()).ranks(rank, Writers::Each).build().unwrap();

@@ -210,6 +210,7 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
     /// Refuses what would step or average at the wrong time. All ranks do, as they run the same program.
     fn check(&self, opt: &impl Optimizer) -> Result<(), MemoryError> {
         let refuse = |reason| Err(OptimizerError::DoesNotFit { part: "AutoMicroBatch", reason }.into());
+        let not_now = |reason| Err(OptimizerError::NotNow { part: "AutoMicroBatch", reason }.into());
         let behavior = opt.behavior();
         if behavior.steps_in_backward {
             return refuse(
@@ -218,13 +219,13 @@ impl<S: GradientSync, G: RankGroup> AutoMicroBatch<S, G> {
             );
         }
         if self.sync.world_size() != self.ranks.world_size() {
-            return refuse(
+            return not_now(
                 "gradients are averaged over more or fewer ranks than those that agree: call `with_ranks(&ddp, &group)` with \
                  the group of the `DistributedDataParallel`",
             );
         }
         if self.sync.counts_passes() {
-            return refuse(
+            return not_now(
                 "ranks wait for each other in each pass of a `FullyShardedDataParallel`, and would not after one rank has run \
                  out of memory: use an `Accumulator` with parts that fit",
             );

@@ -26,7 +26,7 @@ impl DeepSpeedConfig {
     pub fn optimizer(&self, params: impl IntoParameters) -> Result<Box<dyn Optimizer>, OptimizerError> {
         let Some(chosen) = &self.optimizer else {
             let reason = "the file has no `optimizer`: choose one by `optimizer_from`";
-            return Err(OptimizerError::DoesNotFit { part: "DeepSpeedConfig", reason });
+            return Err(OptimizerError::NotNow { part: "DeepSpeedConfig", reason });
         };
         self.optimizer_from(params, |params| chosen.build(params))
     }

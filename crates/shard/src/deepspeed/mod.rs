@@ -119,14 +119,15 @@ impl DeepSpeedConfig {
         Self::from_json(&text, arguments)
     }
 
-    /// The same from a text.
+    /// The same from a text. A byte order mark before it is passed over.
     ///
     /// # Errors
     /// With the path of the key: when the text is not JSON or a key is given twice; when a key is unknown, has a value of
     /// another type or out of range, or is refused; when keys contradict each other or the arguments; when an `"auto"` has
     /// no argument, and when batch sizes do not multiply.
     pub fn from_json(text: &str, arguments: &TrainingArguments) -> Result<Self, DeepSpeedError> {
-        let mut tree = Tree::parse(text)?;
+        // As Windows' editors write it.
+        let mut tree = Tree::parse(text.strip_prefix('\u{feff}').unwrap_or(text))?;
         zero::modernise(&mut tree)?;
         arguments.fill(&mut tree)?;
         schema::check(&tree)?;

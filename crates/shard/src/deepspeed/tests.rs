@@ -45,6 +45,22 @@ fn row(path: &str) -> Option<&'static Row> {
     find(&tables, path).or_else(|| path.match_indices('.').find_map(|(end, _)| above(end)))
 }
 
+/// A file that an editor of Windows has written; one in UTF-16 is named.
+#[test]
+fn a_byte_order_mark_is_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ds_config.json");
+    let text = "{\"train_batch_size\": 8}";
+    let read = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        DeepSpeedConfig::from_file(&path, &TrainingArguments::new(1))
+    };
+    assert_eq!(read(format!("\u{feff}{text}").as_bytes()).unwrap(), read(text.as_bytes()).unwrap());
+    let wide: Vec<u8> = format!("\u{feff}{text}").encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let told = read(&wide).unwrap_err().to_string();
+    assert!(told.contains("ds_config.json") && told.contains("UTF-8"), "{told}");
+}
+
 /// A key that is honoured is read, one that is refused names itself, and one without effect changes nothing.
 fn does_what_its_row_says(base: &Tree, path: &str, row: &Row) {
     let unchanged = read(base).unwrap();

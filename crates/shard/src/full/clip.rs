@@ -28,7 +28,7 @@ impl FullyShardedDataParallel {
         let mut engine = self.shared.lock();
         let own = check_max_norm(max_norm).and_then(|()| {
             if engine.link.is_local() {
-                Err(OptimizerError::DoesNotFit { part: PART, reason: LOCAL }.into())
+                Err(OptimizerError::NotNow { part: PART, reason: LOCAL }.into())
             } else {
                 Ok(())
             }

@@ -93,7 +93,7 @@ impl Piece {
         for (index, first, length) in places {
             let param = &params[index];
             let to = own.f_narrow(0, first, length)?.f_view_dtype(param.kind)?;
-            let from = param.shard.tensor().f_detach()?.f_reshape([-1])?;
+            let from = param.rows()?.f_reshape([-1])?;
             to.f_narrow(0, 0, param.layout.own_numel())?.f_copy_(&from)?;
         }
         let upload = home.upload(&own)?;

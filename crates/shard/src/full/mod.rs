@@ -19,6 +19,7 @@ mod reduction;
 mod state;
 mod sync;
 mod unit;
+mod weights;
 mod whole;
 
 use std::collections::HashSet;

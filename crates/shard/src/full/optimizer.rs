@@ -90,13 +90,13 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         check_averaged(self)?;
         check_not_stepped_in_backward(self)?;
         if self.shared.lock().link.is_local() {
-            return refuse(LOCAL);
+            return not_now(LOCAL);
         }
         check_growth(&self.shared.lock().growth)?;
         // Options may have been changed, or loaded.
         check(&self.inner)?;
         if self.inner.params().len() != self.count {
-            return refuse(
+            return not_now(
                 "parameters were added to the optimizer inside after they were sharded, which other ranks would not get: \
                  shard the model anew with them",
             );
@@ -114,7 +114,7 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
         let made = self.check_own().and_then(|()| self.kept(Optimizer::make_state));
         let mut engine = self.shared.lock();
         if engine.depth > 0 || engine.pass.is_some() {
-            return Ok(refuse("a forward or backward pass is under way: step after it")?);
+            return Ok(not_now("a forward or backward pass is under way: step after it")?);
         }
         // What was gathered has the old values.
         engine.order.cut();
@@ -147,6 +147,10 @@ fn check(inner: &impl Optimizer) -> Result<(), OptimizerError> {
 
 fn refuse<T>(reason: &'static str) -> Result<T, OptimizerError> {
     Err(OptimizerError::DoesNotFit { part: PART, reason })
+}
+
+fn not_now<T>(reason: &'static str) -> Result<T, OptimizerError> {
+    Err(OptimizerError::NotNow { part: PART, reason })
 }
 
 /// What has to be the same on all ranks.

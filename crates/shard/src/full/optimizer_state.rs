@@ -114,7 +114,7 @@ impl<O: Optimizer> FullyShardedOptimizer<O> {
     /// `get_optimizer_state_dict(.., StateDictOptions(full_state_dict=True, cpu_offload=True))`
     pub fn consolidate_state_dict(&self, to: usize) -> Result<Option<StateDict>, ShardError> {
         let mut engine = self.shared.lock();
-        let place = check_to(&mut engine, to)?;
+        let place = check_to(&mut engine, to, Ok(()))?;
         drop(engine);
         let params = self.inner.parameters();
         let layouts = self.layouts(&params);

@@ -49,25 +49,46 @@ impl ShardedParam {
         self.whole.tensor()
     }
 
+    /// This rank's rows. An error if the program has put others in their place that do not fit.
+    pub(super) fn rows(&self) -> Result<Tensor, ShardError> {
+        let rows = self.shard.tensor().f_detach()?;
+        let expected = self.layout.own_shape();
+        if rows.size() != expected {
+            let found = rows.size();
+            let reason = format!(
+                "this rank's rows were replaced after it was sharded, by `set_data` for instance: they are of shape \
+                 {found:?}, but should be of {expected:?}"
+            );
+            return Err(OptimizerError::parameter(&self.shard, 0, reason).into());
+        }
+        Ok(rows)
+    }
+
     pub(super) fn rename(&mut self, name: Option<&str>) {
         let shard = self.shard.tensor().shallow_clone();
         self.shard = named(name, shard);
     }
 
     /// Fills the whole with all ranks' parts: `[ranks, elements of a part]`.
-    pub(super) fn fill(&mut self, parts: &Tensor) -> Result<(), TorchError> {
+    pub(super) fn fill(&mut self, parts: &Tensor) -> Result<(), ShardError> {
         let whole = Tensor::f_empty(self.layout.padded_shape(), (self.kind, parts.device()))?;
         whole.f_view([self.layout.ranks, self.layout.part_numel()])?.f_copy_(parts)?;
         self.take_memory(whole)
     }
 
     /// Makes the bytes of all ranks' parts, without a copy, the whole's memory.
-    pub(super) fn move_in(&mut self, bytes: &Tensor) -> Result<(), TorchError> {
+    pub(super) fn move_in(&mut self, bytes: &Tensor) -> Result<(), ShardError> {
         self.take_memory(bytes.f_view_dtype(self.kind)?.f_view(&self.layout.padded_shape()[..])?)
     }
 
-    fn take_memory(&mut self, padded: Tensor) -> Result<(), TorchError> {
-        self.whole.fill(padded)?;
+    fn take_memory(&mut self, padded: Tensor) -> Result<(), ShardError> {
+        self.whole.fill(padded).map_err(|error| {
+            let reason = format!(
+                "it was replaced after it was sharded, by `set_data` for instance ({error}): change the shards, which \
+                 `parameters` of the `FullyShardedDataParallel` returns"
+            );
+            OptimizerError::parameter(&self.shard, 0, reason)
+        })?;
         self.version = version(self.whole());
         Ok(())
     }

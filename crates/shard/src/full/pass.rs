@@ -13,7 +13,7 @@ impl Engine {
         self.link.check(PART)?;
         if self.depth > 0 || self.pass.is_some() {
             let reason = "a forward or backward pass is under way: run backward after it";
-            return Err(OptimizerError::DoesNotFit { part: PART, reason }.into());
+            return Err(OptimizerError::NotNow { part: PART, reason }.into());
         }
         self.is_known = false;
         self.log.clear();
@@ -27,7 +27,7 @@ impl Engine {
         let Some(pass) = &mut self.pass else {
             let reason = "gradients are averaged and freed by its passes: call `backward` of the \
                           `FullyShardedDataParallel`, or give it to an accumulator, instead of `loss.backward()`";
-            return Err(OptimizerError::DoesNotFit { part: PART, reason }.to_string());
+            return Err(OptimizerError::NotNow { part: PART, reason }.to_string());
         };
         let event = Event::Backward(unit);
         let own = pass.refused.take().map_or_else(|| self.units[unit].check_versions(versions), Err);
@@ -132,7 +132,7 @@ impl Engine {
                 _ => {
                     let reason = "the other ranks do something else than a backward pass: each has to close its window";
                     self.link.breaks();
-                    return Err(OptimizerError::DoesNotFit { part: PART, reason }.into());
+                    return Err(OptimizerError::NotNow { part: PART, reason }.into());
                 }
             }
         }

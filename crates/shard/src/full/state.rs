@@ -112,7 +112,8 @@ impl FullyShardedDataParallel {
     /// `get_model_state_dict(.., StateDictOptions(full_state_dict=True, cpu_offload=True))`
     pub fn consolidate_state_dict(&self, to: usize) -> Result<Option<StateDict>, ShardError> {
         let mut engine = self.shared.lock();
-        let place = check_to(&mut engine, to)?;
+        let rows = engine.params().try_for_each(|param| param.rows().map(drop));
+        let place = check_to(&mut engine, to, rows)?;
         let of = |(index, param): (usize, &ShardedParam)| {
             (key(param, index), param.layout.clone(), param.shard.tensor().shallow_clone())
         };
@@ -136,11 +137,11 @@ impl FullyShardedDataParallel {
     }
 }
 
-/// Agrees on the rank to consolidate to. Its place among those over which parameters are partitioned.
-pub(super) fn check_to(engine: &mut Engine, to: usize) -> Result<usize, ShardError> {
+/// Agrees on the rank to consolidate to, and on whether all have their rows. Its place among those over which parameters are partitioned.
+pub(super) fn check_to(engine: &mut Engine, to: usize, rows: Result<(), ShardError>) -> Result<usize, ShardError> {
     let (group, size) = (engine.ranks.all.clone(), engine.ranks.all.size());
     let own = match to < size {
-        true => Ok(()),
+        true => rows,
         false => Err(DdpError::InvalidRank { what: "the rank to consolidate to", rank: to, size }.into()),
     };
     engine.agree(Event::Save, own)?;

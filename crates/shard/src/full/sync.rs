@@ -59,7 +59,7 @@ impl GradientSync for FullyShardedDataParallel {
         let mut engine = self.shared.lock();
         if engine.pass.is_some() {
             let reason = "a backward pass is under way: hold gradients back before it";
-            return Err(ShardError::from(OptimizerError::DoesNotFit { part: PART, reason }).into());
+            return Err(ShardError::from(OptimizerError::NotNow { part: PART, reason }).into());
         }
         engine.held = hold;
         Ok(())

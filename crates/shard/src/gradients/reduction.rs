@@ -138,7 +138,7 @@ impl Reduction {
         let mut refused = (failed.is_some() && !is_anew).then(|| {
             let reason = "a backward pass that left gradients local has failed since the last exchange: call the \
                           optimizer's `zero_grad` on all ranks, and begin the window anew on all";
-            OptimizerError::DoesNotFit { part: "ShardedDataParallel", reason }
+            OptimizerError::NotNow { part: "ShardedDataParallel", reason }
         });
         for member in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.members) {
             let grad = member.param().f_grad()?;

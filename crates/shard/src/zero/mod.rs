@@ -210,7 +210,7 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         if self.group.size() > 1 && self.link.is_local() {
             let reason = "backward passes have left gradients local since the last exchange: end `no_sync` before a \
                           window's last pass, or zero the gradients";
-            return Err(OptimizerError::DoesNotFit { part: "ShardedDataParallel", reason });
+            return Err(OptimizerError::NotNow { part: "ShardedDataParallel", reason });
         }
         ownership::check_growth(&self.growth)?;
         let Some(own) = &self.own else { return Ok(()) };
@@ -219,13 +219,13 @@ impl<O: Optimizer> ZeroRedundancyOptimizer<O> {
         if own.inner.params().len() != own.params.len() || own.inner.num_groups() != own.groups.len() {
             let reason = "parameters were added to the optimizer inside after they were partitioned, which the other ranks \
                           would not get: build it anew over all parameters";
-            return Err(OptimizerError::DoesNotFit { part: PART, reason });
+            return Err(OptimizerError::NotNow { part: PART, reason });
         }
         let is_other = |(number, &group): (usize, &usize)| own.inner.lr(number) != self.ownership.groups[group].lr;
         if own.groups.iter().enumerate().any(is_other) {
             let reason = "a learning rate was set on the optimizer inside, on this rank alone perhaps: call `set_lr` of the \
                           sharded optimizer, on all ranks";
-            return Err(OptimizerError::DoesNotFit { part: PART, reason });
+            return Err(OptimizerError::NotNow { part: PART, reason });
         }
         own.inner.check_step()
     }

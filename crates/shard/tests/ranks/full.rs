@@ -47,7 +47,7 @@ impl Sharded {
         Self::of(Model::new(seed), builder, units, part)
     }
 
-    fn of(model: Model, mut builder: FullyShardedBuilder, units: &[usize], part: (usize, usize)) -> Result<Self> {
+    pub fn of(model: Model, mut builder: FullyShardedBuilder, units: &[usize], part: (usize, usize)) -> Result<Self> {
         let units = (0..4)
             .map(|number| match units.contains(&number) {
                 true => Ok(Some(builder.unit(&format!("layer{number}"), model.layer_parameters(number))?)),
@@ -71,7 +71,7 @@ impl Sharded {
     }
 
     pub fn loss(&self, batch: &(Tensor, Tensor)) -> Result<Tensor, ShardError> {
-        Ok((self.forward(&batch.0)? - &batch.1).square().mean(Kind::Double))
+        Ok((self.forward(&batch.0)? - &batch.1).square().mean(None))
     }
 
     /// This rank's rows are those of the whole model.
@@ -96,7 +96,7 @@ impl Sharded {
 }
 
 /// A rank's rows of whole tensors, as `torch.chunk` parts them; those of which it has none are left out.
-fn rows_of((part, parts): (usize, usize), whole: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
+pub fn rows_of((part, parts): (usize, usize), whole: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
     let row = |(name, tensor): &(String, Tensor)| {
         let parts = tensor.chunk(parts as i64, 0);
         Some((name.clone(), parts.get(part)?.shallow_clone()))

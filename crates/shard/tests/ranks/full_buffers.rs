@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use overdrive_checkpoint::{Checkpoint, CheckpointError, Writers, consolidate, consolidate_from_rank_0};
 use overdrive_core::Stateful;
 use overdrive_ddp::ProcessGroup;
-use overdrive_optim::AdamW;
+use overdrive_optim::{AdamW, AveragedModel, Averaging};
 use overdrive_shard::{FullyShardedDataParallel, ShardError, ShardedUnit};
 use tch::nn::{self, ModuleT};
 use tch::{Device, Kind, Tensor};
@@ -129,6 +129,13 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let _ = trained.inner(&data(7, 0, 0).0);
     loaded.fsdp.load_state_dict(&trained.vs.state_dict()?)?;
     ensure!(loaded.mean()?.equal(&trained.mean()));
+
+    // Averages of the weights have them too.
+    let mut averages = AveragedModel::new(&sharded.fsdp, Averaging::Swa)?;
+    averages.update()?;
+    let averaged = averages.state_dict()?;
+    ensure!(averaged.tensor("module.norm.running_mean", &[7], Kind::Double)?.equal(&sharded.mean()?));
+    ensure!(averaged.rows("module.norm.weight") == own.rows("norm.weight"));
 
     saved(&group, &sharded)?;
     mixed(&group)?;

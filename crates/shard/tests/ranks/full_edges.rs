@@ -303,8 +303,9 @@ pub fn lost(meeting: &Meeting) -> Result<()> {
     ensure!(matches!(told, Err(ShardError::Ddp(DdpError::Lost { .. }))), "{told:?}");
     let is_refused = |told: Result<(), ShardError>| {
         let told = told.expect_err("it goes on after communication has failed");
-        ensure!(matches!(told, ShardError::Optimizer(OptimizerError::DoesNotFit { .. })), "{told:?}");
-        ensure!(told.to_string().contains("start anew"), "{told}");
+        ensure!(matches!(told, ShardError::Optimizer(OptimizerError::NotNow { .. })), "{told:?}");
+        let text = told.to_string();
+        ensure!(text.contains(" cannot go on: communication has failed") && text.contains("start anew"), "{text}");
         Ok(())
     };
     is_refused(sharded.loss(&batch).map(drop))?;

@@ -1,12 +1,18 @@
 //! ZeRO-3 whose rows, gradients and state are in host memory or in files.
 
+use std::process::Command;
+
 use anyhow::{Context, Result, ensure};
-use overdrive_core::{Optimizer, Parameter, StateDict, Stateful};
+use overdrive_core::{Optimizer, OptimizerError, Parameter, StateDict, Stateful, TorchErrorKind};
 use overdrive_ddp::ProcessGroup;
-use overdrive_shard::{FullyShardedDataParallel, FullyShardedOptimizer, OffloadPolicy, ShardError, ShardedUnit};
+use overdrive_memory::CpuOffloadOptimizer;
+use overdrive_shard::{
+    FullyShardedDataParallel, FullyShardedOptimizer, OffloadPolicy, ShardError, ShardedUnit, ZeroRedundancyOptimizer,
+};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use tch::{Device, Kind, Tensor};
 
-use crate::harness::Meeting;
+use crate::harness::{Meeting, run};
 use crate::model::{same, same_state};
 use crate::zero::adamw;
 
@@ -107,6 +113,97 @@ fn vanished(group: &ProcessGroup) -> Result<()> {
     };
     ensure!(outputs(&run)?.size() == outputs(&plain)?.size());
     Ok(())
+}
+
+/// Set where a rank may be denied large files without being killed.
+const DENIES_FILES: &str = "OVERDRIVE_TEST_DENIES_FILES";
+
+/// Ranks ignore the signal that comes with a file of more than the limit.
+pub fn run_full_disk() -> Result<()> {
+    if std::env::var_os(DENIES_FILES).is_some() {
+        return run("full_disk", 2).map(drop);
+    }
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(std::env::current_exe()?);
+    let output = command.args(["--exact", FULL_DISK]).env(DENIES_FILES, "1").output()?;
+    let told = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success() && told.contains("1 passed"), "{told}");
+    Ok(())
+}
+
+pub const FULL_DISK: &str = "a_full_disk_under_offload_is_told_on_every_rank";
+
+/// On rank 1, files may not be larger than 64 KiB: as on a full disk.
+fn fill_disk(rank: usize, is_full: bool) -> Result<()> {
+    let current = (rank == 1 && is_full).then_some(1 << 16);
+    Ok(setrlimit(Resource::Fsize, Rlimit { current, maximum: None })?)
+}
+
+/// Rank 1 gets an error of the disk, and the others one that names rank 1.
+fn is_told(rank: usize, what: &str, told: Result<(), anyhow::Error>) -> Result<()> {
+    let error = told.err().with_context(|| format!("{what}: no error"))?;
+    let of_shard = error.downcast_ref::<ShardError>();
+    let of_step = error.downcast_ref::<OptimizerError>();
+    let torch = match (of_shard, of_step) {
+        (Some(ShardError::Torch(torch) | ShardError::Optimizer(OptimizerError::Torch(torch))), _) => Some(torch),
+        (_, Some(OptimizerError::Torch(torch))) => Some(torch),
+        _ => None,
+    };
+    let is_it = match rank {
+        1 => {
+            torch.is_some_and(|torch| torch.kind() == TorchErrorKind::Io && torch.message().contains("File too large"))
+        }
+        _ => {
+            torch.is_none() && error.to_string().contains("no file of ") && error.to_string().contains("rank 1 reports")
+        }
+    };
+    ensure!(is_it, "{what}, rank {rank}: {error:?}");
+    Ok(())
+}
+
+/// The disk is full while a unit is sharded, in a backward pass, and in a step; with room again, all go on.
+pub fn full_disk(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let (rank, folder) = (group.rank(), tempfile::tempdir()?);
+    let on_disk = OffloadPolicy::Disk(folder.path().to_owned());
+    fill_disk(rank, true)?;
+    is_told(rank, "sharding", Run::new(&group, &on_disk).map(drop))?;
+    fill_disk(rank, false)?;
+
+    let (mut run, mut plain) = (Run::new(&group, &on_disk)?, Run::new(&group, &OffloadPolicy::None)?);
+    run.step(0)?;
+    plain.step(0)?;
+    fill_disk(rank, true)?;
+    // Others learn of it before their next exchange.
+    let passed = run.pass(50, true).and_then(|()| Ok(run.fsdp.clip_grad_norm_(1.0).map(drop)?));
+    is_told(rank, "a backward pass", passed)?;
+    fill_disk(rank, false)?;
+    run.opt.zero_grad()?;
+
+    let mut other = Run::new(&group, &on_disk)?;
+    other.pass(0, true)?;
+    fill_disk(rank, true)?;
+    is_told(rank, "a step's state", other.opt.step().map_err(Into::into))?;
+    fill_disk(rank, false)?;
+    same(&other.rows(), &Run::new(&group, &OffloadPolicy::None)?.rows()).context("nothing was stepped")?;
+    run.step(1)?;
+    plain.step(1)?;
+    same(&run.rows(), &plain.rows()).context("with room again")?;
+
+    // Whole parameters, whose optimizer's state is on disk.
+    let weight = Tensor::ones([SIZE, SIZE], DOUBLE).set_requires_grad(true);
+    let more = Tensor::ones([SIZE, SIZE], DOUBLE).set_requires_grad(true);
+    let build = |params| {
+        let opt = CpuOffloadOptimizer::new(params, adamw)?.state_on_disk(folder.path());
+        Ok(opt.expect("a folder"))
+    };
+    let mut zero = ZeroRedundancyOptimizer::new([("weight", &weight), ("more", &more)], &group, build)?;
+    (weight.sum(Kind::Double) + more.sum(Kind::Double)).backward();
+    fill_disk(rank, true)?;
+    is_told(rank, "a step of ZeRO-1", zero.step().map_err(Into::into))?;
+    fill_disk(rank, false)?;
+    ensure!(weight.equal(&weight.ones_like()) && more.equal(&more.ones_like()), "nothing was stepped");
+    Ok(zero.step()?)
 }
 
 fn as_on_the_device(group: &ProcessGroup, policy: &OffloadPolicy) -> Result<()> {

@@ -17,8 +17,9 @@ use crate::zero::sgd;
 fn is_over(opt: &mut dyn Optimizer, sharded: &ShardedDataParallel, model: &Model) -> Result<()> {
     let is_refused = |told: Result<(), ShardError>| {
         let told = told.expect_err("it goes on after communication has failed");
-        ensure!(matches!(told, ShardError::Optimizer(OptimizerError::DoesNotFit { .. })), "{told:?}");
-        ensure!(told.to_string().contains("start anew"), "{told}");
+        ensure!(matches!(told, ShardError::Optimizer(OptimizerError::NotNow { .. })), "{told:?}");
+        let text = told.to_string();
+        ensure!(text.contains(" cannot go on: communication has failed") && text.contains("start anew"), "{text}");
         Ok(())
     };
     is_refused(opt.step().map_err(ShardError::from))?;

@@ -2,11 +2,13 @@
 //! scenario. Each run has a time limit, after which its processes are killed and the test fails; nothing else is timed.
 
 mod added;
+mod averages;
 mod beside_python;
 mod counted;
 mod deepspeed;
 mod deepspeed_full;
 mod edges;
+mod float32;
 mod full;
 mod full_accumulated;
 mod full_agreed;
@@ -56,6 +58,9 @@ use harness::{Scenario, rank_main, run};
 const SCENARIOS: &[(&str, Scenario)] = &[
     ("added_later", added::later),
     ("added_out_of_memory", added::out_of_memory),
+    ("averages_full", averages::full),
+    ("averages_zero", averages::zero),
+    ("averages_saved", averages::checkpoints),
     ("mesh", mesh::scenario),
     ("mesh_refusals", mesh::refusals),
     ("meshes_that_differ", mesh::that_differ),
@@ -88,6 +93,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("rates", rates::scenario),
     ("edges", edges::scenario),
     ("deepspeed", deepspeed::scenario),
+    ("float32", float32::scenario),
     ("full", full::training),
     ("full_passes", full::passes),
     ("full_order", full::order),
@@ -103,6 +109,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("full_large", full_memory::scenario),
     ("full_on_disk", full_memory::on_disk),
     ("full_offload", full_offload::scenario),
+    ("full_disk", full_offload::full_disk),
     ("deepspeed_full", deepspeed_full::scenario),
     ("planned", planned::scenario),
     ("full_edges", full_edges::scenario),
@@ -142,6 +149,10 @@ fn main() -> Result<ExitCode> {
     let tests = [
         ("parameters_added_after_sharding_are_named_on_every_rank", "added_later", 2),
         ("memory_that_runs_out_within_a_unit_is_told_on_every_rank", "added_out_of_memory", 2),
+        ("averages_of_rows_of_2_equal_one_process", "averages_full", 2),
+        ("averages_of_rows_of_3_equal_one_process", "averages_full", 3),
+        ("averages_beside_zero_of_2_are_the_same_on_all_ranks", "averages_zero", 2),
+        ("averages_beside_zero_of_3_are_the_same_on_all_ranks", "averages_zero", 3),
         ("a_mesh_of_4_has_the_groups_of_its_lines", "mesh", 4),
         ("meshes_that_do_not_fit_4_ranks_are_refused", "mesh_refusals", 4),
         ("meshes_that_differ_are_named_on_every_rank", "meshes_that_differ", 3),
@@ -183,6 +194,8 @@ fn main() -> Result<ExitCode> {
         ("accumulators_and_estimates_that_would_not_average_are_refused", "joined_accumulators", 2),
         ("wrappers_of_sharded_optimizers_are_the_same_on_all_ranks", "joined_optimizers", 2),
         ("what_fails_in_a_step_or_a_scaler_on_a_rank_fails_on_all", "joined_failures", 3),
+        ("every_stage_of_2_in_float32_equals_the_large_batch", "float32", 2),
+        ("full_shards_over_pairs_of_4_in_float32_equal_the_large_batch", "float32", 4),
         ("full_shards_of_1_equal_the_large_batch", "full", 1),
         ("full_shards_of_2_equal_the_large_batch", "full", 2),
         ("full_shards_of_3_equal_the_large_batch", "full", 3),
@@ -236,6 +249,8 @@ fn main() -> Result<ExitCode> {
     let alone =
         |name: &str, run: Run| Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
     trials.push(alone("a_checkpoint_of_each_rank_resumes_to_the_bit", saved::run));
+    trials.push(alone("averages_of_rows_are_loaded_by_other_ranks_and_whole_models", averages::saved));
+    trials.push(alone(full_offload::FULL_DISK, full_offload::run_full_disk));
     trials.push(alone("full_shards_of_each_rank_resume_to_the_bit", full_state::run));
     trials.push(alone("buffers_of_full_shards_are_each_rank_s_and_saved", full_buffers::run));
     for (name, run) in resharded::TESTS {

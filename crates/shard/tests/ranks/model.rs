@@ -23,6 +23,13 @@ impl Model {
         Self::of(seed, &[[5, 16], [16, 12], [12, 8], [8, 3]])
     }
 
+    /// The same in float32.
+    pub fn float(seed: i64) -> Self {
+        let mut model = Self::new(seed);
+        model.vs.float();
+        model
+    }
+
     /// One whose second layer has a weight of over 1 MiB, which is exchanged by itself, in rows that 2, 3 and 4 ranks share
     /// evenly.
     pub fn large(seed: i64) -> Self {
@@ -74,7 +81,7 @@ impl Model {
     }
 
     pub fn loss(&self, batch: &(Tensor, Tensor)) -> Tensor {
-        (self.forward(&batch.0) - &batch.1).square().mean(Kind::Double)
+        (self.forward(&batch.0) - &batch.1).square().mean(None)
     }
 
     /// Names and values of the parameters.
