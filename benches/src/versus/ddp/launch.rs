@@ -62,7 +62,7 @@ pub fn compare(options: &Options, findings: &mut Findings) -> Result<()> {
         milliseconds(command)
     });
     turns.take("ddp, launch", options.pairs.unwrap_or(PAIRS))?;
-    turns.compare(findings, CASE, ("overdrive-run", "torchrun"), Some(Target::AtMost(0.3)))
+    turns.compare(findings, CASE, ("overdrive-run", "torchrun"), Some(Target::AtMost(0.15)))
 }
 
 /// Milliseconds until the first all-reduce is done. The end of the ranks is waited for, but not timed.

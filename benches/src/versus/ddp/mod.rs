@@ -79,7 +79,7 @@ fn training(options: &Options, ours: &RefCell<Peer>, findings: &mut Findings) ->
         turns.take(&format!("ddp, {model}"), options.pairs.unwrap_or(PAIRS))?;
 
         for (way, with, peer, target) in [
-            ("step", "", STEP, Some(Target::AtMost(0.95))),
+            ("step", "", STEP, Some(Target::AtMost(0.85))),
             ("SharedMemory", " and the hook SharedMemory", STEP, Some(Target::AtMost(0.85))),
             ("local", " in no_sync", LOCAL, None),
         ] {
