@@ -1,8 +1,9 @@
-//! `versus ddp`: training on two ranks against PyTorch's DDP, a launch against torchrun, and communication hooks over a
-//! slow link.
+//! `versus ddp`: training on two ranks against PyTorch's DDP, a launch against torchrun, changes of an elastic run's
+//! hosts, and communication hooks over a slow link.
 
 pub mod launch;
 mod link;
+pub mod members;
 #[path = "../../../../crates/launch/tests/launch/port.rs"]
 mod port;
 pub mod rank;
@@ -47,6 +48,9 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     let mut findings = Findings::default();
     if options.ddp.has(Part::Launch) {
         launch::compare(options, &mut findings)?;
+    }
+    if options.ddp.has(Part::Members) {
+        members::compare(options, &mut findings)?;
     }
     let ranks = RefCell::new(rank::start(RANKS, rank::command)?);
     if options.ddp.has(Part::Training)
