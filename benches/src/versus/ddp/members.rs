@@ -25,8 +25,8 @@ const LIMIT_SECONDS: f64 = 5.0;
 const PAUSE: Duration = Duration::from_millis(5);
 const STEP: &str = "a step of ";
 
-/// Runs a rank: it trains a model of one small layer without an end. Rank 0 tells of each step, when it ended and when the
-/// rank began.
+/// Runs a rank: it trains a model of one small layer without an end. Rank 0 tells of each step, when it ended and when
+/// the rank began.
 pub fn train() -> Result<()> {
     let began = now()?;
     tch::set_num_threads(1);

@@ -123,8 +123,8 @@ fn sent() -> Result<u64> {
     Ok(std::fs::read_to_string(path)?.trim().parse()?)
 }
 
-/// Compares the mean over all four ranks by hosts with a flat one: to the bit, and by the bytes that a host of two ranks
-/// sends over the cable, which is slower than what ranks of one host share.
+/// Compares the mean over all four ranks by hosts with a flat one: to the bit, and by the bytes that a host of two
+/// ranks sends over the cable, which is slower than what ranks of one host share.
 pub fn hierarchy(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let mut hook = HierarchicalAllReduce::new(&group, 2)?;
@@ -158,8 +158,8 @@ pub fn hierarchy(meeting: &Meeting) -> Result<()> {
     );
     let all: Vec<Tensor> = (0..group.size()).map(gradients).collect();
     ensure!(mean.equal(&flat) && mean.equal(&hooks::mean(&all)), "the means are not the same to the bit");
-    // In a ring of N = 4 ranks each sends 2 (N - 1) / N times the bytes, and one of a host's two over the cable; by hosts,
-    // 2 (H - 1) / H times for H = 2. With headers and acknowledgements, as below.
+    // In a ring of N = 4 ranks each sends 2 (N - 1) / N times the bytes, and one of a host's two over the cable; by
+    // hosts, 2 (H - 1) / H times for H = 2. With headers and acknowledgements, as below.
     let is_near = |found: f64, payload: f64| (payload..1.11 * payload + 0.01).contains(&found);
     ensure!(is_near(flat_bytes, 1.5) && is_near(bytes, 1.0), "{flat_bytes} flat, and {bytes} by hosts");
     Ok(())
