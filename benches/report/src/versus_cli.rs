@@ -48,8 +48,8 @@ pub enum VersusCase {
     /// Loading photographs, samples in memory, shards, LMDB and Parquet, against DataLoader, spdl, webdataset and
     /// others
     Loader,
-    /// Training on two ranks against PyTorch's DDP, a launch against torchrun, and communication hooks over a link of
-    /// 200 Mbit/s (which needs root)
+    /// Training on two ranks against PyTorch's DDP, a launch against torchrun, changes of an elastic run's hosts, and
+    /// communication hooks over a link of 200 Mbit/s (which needs root)
     Ddp,
     /// The diagnosis' bounds against the gains of its remedies, and the cost of profiling against PyTorch's profiler
     Profile,
@@ -84,6 +84,9 @@ pub enum VersusCase {
     /// Launched by `ddp`: a rank that ends after its first all-reduce
     #[value(hide = true)]
     DdpFirstSum,
+    /// Launched by `ddp`: a rank of an elastic run, which trains until it is killed
+    #[value(hide = true)]
+    DdpMember,
 }
 
 /// Options of `loader`.
@@ -149,6 +152,8 @@ pub struct DdpOptions {
 pub enum DdpPart {
     /// A launch of four ranks up to their first all-reduce, against torchrun
     Launch,
+    /// An elastic run that loses one of two launchers and gets it back: the time to the next step
+    Members,
     /// Whole steps, also with the hook `SharedMemory` and without the exchange, and how much of the all-reduce overlaps with
     /// backward
     Training,

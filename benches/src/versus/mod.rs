@@ -63,6 +63,7 @@ pub fn run(options: &Options) -> Result<()> {
         VersusCase::ShardRank => return shard::rank::serve(),
         VersusCase::DdpRank => return ddp::rank::serve(),
         VersusCase::DdpFirstSum => return ddp::launch::first_sum(),
+        VersusCase::DdpMember => return ddp::members::train(),
     };
     report.pairs_asked = options.pairs;
     report.measured_at = Some(overdrive_bench_report::date::utc_now());

@@ -25,6 +25,7 @@ impl ProcessGroup {
     ///
     /// # Source
     /// `torch.distributed.destroy_process_group`
+    #[doc(alias = "destroy_process_group")]
     pub fn close(&self) -> Result<(), DdpError> {
         let (began, timeout) = (Instant::now(), self.timeout());
         let mut result = Ok(());
@@ -46,6 +47,7 @@ impl ProcessGroup {
     ///
     /// # Source
     /// `_abort_process_group`
+    #[doc(alias = "_abort_process_group")]
     pub fn abort(&self) -> Result<(), DdpError> {
         Ok(self.engine().abort()?)
     }
@@ -62,6 +64,7 @@ impl ProcessGroup {
     ///
     /// # Source
     /// `ProcessGroupNCCL::getError`
+    #[doc(alias = "get_error")]
     pub fn failure(&self) -> Result<Option<GroupFailure>, DdpError> {
         Ok(self.engine().failure()?)
     }

@@ -2,6 +2,7 @@
 
 mod fit;
 mod noise;
+mod order;
 mod state;
 
 use std::cell::{Cell, RefCell};

@@ -264,6 +264,7 @@ impl ProcessGroup {
     ///
     /// # Source
     /// `_set_pg_timeout`
+    #[doc(alias = "_set_pg_timeout")]
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), DdpError> {
         check_timeout(timeout)?;
         self.0.engine.set_timeout(timeout)?;

@@ -38,7 +38,7 @@ pub fn bytes_on_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// Two ranks on each host: what crosses the cable.
+/// Two ranks on each host: what their means are, and what crosses the cable.
 pub fn a_host_sends_once() -> Result<()> {
     let (hosts, started) = (Hosts::new()?, Instant::now());
     for rank in all_through(start_several(&hosts, "hierarchy_on_the_wire", 2, &[])?, started)? {
@@ -123,28 +123,45 @@ fn sent() -> Result<u64> {
     Ok(std::fs::read_to_string(path)?.trim().parse()?)
 }
 
-/// Counts the bytes that a host of two ranks sends over the cable for a mean of all four.
+/// Compares the mean over all four ranks by hosts with a flat one: to the bit, and by the bytes that a host of two
+/// ranks sends over the cable, which is slower than what ranks of one host share.
 pub fn hierarchy(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let mut hook = HierarchicalAllReduce::new(&group, 2)?;
-    let (bytes, gradients) = (4 * SIDE * SIDE, Tensor::randn([SIDE * SIDE], FLOAT));
-    let counted = |run: &mut dyn FnMut(&Tensor) -> Result<()>| -> Result<f64> {
+    // Whole numbers, whose sums are the same in any order.
+    let gradients = |rank: usize| {
+        tch::manual_seed(rank as i64);
+        Tensor::randint_low(-1000, 1000, [SIDE * SIDE], FLOAT)
+    };
+    let counted = |run: &mut dyn FnMut(Tensor) -> Result<Tensor>| -> Result<(Tensor, f64, Duration)> {
         // The first exchange of two ranks connects them.
-        run(&gradients.copy())?;
+        drop(run(gradients(meeting.rank))?);
+        let gradients = gradients(meeting.rank);
         group.barrier()?;
         let before = sent()?;
         // Nobody sends before all have read.
         group.barrier()?;
-        run(&gradients.copy())?;
+        let began = Instant::now();
+        let mean = run(gradients)?;
         group.barrier()?;
-        Ok((sent()? - before) as f64 / bytes as f64)
+        Ok((mean, (sent()? - before) as f64 / (4 * SIDE * SIDE) as f64, began.elapsed()))
     };
-    let flat = counted(&mut |gradients| Ok(group.all_reduce(&mut gradients.shallow_clone(), ReduceOp::Avg)?))?;
-    let once = counted(&mut |gradients| hooks::runs(&mut hook, gradients, &[SIDE, SIDE]).map(drop))?;
-    println!("rank {}: its host sends {flat:.4} times the gradients' bytes, and {once:.4} times", meeting.rank);
-    // With headers and acknowledgements, as below.
+    let (flat, flat_bytes, flat_time) = counted(&mut |mut gradients| {
+        group.all_reduce(&mut gradients, ReduceOp::Avg)?;
+        Ok(gradients)
+    })?;
+    let (mean, bytes, time) = counted(&mut |gradients| hooks::runs(&mut hook, &gradients, &[SIDE, SIDE]))?;
+    println!(
+        "rank {}: its host sends {flat_bytes:.4} times the gradients' bytes in {flat_time:.1?} flat, and {bytes:.4} \
+         times in {time:.1?} by hosts",
+        meeting.rank
+    );
+    let all: Vec<Tensor> = (0..group.size()).map(gradients).collect();
+    ensure!(mean.equal(&flat) && mean.equal(&hooks::mean(&all)), "the means are not the same to the bit");
+    // In a ring of N = 4 ranks each sends 2 (N - 1) / N times the bytes, and one of a host's two over the cable; by
+    // hosts, 2 (H - 1) / H times for H = 2. With headers and acknowledgements, as below.
     let is_near = |found: f64, payload: f64| (payload..1.11 * payload + 0.01).contains(&found);
-    ensure!(is_near(flat, 1.5) && is_near(once, 1.0), "{flat} flat, and {once} inside of hosts first");
+    ensure!(is_near(flat_bytes, 1.5) && is_near(bytes, 1.0), "{flat_bytes} flat, and {bytes} by hosts");
     Ok(())
 }
 

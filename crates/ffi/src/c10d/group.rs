@@ -55,6 +55,7 @@ pub enum GroupFailure {
 ///
 /// # Source
 /// `torch._C._distributed_c10d._dump_nccl_trace_json`
+#[doc(alias = "_dump_nccl_trace_json")]
 pub fn flight_record(nccl: bool, only_active: bool) -> Result<String, Error> {
     let mut out = ptr::null_mut();
     // SAFETY: `out` lives through the call.
