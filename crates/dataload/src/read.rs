@@ -131,13 +131,16 @@ pub(crate) fn write_all_at(file: &File, mut offset: u64, mut bytes: &[u8]) -> io
 /// Deflate never expands a byte to more than this many, so a header that declares more is wrong.
 pub(crate) const MAX_DEFLATE_RATIO: u64 = 1032;
 
+/// Refuses a URL where only this machine's files can be: taken for a path, it would be a folder named `s3:`.
+pub(crate) fn require_local(path: &Path) -> Result<(), DataError> {
+    if is_url(path) { Err(DataError::layout(path, "a path of this machine", "a URL")) } else { Ok(()) }
+}
+
 /// Checks that a path is a regular file.
 ///
 /// Anything else is refused: opening a pipe could block forever, and a device has no length.
 pub(crate) fn require_regular(path: &Path) -> Result<(), DataError> {
-    if is_url(path) {
-        return Err(DataError::layout(path, "a local file", "a URL"));
-    }
+    require_local(path)?;
     let kind = std::fs::metadata(path).map_err(DataError::io(path))?;
     if !kind.is_file() {
         let found = if kind.is_dir() { "a folder" } else { "a special file" };

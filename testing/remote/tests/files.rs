@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_core::Stateful;
 use overdrive_dataload::{
-    CsvDataset, DataError, DataLoader, Dataset, IterableDataset, JsonLines, OnError, TfRecordDataset, WebDataset,
-    WebDatasetWriter, WebSample, expand_shards, read_idx,
+    CsvDataset, DataError, DataLoader, Dataset, IterableDataset, JsonLines, OnError, RemoteOptions, TfRecordDataset,
+    WebDataset, WebDatasetWriter, WebSample, configure_remote, expand_shards, read_idx,
 };
 
 use crate::{bucket, web};
@@ -235,6 +235,8 @@ fn what_cannot_be_a_remote_file_is_refused() -> Result<()> {
         let error = told(read_idx(wrong))?;
         ensure!(error.contains("a query or a fragment would be left out"), "{wrong}: {error}");
     }
+    let cache = configure_remote(RemoteOptions::default().cache("s3://data/cache"));
+    ensure!(told(cache)?.contains("expected a folder of this machine, found s3://data/cache"));
     // Another scheme is a path.
     let error = told(TfRecordDataset::open("ftp://data/x"))?;
     ensure!(error.contains("No such file"), "{error}");
