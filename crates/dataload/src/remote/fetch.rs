@@ -21,13 +21,23 @@ const TRIES: u32 = 5;
 /// A request takes at most so long, and then is tried again.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The bytes of a range of this version of a file.
-pub(super) async fn fetch(store: &Store, key: &Key, version: &Version, range: Range<u64>) -> Result<Bytes, Error> {
+/// The bytes of a range of this version of a file; an error once they are not wanted any more.
+pub(super) async fn fetch(
+    store: &Store,
+    key: &Key,
+    version: &Version,
+    range: Range<u64>,
+    is_wanted: impl Fn() -> bool,
+) -> Result<Bytes, Error> {
     static REQUESTS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(AT_ONCE));
-    let (length, range) = (range.end - range.start, &range);
+    let (length, range, is_wanted) = (range.end - range.start, &range, &is_wanted);
     tried(move || async move {
         // Waiting for a turn does not count as waiting for the server.
         let permit = REQUESTS.acquire().await;
+        if !is_wanted() {
+            // Not tried again.
+            return Err(Error::Precondition { path: key.to_string(), source: "nobody reads the file any more".into() });
+        }
         let answer = timeout(LIMIT, once(store, key, version, range.clone())).await;
         drop(permit);
         match answer {
