@@ -169,6 +169,15 @@ fn single_fields_are_plain_values() {
 }
 
 #[test]
+fn a_url_is_no_target() {
+    let (_dir, root) = photos();
+    let output = convert(&root, Path::new("s3://bucket/a.tar"), &[]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && stderr.contains("s3://bucket/a.tar: a target is a path of this"), "{stderr}");
+    assert!(!Path::new("s3:").exists());
+}
+
+#[test]
 fn shards_are_as_large_as_asked() {
     let (dir, root) = photos();
     let names = |start: &str| -> Vec<String> {

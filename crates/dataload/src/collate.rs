@@ -33,6 +33,12 @@ pub trait Collate<S>: Send + Sync {
         self.collate(samples.all()?)
     }
 
+    /// Whether it reads its samples, rather than to take all of a batch by their indices.
+    #[doc(hidden)]
+    fn reads_samples(&self) -> bool {
+        true
+    }
+
     /// What can be made of a sample alone, which is read by another worker than the one that makes its batch. For the
     /// collate functions of this crate: it may change the sample as its batch needs it.
     #[doc(hidden)]

@@ -49,20 +49,11 @@ mod points;
 mod random_split;
 mod rank;
 mod read;
-// Without formats that have shards, nothing lists or requires files.
 #[cfg(feature = "remote")]
 #[cfg_attr(not(all(feature = "tfrecord", feature = "webdataset")), allow(dead_code, unused_imports))]
 mod remote;
 mod rng;
 mod sampler;
-#[cfg(any(
-    feature = "arrow",
-    feature = "mds",
-    feature = "parquet",
-    feature = "remote",
-    feature = "tfrecord",
-    feature = "webdataset"
-))]
 mod shards;
 mod stack;
 mod stream;
@@ -141,14 +132,6 @@ pub use sampler::{
     Curriculum, DistributedSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler,
     WeightedRandomSampler,
 };
-#[cfg(any(
-    feature = "arrow",
-    feature = "mds",
-    feature = "parquet",
-    feature = "remote",
-    feature = "tfrecord",
-    feature = "webdataset"
-))]
 pub use shards::expand_shards;
 #[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
 pub use shards::{IndexedShards, ShardListDataset};

@@ -131,13 +131,16 @@ pub(crate) fn write_all_at(file: &File, mut offset: u64, mut bytes: &[u8]) -> io
 /// Deflate never expands a byte to more than this many, so a header that declares more is wrong.
 pub(crate) const MAX_DEFLATE_RATIO: u64 = 1032;
 
+/// Refuses a URL where only this machine's files can be: taken for a path, it would be a folder named `s3:`.
+pub(crate) fn require_local(path: &Path) -> Result<(), DataError> {
+    if is_url(path) { Err(DataError::layout(path, "a path of this machine", "a URL")) } else { Ok(()) }
+}
+
 /// Checks that a path is a regular file.
 ///
 /// Anything else is refused: opening a pipe could block forever, and a device has no length.
 pub(crate) fn require_regular(path: &Path) -> Result<(), DataError> {
-    if is_url(path) {
-        return Err(DataError::layout(path, "a local file", "a URL"));
-    }
+    require_local(path)?;
     let kind = std::fs::metadata(path).map_err(DataError::io(path))?;
     if !kind.is_file() {
         let found = if kind.is_dir() { "a folder" } else { "a special file" };
@@ -188,15 +191,8 @@ pub(crate) fn list_remote(folder: &Path) -> Result<Vec<(PathBuf, Version)>, Data
     Err(no_remote(folder))
 }
 
-/// Reads a whole file of at most `limit` bytes.
-// Without formats that have indexes or lists beside their files, nothing is read whole but images.
-#[allow(dead_code)]
-pub(crate) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
-    read_version(path, None, limit)
-}
-
-/// The same; of a file elsewhere, a version that is known.
-pub(crate) fn read_version(path: &Path, version: Option<&Version>, limit: u64) -> Result<Vec<u8>, DataError> {
+/// Reads a whole file of at most `limit` bytes; of a file elsewhere this version, or that of today.
+pub(crate) fn read_file(path: &Path, version: Option<&Version>, limit: u64) -> Result<Vec<u8>, DataError> {
     let (file, bytes) = Input::open_version(path, version)?;
     if bytes > limit {
         return Err(DataError::TooLarge { path: path.to_owned(), what: "the file", bytes, limit });
@@ -247,9 +243,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ten");
         std::fs::write(&path, [7; 10]).unwrap();
-        assert_eq!(read_file(&path, 10).unwrap(), [7; 10]);
-        assert!(matches!(read_file(&path, 9), Err(DataError::TooLarge { bytes: 10, limit: 9, .. })));
-        assert!(matches!(read_file(dir.path(), 9), Err(DataError::Layout { .. })));
-        assert!(matches!(read_file(&dir.path().join("none"), 9), Err(DataError::Io { .. })));
+        assert_eq!(read_file(&path, None, 10).unwrap(), [7; 10]);
+        assert!(matches!(read_file(&path, None, 9), Err(DataError::TooLarge { bytes: 10, limit: 9, .. })));
+        assert!(matches!(read_file(dir.path(), None, 9), Err(DataError::Layout { .. })));
+        assert!(matches!(read_file(&dir.path().join("none"), None, 9), Err(DataError::Io { .. })));
     }
 }

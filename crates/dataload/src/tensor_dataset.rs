@@ -74,10 +74,7 @@ impl<T: TensorBatch + Send> TensorDataset<T> {
     /// large.
     pub fn loader(self) -> DataLoaderBuilder<FromDataset<Self>, GatherRows<T>> {
         let gather = GatherRows { table: self.table.clone() };
-        let mut builder = DataLoader::builder(self).collate(gather);
-        // Rows are not read one by one.
-        builder.options.shares = false;
-        builder
+        DataLoader::builder(self).collate(gather)
     }
 }
 
@@ -133,6 +130,10 @@ impl<T: TensorBatch + Send> Collate<T> for GatherRows<T> {
 
     fn collate_from(&self, samples: &mut crate::BatchSamples<'_, T>) -> Result<T, DataError> {
         self.table.gather(&samples.indices()?, samples.pinned())
+    }
+
+    fn reads_samples(&self) -> bool {
+        false
     }
 }
 

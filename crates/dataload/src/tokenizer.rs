@@ -51,7 +51,7 @@ impl Tokenizer {
     /// # Errors
     /// [`DataError::Io`]; [`DataError::Layout`] for a file that is no tokenizer.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
-        Self::from_bytes(&read_file(path.as_ref(), MAX_BYTES)?, path)
+        Self::from_bytes(&read_file(path.as_ref(), None, MAX_BYTES)?, path)
     }
 
     /// The same from the file's content; `name` is its name in errors.

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use overdrive_dataload::{
@@ -28,6 +30,7 @@ pub const TESTS: &[Test] = &[
     ("what_is_open_outlives_its_entry", what_is_open_outlives_its_entry),
     ("processes_fetch_a_whole_file_once", processes_fetch_a_whole_file_once),
     ("a_whole_file_must_fit_into_the_cache", a_whole_file_must_fit_into_the_cache),
+    ("a_file_that_failed_is_not_fetched_on", a_file_that_failed_is_not_fetched_on),
     ("a_database_is_only_read", a_database_is_only_read),
     ("images_take_one_list_and_one_request_each", images_take_one_list_and_one_request_each),
     ("samples_of_shards_take_no_question_each", samples_of_shards_take_no_question_each),
@@ -174,6 +177,24 @@ fn a_whole_file_must_fit_into_the_cache(cache: &Path) -> Result<()> {
     let error = TokenFile::open("s3://data/large/train.bin").err().context("it should be an error")?;
     let said = error.to_string();
     ensure!(said.contains("cache_bytes") && said.contains("s3://data/large/train.bin"), "{said}");
+    Ok(())
+}
+
+/// Of 64 chunks, only those that were under way when the first one failed.
+fn a_file_that_failed_is_not_fetched_on(_: &Path) -> Result<()> {
+    fs::create_dir_all(bucket().join("held-0"))?;
+    File::create(bucket().join("held-0/train.bin"))?.set_len(64 * CHUNK)?;
+    let (_, stats) = counted(|| {
+        let error = TokenFile::open("s3://data/held-0/train.bin").err().context("it should be an error")?;
+        ensure!(error.to_string().contains("check the credentials"), "{error}");
+        ensure!(TokenFile::open("s3://data/release").is_err());
+        while remote_stats().pending_bytes > 0 {
+            sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    })?;
+    // Two questions, and 16 requests at a time; and as many again on a machine that is too slow for their timeouts.
+    ensure!(stats.requests <= 2 + 16 + 1 + 16, "{stats:?}");
     Ok(())
 }
 

@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_core::Stateful;
 use overdrive_dataload::{
-    CsvDataset, DataError, DataLoader, Dataset, IterableDataset, JsonLines, OnError, TfRecordDataset, WebDataset,
-    WebDatasetWriter, WebSample, expand_shards, read_idx,
+    CsvDataset, DataError, DataLoader, Dataset, IterableDataset, JsonLines, OnError, RemoteOptions, TfRecordDataset,
+    WebDataset, WebDatasetWriter, WebSample, configure_remote, expand_shards, read_idx,
 };
 
 use crate::{bucket, web};
@@ -19,6 +19,7 @@ pub const TESTS: &[Test] = &[
     ("faults_that_pass_are_not_seen", faults_that_pass_are_not_seen),
     ("faults_that_stay_are_errors_with_the_file_s_name", faults_that_stay_are_errors_with_the_file_s_name),
     ("a_file_that_changes_is_an_error", a_file_that_changes_is_an_error),
+    ("what_is_opened_anew_is_as_it_is_now", what_is_opened_anew_is_as_it_is_now),
     ("what_was_read_once_is_not_fetched_again", what_was_read_once_is_not_fetched_again),
     ("a_loader_resumes_in_the_middle", a_loader_resumes_in_the_middle),
     ("lines_and_tables_are_read_in_any_order", lines_and_tables_are_read_in_any_order),
@@ -116,6 +117,20 @@ fn a_file_that_changes_is_an_error() -> Result<()> {
     fs::write(&path, bytes)?;
     let error = all(&dataset).err().context("it should be an error")?.to_string();
     ensure!(error.contains("changed since it was opened") && error.contains("s3://data/changing/00.tar"), "{error}");
+    Ok(())
+}
+
+/// Also where it was opened before and not read.
+fn what_is_opened_anew_is_as_it_is_now() -> Result<()> {
+    write("anew", 1)?;
+    let unread = WebDataset::open("s3://data/anew/00.tar")?;
+    let path = bucket().join("anew/00.tar");
+    let mut bytes = fs::read(&path)?;
+    bytes[700] ^= 1;
+    fs::write(&path, bytes)?;
+    let expected = all(&WebDataset::open(&path.display().to_string())?)?;
+    ensure!(are_equal(&all(&WebDataset::open("s3://data/anew/00.tar")?)?, &expected));
+    drop(unread);
     Ok(())
 }
 
@@ -235,6 +250,8 @@ fn what_cannot_be_a_remote_file_is_refused() -> Result<()> {
         let error = told(read_idx(wrong))?;
         ensure!(error.contains("a query or a fragment would be left out"), "{wrong}: {error}");
     }
+    let cache = configure_remote(RemoteOptions::default().cache("s3://data/cache"));
+    ensure!(told(cache)?.contains("expected a folder of this machine, found s3://data/cache"));
     // Another scheme is a path.
     let error = told(TfRecordDataset::open("ftp://data/x"))?;
     ensure!(error.contains("No such file"), "{error}");

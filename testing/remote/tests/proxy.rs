@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -29,12 +30,18 @@ enum Fault {
     Late(u64),
     /// `once-0`: bytes that were given once are status 500 from then on.
     Once,
+    /// `held-0`: every answer to a request for bytes is status 403: at once for the first bytes of a file, and for others
+    /// once a name that begins with `release` was asked for.
+    Held,
     /// `changed-0`: every answer to a request for bytes is of a file with another ETag and date.
     Changed,
 }
 
 #[derive(Clone, Default)]
-struct Seen(Arc<Mutex<HashMap<String, u64>>>);
+struct Seen {
+    times: Arc<Mutex<HashMap<String, u64>>>,
+    released: Arc<AtomicBool>,
+}
 
 impl Seen {
     /// The fault of a request, given its head.
@@ -42,6 +49,9 @@ impl Seen {
         let Some(line) = head.lines().next() else { return Fault::None };
         // A list names its folder in a query.
         let is_list = line.contains("list-type");
+        if line.contains("/release") {
+            self.released.store(true, SeqCst);
+        }
         let path = line.replace("%2F", "/").replace("prefix=", "/");
         let folder = path.split('/').find_map(|part| {
             let (kind, number) = part.split_once('-')?;
@@ -51,7 +61,7 @@ impl Seen {
         // A request for bytes is one for a range, or a list.
         let range = head.lines().find(|line| line.to_ascii_lowercase().starts_with("range:")).unwrap_or_default();
         let is_for_bytes = !range.is_empty() || is_list;
-        let mut seen = self.0.lock().unwrap();
+        let mut seen = self.times.lock().unwrap();
         let times = seen.entry(format!("{line} {range}")).or_default();
         *times += 1;
         match kind {
@@ -63,6 +73,8 @@ impl Seen {
             "forbidden" if is_for_bytes => Fault::Refused,
             "late" => Fault::Late(number),
             "once" if *times > 1 && is_for_bytes => Fault::Once,
+            "held" if range.contains("bytes=0-") => Fault::Refused,
+            "held" if is_for_bytes => Fault::Held,
             "changed" if !range.is_empty() => Fault::Changed,
             _ => Fault::None,
         }
@@ -90,10 +102,13 @@ fn pass_on(mut client: TcpStream, server: SocketAddr, seen: &Seen) -> Result<()>
     loop {
         let Some(head) = head(&mut client, &mut waiting)? else { return Ok(()) };
         let fault = seen.fault(&String::from_utf8_lossy(&head));
+        while fault == Fault::Held && !seen.released.load(SeqCst) {
+            thread::sleep(Duration::from_millis(1));
+        }
         let status = match fault {
             Fault::Broken | Fault::Once => Some("500 Internal Server Error"),
             Fault::Busy => Some("503 Slow Down"),
-            Fault::Refused => Some("403 Forbidden"),
+            Fault::Refused | Fault::Held => Some("403 Forbidden"),
             _ => None,
         };
         if let Some(status) = status {

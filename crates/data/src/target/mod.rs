@@ -52,6 +52,8 @@ impl From<DataError> for Refused {
 /// Starts the target.
 pub fn create(options: &ConvertOptions, format: Format) -> Result<Box<dyn Target>> {
     let path = &*options.dst;
+    let is_url = path.to_string_lossy().contains("://");
+    ensure!(!is_url, "{}: a target is a path of this machine, not a URL", path.display());
     refuse_existing(path)?;
     let parent = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,

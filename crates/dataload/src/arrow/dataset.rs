@@ -13,7 +13,7 @@ use super::message::Arrays;
 use super::unpack::Unpacked;
 use crate::DataError;
 use crate::columns::{Array, Field, Recent, Table};
-use crate::shards::expand_shards;
+use crate::shards::matching;
 
 /// How many record batches stay decompressed, or with their headers parsed.
 const KEPT_BATCHES: usize = 8;
@@ -90,12 +90,12 @@ struct Loaded {
 }
 
 impl ArrowDataset {
-    /// Opens the files that match a pattern of braces and globs; see [`expand_shards`].
+    /// Opens the files that match a pattern of braces and globs; see [`expand_shards`](crate::expand_shards).
     ///
     /// # Errors
-    /// As [`expand_shards`], and as [`from_files`](Self::from_files).
+    /// As [`expand_shards`](crate::expand_shards), and as [`from_files`](Self::from_files).
     pub fn open(pattern: &str) -> Result<Self, DataError> {
-        Self::from_files(expand_shards(pattern)?)
+        Self::from_files(matching(pattern)?)
     }
 
     /// Opens a list of files, each in IPC's file format or its stream format, and reads the headers of their record

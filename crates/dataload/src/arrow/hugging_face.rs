@@ -87,7 +87,7 @@ fn splits(folder: &Path) -> Result<Vec<String>, DataError> {
 }
 
 fn json(path: &Path) -> Result<Value, DataError> {
-    let content = read_file(path, MAX_JSON_BYTES)?;
+    let content = read_file(path, None, MAX_JSON_BYTES)?;
     serde_json::from_slice(&content).map_err(|error| DataError::layout(path, "JSON", error.to_string()))
 }
 

@@ -82,9 +82,7 @@ impl IterableDataset for ArrowDataset {
         let (rows, cancelled) = (self.rows_from(shard, position)?.zip(position..), cancelled.clone());
         let named = move |(row, number): (Result<Row, DataError>, u64)| {
             cancelled.check()?;
-            let row = row?;
-            let bytes = row.bytes_of_values();
-            Ok(Deferred::ready(row).at("row", number).of_bytes(bytes))
+            Ok(row?.numbered(number))
         };
         Ok(Box::new(rows.map(named)))
     }

@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 use overdrive_core::LockedFile;
 
 use crate::cache::Storable;
-use crate::read::read_at;
+use crate::read::{read_at, require_local};
 use crate::{DataError, Dataset};
 
 const MAGIC: &[u8; 8] = b"ODCACHE2";
@@ -98,10 +98,11 @@ where
     /// Opens the file at `path`, or creates it.
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a file that is not a cache, belongs to another dataset or kind of sample, or is open
+    /// [`DataError::Layout`] for a URL, and for a file that is not a cache, belongs to another dataset or kind of sample, or is open
     /// in another process; [`DataError::InvalidOption`] for 2^32 samples or more; [`DataError::Io`].
     pub fn open(dataset: D, path: impl Into<PathBuf>) -> Result<Self, DataError> {
         let (path, len) = (path.into(), dataset.len());
+        require_local(&path)?;
         if len > MAX_SAMPLES {
             return Err(DataError::option("cache(Disk)", format!("at most {MAX_SAMPLES} samples"), len));
         }

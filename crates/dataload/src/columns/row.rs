@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::array::Array;
 use super::element::Element;
 use super::table::Column;
-use crate::DataError;
+use crate::{DataError, Deferred};
 
 /// One row of the selected columns.
 #[derive(Debug)]
@@ -80,14 +80,15 @@ impl Row {
         }
     }
 
-    /// The bytes of its strings and lists of numbers.
-    pub(crate) fn bytes_of_values(&self) -> usize {
+    /// This row of a shard, with its number there and the bytes of its strings and lists of numbers.
+    pub(crate) fn numbered(self, number: u64) -> Deferred<Self> {
         let bytes = |value: &Value| match value {
             Value::Bytes(bytes) => bytes.len(),
             Value::Tensor(tensor) => tensor.numel() * tensor.kind().elt_size_in_bytes(),
             _ => 0,
         };
-        self.values.iter().map(|(_, value)| bytes(value)).sum()
+        let bytes = self.values.iter().map(|(_, value)| bytes(value)).sum();
+        Deferred::ready(self).at("row", number).of_bytes(bytes)
     }
 
     /// The values with the names of their columns, owned.

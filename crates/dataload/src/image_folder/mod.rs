@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::listing::Folder;
-use crate::read::{Version, is_url, read_version};
+use crate::read::{Version, is_url, read_file};
 use crate::{Color, DataError, Dataset, EncodedImage, Image, MAX_IMAGE_BYTES, decode_image};
 
 /// The file names that count as images.
@@ -179,7 +179,7 @@ impl Dataset for ImageFolder {
 
     fn get(&self, index: usize) -> Result<Self::Sample, DataError> {
         let (path, label) = self.files.get(index).ok_or(DataError::IndexOutOfRange { index, len: self.files.len() })?;
-        let bytes = read_version(path, self.versions.get(index), MAX_IMAGE_BYTES)?.into();
+        let bytes = read_file(path, self.versions.get(index), MAX_IMAGE_BYTES)?.into();
         Ok((EncodedImage { bytes, path: path.clone() }, *label))
     }
 

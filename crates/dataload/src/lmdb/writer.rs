@@ -9,6 +9,7 @@ use ::lmdb::{Database, Environment, EnvironmentFlags, Error, Transaction, WriteF
 use super::builder::DATA_FILE;
 use super::{checksums, refused};
 use crate::DataError;
+use crate::read::require_local;
 
 /// LMDB's limit.
 const MAX_KEY_BYTES: usize = 511;
@@ -54,11 +55,12 @@ impl LmdbWriterBuilder {
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for transactions of no entries; [`DataError::Layout`] when the path is a folder and
-    /// should be a file; [`DataError::Io`].
+    /// should be a file, and for a URL; [`DataError::Io`].
     pub fn create(self) -> Result<LmdbWriter, DataError> {
         if self.commit_every == 0 {
             return Err(DataError::option("commit_every", "at least 1", 0));
         }
+        require_local(&self.path)?;
         if !self.subdir && self.path.is_dir() {
             return Err(DataError::layout(&self.path, "the name of a file, or the option subdir", "a folder"));
         }

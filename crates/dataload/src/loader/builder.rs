@@ -61,8 +61,6 @@ pub(crate) struct Options {
     pin_memory: bool,
     device: Option<Device>,
     keep_on_device: bool,
-    /// Whether workers read the first batch of an epoch and the last ones together.
-    pub(crate) shares: bool,
     /// How many threads read ahead for a loader without workers.
     pub(crate) readers: usize,
     /// The batch type's [`TensorOps`], where an option needs it.
@@ -90,7 +88,6 @@ impl Default for Options {
             pin_memory: false,
             device: None,
             keep_on_device: false,
-            shares: true,
             readers: 0,
             tensor_ops: None,
         }
@@ -354,7 +351,6 @@ impl Options {
             transfer,
             pinned,
             on_error: self.on_error,
-            shares: self.shares,
             counters: counters.clone(),
             faults: faults.clone(),
         };

@@ -7,7 +7,7 @@ use crate::loader::builder::{DataLoaderBuilder, SampleSource};
 use crate::loader::indexed::{Indexed, Open};
 use crate::loader::num_workers::MAX_WORKERS;
 use crate::loader::position::Identity;
-use crate::loader::readers::Readers;
+use crate::loader::readers::{ReaderOptions, Readers};
 use crate::loader::torch_order::TorchOrder;
 use crate::{
     BatchSampler, Collate, DataError, DataLoader, Dataset, FixedBatches, Generator, RandomSampler, Sampler,
@@ -56,7 +56,8 @@ impl<D: Dataset, C> DataLoaderBuilder<FromDataset<D>, C> {
     /// requests are under way while four threads decode images.
     ///
     /// They hold at most as many samples as two batches have, and one for each of them. Batches, faults and errors are the
-    /// same as without.
+    /// same as without. They have the priority of workers and as few threads of libtorch's;
+    /// [`worker_init_fn`](Self::worker_init_fn) is not called in them.
     ///
     /// ```no_run
     /// use overdrive_dataload::{DataLoader, ImageFolder, ImagePipeline, RandomResizedCrop};
@@ -175,11 +176,17 @@ where
             let expected = "0 with `OnDevice`, from which later epochs take their samples";
             return Err(DataError::option("readers", expected, readers));
         }
+        if readers > 0 && !stages.collate.reads_samples() {
+            let expected = "0 with `TensorDataset::loader`, which takes all rows of a batch at once";
+            return Err(DataError::option("readers", expected, readers));
+        }
+        let options =
+            ReaderOptions { count: readers, nice: machinery.worker_options.nice, counters: machinery.counters.clone() };
         let open: Open<Readers<D>> = Box::new(move |position, plan| {
             let left = (position.batch..plan.len()).filter(|number| readers > 0 && !position.before.contains(number));
             let order: Vec<usize> = left.filter_map(|number| plan.batch(number)).flatten().copied().collect();
             let batch = plan.batch(position.batch).map_or(0, <[usize]>::len);
-            Readers::start(dataset.clone(), readers, 2 * batch + readers, order).map(Arc::new)
+            Readers::start(dataset.clone(), &options, 2 * batch + readers, order).map(Arc::new)
         });
         let known_order = Mutex::default();
         let shared = batch_sampler.world_size() > 1;

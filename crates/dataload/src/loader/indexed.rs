@@ -217,7 +217,8 @@ where
     fn shared_batches(&self) -> &[SharedBatch<D::Sample>] {
         let share = || {
             let (workers, end) = (self.workers.load(Relaxed), self.plan.len());
-            let is_read = self.store.is_none() && self.stages.shares && !self.delivered.contains(&self.begin);
+            let is_read =
+                self.store.is_none() && self.stages.collate.reads_samples() && !self.delivered.contains(&self.begin);
             let batch = |number: usize| SharedBatch::new(number, self.plan.draws(number).collect());
             let first = (is_read && workers > 1).then(|| batch(self.begin)).filter(|first| first.len() > 1);
             let Some(first) = first else { return Vec::new() };
@@ -279,6 +280,9 @@ where
                     self.stages.collate(&mut samples)
                 },
             );
+            if result.is_ok() {
+                reader.pass_over_rest();
+            }
             let Reader { drawn, faults, .. } = reader;
             match result {
                 Err(error) if may_remake(policy, remakes) && !culprits(&error, &drawn).is_empty() => {

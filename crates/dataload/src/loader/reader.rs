@@ -145,6 +145,14 @@ impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
         Ok(())
     }
 
+    /// Tells of the samples that the collate function has left.
+    pub(super) fn pass_over_rest(&mut self) {
+        // Those of a shared batch were all read.
+        if self.shared.is_none() {
+            self.origins.by_ref().for_each(|left| self.work.dataset.pass_over(left.index, self.cancelled));
+        }
+    }
+
     fn replace(&mut self) {
         let next = Origin { substitutes: self.origin.substitutes + 1, ..self.origin };
         self.again = (self.policy == OnError::Replace).then_some(next);

@@ -7,17 +7,32 @@ use std::time::{Duration, Instant};
 use std::vec;
 
 use crate::loader::guard::survived;
+use crate::loader::stats::Counters;
+use crate::loader::thread::begin;
 use crate::loader::work::Lookup;
 use crate::{Cancellation, DataError, Dataset};
 
 /// How long the end of an epoch waits for a sample that is being read.
 const GRACE: Duration = Duration::from_secs(5);
+/// A worker that waits for a sample of a reader's looks so often whether the epoch was dropped: the reader may never come
+/// back.
+const LOOK_UP: Duration = Duration::from_millis(50);
+
+/// The options of an epoch's readers.
+#[derive(Clone)]
+pub(crate) struct ReaderOptions {
+    pub(crate) count: usize,
+    /// As of workers.
+    pub(crate) nice: i32,
+    pub(crate) counters: Arc<Counters>,
+}
 
 /// The samples of a dataset. The worker that needs one takes it from the readers, or reads it where they have not begun it.
 pub(crate) struct Readers<D: Dataset> {
     dataset: Arc<D>,
     shared: Arc<Shared<D::Sample>>,
     threads: Vec<JoinHandle<()>>,
+    counters: Arc<Counters>,
 }
 
 struct Shared<S> {
@@ -48,8 +63,13 @@ enum Begun<S> {
 }
 
 impl<D: Dataset + 'static> Readers<D> {
-    /// Starts so many threads, which read at most `most` samples ahead, in this order.
-    pub(crate) fn start(dataset: Arc<D>, count: usize, most: usize, mut order: Vec<usize>) -> Result<Self, DataError> {
+    /// Starts the threads, which read at most `most` samples ahead, in this order.
+    pub(crate) fn start(
+        dataset: Arc<D>,
+        options: &ReaderOptions,
+        most: usize,
+        mut order: Vec<usize>,
+    ) -> Result<Self, DataError> {
         // An index beyond the end is an error of the worker that asks for it.
         order.retain(|index| *index < dataset.len());
         let state = State {
@@ -62,10 +82,15 @@ impl<D: Dataset + 'static> Readers<D> {
             is_over: false,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
-        let mut readers = Self { dataset, shared, threads: Vec::with_capacity(count) };
+        let &ReaderOptions { count, nice, ref counters } = options;
+        let mut readers = Self { dataset, shared, threads: Vec::with_capacity(count), counters: counters.clone() };
         for reader in 0..count {
             let (dataset, shared) = (readers.dataset.clone(), readers.shared.clone());
-            let thread = Builder::new().name(format!("dataload-reader-{reader}")).spawn(move || shared.read(&*dataset));
+            let thread = Builder::new().name(format!("dataload-reader-{reader}")).spawn(move || {
+                // Only the user's function can fail, which is for workers.
+                _ = begin(reader, nice, None);
+                shared.read(&*dataset);
+            });
             // Dropping `readers` ends those that run.
             readers.threads.push(thread.map_err(|error| DataError::Spawn { worker: reader, of: count, error })?);
         }
@@ -115,15 +140,15 @@ impl<S> Shared<S> {
         }
     }
 
-    /// What the readers have of this index, once it is there; `None` where they have not begun it.
+    /// What the readers have of this index, once it is there; `None` where they have not begun it, and then need not.
     fn take(&self, index: usize, cancelled: &Cancellation) -> Result<Option<Begun<S>>, DataError> {
         let mut state = self.lock();
-        if !state.begun.contains_key(&index) {
-            *state.passed.entry(index).or_default() += 1;
-            return Ok(None);
-        }
         loop {
-            let Some(begun) = state.begun.get_mut(&index) else { return Ok(None) };
+            // Where an index is drawn several times, another worker may have taken what this one waited for.
+            let Some(begun) = state.begun.get_mut(&index) else {
+                *state.passed.entry(index).or_default() += 1;
+                return Ok(None);
+            };
             if !matches!(begun.front(), Some(Begun::UnderWay)) {
                 let read = begun.pop_front();
                 if begun.is_empty() {
@@ -135,7 +160,7 @@ impl<S> Shared<S> {
                 return Ok(read);
             }
             cancelled.check()?;
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait_timeout(state, LOOK_UP).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -173,6 +198,13 @@ impl<D: Dataset + 'static> Lookup for Readers<D> {
         }
     }
 
+    fn pass_over(&self, index: usize, cancelled: &Cancellation) {
+        if !self.threads.is_empty() {
+            // An error only says that the epoch ends.
+            _ = self.shared.take(index, cancelled);
+        }
+    }
+
     fn key(&self, index: usize) -> Option<String> {
         self.dataset.key(index)
     }
@@ -194,6 +226,7 @@ impl<D: Dataset> Drop for Readers<D> {
         drop(state);
         if detached > 0 {
             tracing::warn!(detached, "readers of a dropped epoch did not stop, and were left running");
+            self.counters.detached(detached);
             return;
         }
         self.threads.drain(..).for_each(|thread| _ = thread.join());

@@ -15,8 +15,6 @@ pub(crate) struct Stages<C, B> {
     pub(crate) transfer: Option<Transfer<B>>,
     pub(crate) pinned: bool,
     pub(crate) on_error: OnError,
-    /// Whether workers read the first batch of an epoch and the last ones together.
-    pub(crate) shares: bool,
     pub(crate) counters: Arc<Counters>,
     pub(crate) faults: Arc<FaultLog>,
 }

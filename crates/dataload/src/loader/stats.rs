@@ -36,8 +36,8 @@ pub struct LoaderStats {
     pub workers: u64,
     /// How many batches may be loaded ahead of the training loop.
     pub in_flight: u64,
-    /// Workers that had not stopped 5 s after their epoch was dropped, or when a batch timed out, and were left
-    /// running: they are in a sample that may never end.
+    /// Workers and readers that had not stopped 5 s after their epoch was dropped, or when a batch timed out, and were
+    /// left running: they are in a sample that may never end.
     pub detached: u64,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Display for LoaderStats {
             )?,
         }
         if self.detached > 0 {
-            writeln!(f, "workers that did not stop with their epoch: {}", self.detached)?;
+            writeln!(f, "threads that did not stop with their epoch: {}", self.detached)?;
         }
         write!(
             f,

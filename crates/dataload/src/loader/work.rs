@@ -64,6 +64,9 @@ pub(crate) trait Lookup: Send + Sync {
     /// substitute for a bad one.
     fn get(&self, index: usize, is_substitute: bool, cancelled: &Cancellation) -> Result<Self::Sample, DataError>;
 
+    /// Tells that a sample which is due is not asked for: its batch was made without it.
+    fn pass_over(&self, _index: usize, _cancelled: &Cancellation) {}
+
     /// A name for the sample.
     fn key(&self, index: usize) -> Option<String>;
 

@@ -56,7 +56,7 @@ struct File {
 /// Reads the index of a folder, and looks for the shards.
 pub(super) fn read(folder: &Path) -> Result<Vec<Shard>, DataError> {
     let path = folder.join(FILE);
-    let text = read_file(&path, MAX_BYTES)?;
+    let text = read_file(&path, None, MAX_BYTES)?;
     let index: Index = serde_json::from_slice(&text).map_err(|error| DataError::Line {
         path: path.clone(),
         line: error.line() as u64,

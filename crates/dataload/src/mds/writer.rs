@@ -9,6 +9,7 @@ use super::encoding::{Encoding, MdsValue};
 use super::index::{FILE, VERSION};
 use crate::DataError;
 use crate::output::Output;
+use crate::read::require_local;
 
 /// Mosaic's `size_limit`.
 const SHARD_BYTES: usize = 1 << 26;
@@ -59,10 +60,11 @@ impl MdsWriter {
     /// Starts a dataset with these columns: their names, and Mosaic's names of their encodings.
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a folder that has an `index.json`; [`DataError::InvalidOption`] for no column, for two
+    /// [`DataError::Layout`] for a folder that has an `index.json`, and for a URL; [`DataError::InvalidOption`] for no column, for two
     /// of one name, and for an encoding that is not written: `pil`, `pkl`, arrays; [`DataError::Io`].
     pub fn create(folder: impl AsRef<Path>, columns: &[(&str, &str)]) -> Result<Self, DataError> {
         let folder = folder.as_ref();
+        require_local(folder)?;
         let mut made = Vec::new();
         for (place, &(name, kind)) in columns.iter().enumerate() {
             let encoding = Encoding::parse(kind);

@@ -11,6 +11,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use crate::DataError;
+use crate::read::require_local;
 
 const BUFFER_BYTES: usize = 1 << 18;
 
@@ -37,6 +38,7 @@ enum Encoder {
 
 impl Output {
     pub(crate) fn create(path: &Path) -> Result<Self, DataError> {
+        require_local(path)?;
         let mut part = path.as_os_str().to_owned();
         part.push(".part");
         let part = PathBuf::from(part);

@@ -12,7 +12,7 @@ use super::field::{Leaf, leaves};
 use super::file::{ClosedFile, OpenFile};
 use super::footer::read_footer;
 use crate::columns::{Array, Element, Field, Recent, Spare, Table, encode};
-use crate::shards::{expand_shards, require};
+use crate::shards::{listed, matching};
 use crate::{Cancellation, DataError};
 
 /// How many row groups stay decoded for access to single rows.
@@ -97,12 +97,12 @@ pub(super) struct Options {
 }
 
 impl ParquetDataset {
-    /// Opens the files that match a pattern of braces and globs; see [`expand_shards`].
+    /// Opens the files that match a pattern of braces and globs; see [`expand_shards`](crate::expand_shards).
     ///
     /// # Errors
-    /// As [`expand_shards`], and as [`from_files`](Self::from_files).
+    /// As [`expand_shards`](crate::expand_shards), and as [`from_files`](Self::from_files).
     pub fn open(pattern: &str) -> Result<Self, DataError> {
-        Self::from_files(expand_shards(pattern)?)
+        Self::from_files(matching(pattern)?)
     }
 
     /// Opens a list of files, and reads their footers.
@@ -112,12 +112,7 @@ impl ParquetDataset {
     /// [`DataError::Corrupt`] and [`DataError::TooLarge`] for a bad footer; [`DataError::Layout`] for an encrypted
     /// footer, and for a file with other columns than the first.
     pub fn from_files(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, DataError> {
-        let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
-        if files.is_empty() {
-            return Err(DataError::option("shards", "at least one file", 0));
-        }
-        require(&files)?;
-        Self::new(files.into_iter().map(|path| OpenFile::new(path.into())))
+        Self::new(listed(files)?.into_iter().map(|path| OpenFile::new(path.into())))
     }
 
     /// A file that is already in memory; `path` only names it in errors.

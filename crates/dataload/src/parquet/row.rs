@@ -75,12 +75,7 @@ impl IterableDataset for ParquetDataset {
         cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<Row>>, DataError> {
         let rows = self.rows_from(shard, position, cancelled)?.zip(position..);
-        let named = |(row, number): (Result<Row, DataError>, u64)| {
-            let row = row?;
-            let bytes = row.bytes_of_values();
-            Ok(Deferred::ready(row).at("row", number).of_bytes(bytes))
-        };
-        Ok(Box::new(rows.map(named)))
+        Ok(Box::new(rows.map(|(row, number)| Ok(row?.numbered(number)))))
     }
 
     /// The bytes of rows, and with them the ends of windows, depend on the columns that are read.

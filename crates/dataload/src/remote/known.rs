@@ -55,14 +55,12 @@ pub(super) fn pin(text: &str, version: Version) -> Arc<Version> {
     pinned
 }
 
-/// Looks for all of these files, several at a time.
+/// Looks for all of these files, several at a time, whatever was known of them: they are as they are now.
 pub(crate) fn require<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), DataError> {
     let mut asked = Vec::new();
     for file in files {
         let text = url(file)?;
-        if !known().told.contains_key(text) {
-            asked.push(ask(text.to_owned(), locate(text)?));
-        }
+        asked.push(ask(text.to_owned(), locate(text)?));
     }
     wait(async {
         let mut answers = stream::iter(asked).buffer_unordered(AT_ONCE);

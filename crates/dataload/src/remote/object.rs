@@ -2,10 +2,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
+use object_store::Error;
 use object_store::path::Path as Key;
 use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
@@ -92,6 +95,11 @@ impl Open {
     }
 }
 
+/// The bytes of a chunk.
+fn range(chunk: u64, version: &Version) -> Range<u64> {
+    chunk * CHUNK..((chunk + 1) * CHUNK).min(version.size)
+}
+
 impl Object {
     pub(super) fn open(text: &str) -> Result<Arc<Self>, DataError> {
         let (store, key) = locate(text)?;
@@ -162,10 +170,6 @@ impl Object {
         self.changed.notify_all();
     }
 
-    fn range(&self, chunk: u64) -> std::ops::Range<u64> {
-        chunk * CHUNK..((chunk + 1) * CHUNK).min(self.version.size)
-    }
-
     /// Looks for a chunk in the cache, or has it fetched, without waiting for that. Errors of chunks that nobody waits for are
     /// forgotten: the server may be well again when they are needed.
     pub(super) fn ask(self: &Arc<Self>, chunk: u64, is_needed: bool) {
@@ -180,28 +184,41 @@ impl Object {
             Chunk::Absent => false,
             _ => return,
         };
-        // A file that nobody reads any more is not fetched on.
-        let object = Arc::downgrade(self);
+        // A file that nobody reads any more is not fetched on: while a request waits for its turn, nothing keeps the file
+        // open.
+        let (object, store, key, version) =
+            (Arc::downgrade(self), Arc::clone(&self.store), self.key.clone(), self.version.clone());
         self.runtime.spawn(async move {
+            if may_be_cached && object.upgrade().is_none_or(|object| object.is_cached(chunk)) {
+                return;
+            }
+            let range = range(chunk, &version);
+            let pending = Pending::new(range.end - range.start);
+            let fetched = fetch(&store, &key, &version, range, || object.strong_count() > 0).await;
+            drop(pending);
             let Some(object) = object.upgrade() else { return };
-            let state = match object.find(chunk, may_be_cached).await {
-                Chunk::Failed(..) if !is_needed => Chunk::Absent,
-                state => state,
-            };
-            object.set(chunk, state);
+            match object.keep(chunk, fetched) {
+                Chunk::Failed(..) if !is_needed => object.set(chunk, Chunk::Absent),
+                state => object.set(chunk, state),
+            }
         });
     }
 
-    async fn find(&self, chunk: u64, may_be_cached: bool) -> Chunk {
-        let range = self.range(chunk);
-        let bytes = (range.end - range.start) as usize;
-        if may_be_cached && self.entry.has(chunk, range.start, bytes) {
-            count(&CACHED, bytes as u64);
-            return Chunk::Here;
+    /// Looks for a chunk in the cache.
+    fn is_cached(&self, chunk: u64) -> bool {
+        let range = range(chunk, &self.version);
+        let bytes = range.end - range.start;
+        let is_cached = self.entry.has(chunk, range.start, bytes as usize);
+        if is_cached {
+            count(&CACHED, bytes);
+            self.set(chunk, Chunk::Here);
         }
-        let (start, _pending) = (range.start, Pending::new(bytes as u64));
-        match fetch(&self.store, &self.key, &self.version, range).await {
-            Ok(bytes) => match self.entry.write(chunk, start, &bytes) {
+        is_cached
+    }
+
+    fn keep(&self, chunk: u64, fetched: Result<Bytes, Error>) -> Chunk {
+        match fetched {
+            Ok(bytes) => match self.entry.write(chunk, chunk * CHUNK, &bytes) {
                 Ok(()) => Chunk::Here,
                 Err(error) => Chunk::Failed(error.kind(), format!("it could not be kept in the cache: {error}")),
             },

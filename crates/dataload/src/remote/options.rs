@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{OnceLock, PoisonError, RwLock};
 
 use crate::DataError;
+use crate::read::is_url;
 
 /// How remote files are read.
 ///
@@ -69,9 +70,12 @@ fn options() -> &'static RwLock<RemoteOptions> {
 /// of the cloud its role is used.
 ///
 /// # Errors
-/// [`DataError::InvalidOption`] for a cache that holds less than 64 MiB.
+/// [`DataError::InvalidOption`] for a cache that holds less than 64 MiB, or that is a URL.
 pub fn configure_remote(new: RemoteOptions) -> Result<(), DataError> {
     const LEAST: u64 = 64 << 20;
+    if is_url(&new.cache) {
+        return Err(DataError::option("cache", "a folder of this machine", new.cache.display()));
+    }
     if new.cache_bytes < LEAST {
         return Err(DataError::option("cache_bytes", format!("{LEAST} or more"), new.cache_bytes));
     }

@@ -105,7 +105,7 @@ pub(crate) fn find(shard: &Path) -> Result<Option<PathBuf>, DataError> {
 /// The text of an index.
 pub(crate) fn read(path: &Path) -> Result<String, DataError> {
     let found = |error: std::string::FromUtf8Error| error.utf8_error().to_string();
-    String::from_utf8(read_file(path, MAX_BYTES)?).map_err(|error| DataError::layout(path, "text", found(error)))
+    String::from_utf8(read_file(path, None, MAX_BYTES)?).map_err(|error| DataError::layout(path, "text", found(error)))
 }
 
 /// Writes the index of a shard; an earlier one stays until it is complete.

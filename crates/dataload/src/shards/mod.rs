@@ -42,6 +42,13 @@ const MAX_DEPTH: usize = 32;
 /// # Source
 /// `braceexpand` as used by Python's webdataset.
 pub fn expand_shards(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+    let files = matching(pattern)?;
+    require(&files)?;
+    Ok(files)
+}
+
+/// The same; only a glob's files are known to be there.
+pub(crate) fn matching(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for name in expand_braces(pattern)? {
         // If a file with exactly this name exists, it is not a glob.
@@ -51,6 +58,16 @@ pub fn expand_shards(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
         } else {
             files.push(PathBuf::from(name));
         }
+    }
+    Ok(files)
+}
+
+/// Files that are there, and at least one.
+#[cfg(any(feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
+pub(crate) fn listed(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Vec<PathBuf>, DataError> {
+    let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
+    if files.is_empty() {
+        return Err(DataError::option("shards", "at least one file", 0));
     }
     require(&files)?;
     Ok(files)

@@ -16,7 +16,7 @@ pub use writer::TfRecordWriter;
 
 use crate::read::read_ahead;
 use crate::shards::index::{self as shard_index, ShardIndex};
-use crate::shards::{IndexedShards, expand_shards, require};
+use crate::shards::{IndexedShards, listed, matching};
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
 /// The default of [`TfRecordDataset::max_record_bytes`]: 1 GiB.
@@ -67,12 +67,12 @@ impl Default for Options {
 }
 
 impl TfRecordDataset {
-    /// Opens the files that match a pattern of braces and globs; see [`expand_shards`].
+    /// Opens the files that match a pattern of braces and globs; see [`expand_shards`](crate::expand_shards).
     ///
     /// # Errors
-    /// As [`expand_shards`].
+    /// As [`expand_shards`](crate::expand_shards).
     pub fn open(pattern: &str) -> Result<Self, DataError> {
-        Self::from_files(expand_shards(pattern)?)
+        Self::from_files(matching(pattern)?)
     }
 
     /// Opens a list of files.
@@ -80,12 +80,7 @@ impl TfRecordDataset {
     /// # Errors
     /// [`DataError::Io`] with the path, for a missing file; [`DataError::InvalidOption`] for an empty list.
     pub fn from_files(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, DataError> {
-        let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
-        if files.is_empty() {
-            return Err(DataError::option("shards", "at least one file", 0));
-        }
-        require(&files)?;
-        Ok(Self { files: files.into_iter().map(Arc::from).collect(), options: Options::default() })
+        Ok(Self { files: listed(files)?.into_iter().map(Arc::from).collect(), options: Options::default() })
     }
 
     /// Whether checksums are verified; on unless set. Otherwise a flipped bit goes unnoticed.

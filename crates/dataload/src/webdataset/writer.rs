@@ -9,6 +9,7 @@ use super::index::{HELD, IndexText, holds};
 use super::tar::padded;
 use crate::DataError;
 use crate::output::Output;
+use crate::read::require_local;
 use crate::shards::index as shard_index;
 
 /// Collects the options of a [`WebDatasetWriter`]; made by [`WebDatasetWriter::builder`].
@@ -55,13 +56,14 @@ impl WebDatasetWriterBuilder {
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a pattern without one number like `%06d`, or a limit of 0;
-    /// [`DataError::Layout`] for an index of shards that are compressed by gzip, which cannot be read in the middle.
+    /// [`DataError::Layout`] for a URL, and for an index of shards that are compressed by gzip, which cannot be read in the middle.
     pub fn build(self) -> Result<WebDatasetWriter, DataError> {
         for (option, limit) in [("max_count", self.max_count), ("max_size", self.max_size)] {
             if limit == 0 {
                 return Err(DataError::option(option, "at least 1", 0));
             }
         }
+        require_local(self.pattern.as_ref())?;
         let name = ShardName::parse(&self.pattern)?;
         if self.index {
             shard_index::require_seekable(self.pattern.as_ref())?;

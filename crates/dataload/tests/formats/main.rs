@@ -75,6 +75,8 @@ mod text;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
 mod tokens;
+#[cfg(all(feature = "lmdb", feature = "mds", feature = "tfrecord", feature = "webdataset"))]
+mod urls;
 #[cfg(feature = "webdataset")]
 mod webdataset;
 #[cfg(feature = "webdataset")]

@@ -2,10 +2,14 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{current, sleep};
 use std::time::Duration;
 
 use overdrive_core::Stateful as _;
-use overdrive_dataload::{DataError, DataLoader, Dataset, FnDataset, OnDevice, OnError, RandomSampler, Stack};
+use overdrive_dataload::{
+    BatchSamples, Collate, DataError, DataLoader, Dataset, FnDataset, OnDevice, OnError, RandomSampler, Stack,
+    TensorDataset,
+};
 use tch::{Device, Tensor};
 
 use super::{WORKERS, alone, listed, loader_threads, wait_until};
@@ -131,6 +135,104 @@ fn samples_that_are_drawn_twice_and_epochs_that_go_on_are_right() {
 }
 
 #[test]
+fn a_sample_that_workers_wait_for_at_the_same_time_is_read_once_for_each() {
+    let _alone = alone();
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counted = reads.clone();
+    let one = FnDataset::new(1, move |index| {
+        counted.fetch_add(1, SeqCst);
+        sleep(Duration::from_millis(2));
+        Ok(index)
+    });
+    let order = RandomSampler::new(1, 0).replacement(true).num_samples(200).unwrap();
+    let loader = DataLoader::builder(one).sampler(order).readers(1).num_workers(4).collate(listed).build().unwrap();
+    let epoch = loader.iter();
+    assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 200);
+    wait_until(|| loader_threads() == 0);
+    assert_eq!(reads.load(SeqCst), 200);
+}
+
+fn is_reader(number: &str) -> bool {
+    current().name().is_some_and(|name| name.starts_with("dataload-reader-") && name.ends_with(number))
+}
+
+#[test]
+fn a_reader_that_does_not_come_back_keeps_no_other_thread() {
+    let _alone = alone();
+    let (is_stuck, is_open) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (stuck, open) = (is_stuck.clone(), is_open.clone());
+    let samples = FnDataset::new(12, move |index| {
+        if is_reader("-0") {
+            stuck.store(1, SeqCst);
+            wait_until(|| open.load(SeqCst) == 1);
+        }
+        wait_until(|| stuck.load(SeqCst) == 1);
+        Ok(index)
+    });
+    let builder = DataLoader::builder(samples).batch_size(4).readers(3).num_workers(2);
+    let loader = builder.collate(listed).build().unwrap();
+    let epoch = loader.iter();
+    // One of the three batches waits for the sample that the reader does not give.
+    wait_until(|| is_stuck.load(SeqCst) == 1 && epoch.ready() == 2);
+    drop(epoch);
+    wait_until(|| loader_threads() == 1);
+    assert_eq!(loader.stats().detached, 1);
+    is_open.store(1, SeqCst);
+    wait_until(|| loader_threads() == 0);
+}
+
+/// Takes only the first sample of each batch.
+struct First;
+
+impl Collate<usize> for First {
+    type Batch = usize;
+
+    fn collate(&self, samples: Vec<usize>) -> Result<usize, DataError> {
+        samples.first().copied().ok_or(DataError::EmptyBatch)
+    }
+
+    fn collate_from(&self, samples: &mut BatchSamples<'_, usize>) -> Result<usize, DataError> {
+        Ok(samples.next()?.ok_or(DataError::EmptyBatch)?.sample)
+    }
+}
+
+#[test]
+fn samples_that_the_collate_function_leaves_do_not_fill_the_readers() {
+    let _alone = alone();
+    let begun = Arc::new(AtomicUsize::new(0));
+    let counted = begun.clone();
+    let samples = FnDataset::new(200, move |index| {
+        match is_reader("") {
+            true => _ = counted.fetch_add(1, SeqCst),
+            // Only once the readers have read as many as they may hold.
+            false => wait_until(|| counted.load(SeqCst) >= 2 * 2 + 3),
+        }
+        Ok(index)
+    });
+    let builder = DataLoader::builder(samples).batch_size(2).readers(3).num_workers(1);
+    let loader = builder.collate(First).build().unwrap();
+    let mut epoch = loader.iter();
+    let taken: Vec<_> = epoch.by_ref().take(100).collect::<Result<_, _>>().unwrap();
+    assert_eq!(taken, (0..200).step_by(2).collect::<Vec<_>>());
+    // The epoch is not over yet for its owner, and the readers have nothing left to do.
+    wait_until(|| loader_threads() == 0);
+    assert!(epoch.next().is_none());
+}
+
+#[test]
+fn libtorch_operators_stay_on_the_readers_threads() {
+    let _alone = alone();
+    let before = tch::get_num_threads();
+    tch::set_num_threads(2);
+    let together = Together { samples: 16, at_once: 4, reading: Mutex::default(), changed: Condvar::new() };
+    let threads = together.map(|_| Ok(tch::get_num_threads()));
+    let loader = DataLoader::builder(threads).batch_size(4).readers(4).num_workers(1).collate(listed).build().unwrap();
+    let threads = loader.iter().collect::<Result<Vec<_>, _>>().unwrap().concat();
+    tch::set_num_threads(before);
+    assert_eq!(threads, [1; 16]);
+}
+
+#[test]
 fn readers_that_cannot_be_are_refused() {
     let samples = || DataLoader::builder(FnDataset::new(4, |index| Ok(Tensor::from(index as i64))));
     let error = samples().readers(1025).collate(Stack).build().map(drop).unwrap_err().to_string();
@@ -138,4 +240,7 @@ fn readers_that_cannot_be_are_refused() {
     let kept = samples().readers(2).collate(Stack).cache(OnDevice(Device::Cpu)).unwrap();
     let error = kept.build().map(drop).unwrap_err().to_string();
     assert!(error.contains("readers") && error.contains("OnDevice"), "{error}");
+    let rows = TensorDataset::new(Tensor::from_slice(&[1, 2, 3])).unwrap().loader().readers(2);
+    let error = rows.build().map(drop).unwrap_err().to_string();
+    assert!(error.contains("readers") && error.contains("TensorDataset::loader"), "{error}");
 }
