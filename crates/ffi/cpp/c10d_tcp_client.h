@@ -30,8 +30,8 @@ inline bool is_signal(const std::string& key) {
 // in a thread of its own, and who waits for it gives up at the timeout: the call's, or else the store's.
 //
 // NCCL's heartbeat monitor asks for signals once a second when work is late, and its watchdog asks and sends before it
-// ends the process. They wait for a second, and take another connection where a thread of this process waits on this one.
-// A signal is lost if the server does not answer.
+// ends the process. They wait for half a second, because a launcher waits for that end, and take another connection where
+// a thread of this process waits on this one. A signal may be lost if the server does not answer.
 class TcpClient final : public c10d::Store {
  public:
   using Bytes = std::vector<uint8_t>;
@@ -134,7 +134,7 @@ class TcpClient final : public c10d::Store {
   }
 
  private:
-  static constexpr std::chrono::seconds kPatience{1};
+  static constexpr Millis kPatience{500};
 
   template <typename Ask, typename... Left>
   using Answer = std::invoke_result_t<Ask, c10d::TCPStore&, Left...>;
@@ -160,7 +160,7 @@ class TcpClient final : public c10d::Store {
   std::optional<Answer<Ask, Millis>> signal(Ask ask) {
     auto [put, reply] = task(std::move(ask));
     try {
-      if (!turns_.take_if_free(put, kPatience)) aside().take(put, kPatience);
+      if (!turns_.take_if_free(put, kPatience, Millis::zero())) aside().take(put, kPatience, Millis::zero());
     } catch (const c10::DistStoreError&) {
       return std::nullopt;
     }
@@ -183,7 +183,7 @@ class TcpClient final : public c10d::Store {
       c10d::TCPStoreOptions options;
       options.port = port_;
       options.waitWorkers = false;
-      options.timeout = kPatience;
+      options.timeout = timeout_;
       auto connect = [host = host_, options, client = Turns::Client()]() mutable -> auto& {
         if (!client) client = c10::make_intrusive<c10d::TCPStore>(host, options);
         return std::as_const(client);

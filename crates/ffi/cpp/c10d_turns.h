@@ -44,27 +44,30 @@ class Turns {
     is_late ? thread_.detach() : thread_.join();
   }
 
+  static constexpr std::chrono::seconds kGrace{1};
+
   // Waits for the turn and for the answer, which `ask` stores; it gets the time that is left, must not throw, and owns
   // what it uses, because it may be left behind. Throws after `limit`, and at once where the server has not answered
   // another question for as long.
-  void take(Ask ask, Millis limit) {
+  //
+  // `grace` is waited after `limit` too: the client has the same limit, and then says itself what is missing; and if this
+  // process was frozen itself, the answer may have come meanwhile.
+  void take(Ask ask, Millis limit, Millis grace = kGrace) {
     Lock lock(shared_->mutex);
-    put(lock, std::move(ask), turn(lock, limit));
+    put(lock, std::move(ask), turn(lock, limit, grace), grace);
   }
 
   // Or returns false at once where another thread waits for an answer.
-  bool take_if_free(const Ask& ask, Millis limit) {
+  bool take_if_free(const Ask& ask, Millis limit, Millis grace = kGrace) {
     Lock lock(shared_->mutex);
     if (shared_->now != nullptr && !shared_->now->is_late) return false;
-    put(lock, ask, turn(lock, limit));
+    put(lock, ask, turn(lock, limit, grace), grace);
     return true;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
   using Lock = std::unique_lock<std::mutex>;
-
-  static constexpr std::chrono::seconds kGrace{1};
 
   struct Question {
     Ask ask;
@@ -104,21 +107,20 @@ class Turns {
     bool is_over = false;
   };
 
-  // After the time too, for a moment: the client has the same limit, and then says itself what is missing; and if this
-  // process was frozen itself, the answer may have come meanwhile.
+  // Or within `grace` after it, which is counted from now if this process was frozen.
   template <typename Predicate>
-  bool comes_by(Lock& lock, Clock::time_point deadline, const Predicate& is_there) {
+  bool comes_by(Lock& lock, Clock::time_point deadline, Millis grace, const Predicate& is_there) {
     auto& answered = shared_->answered;
-    return answered.wait_until(lock, deadline, is_there) || answered.wait_for(lock, kGrace, is_there);
+    return answered.wait_until(lock, deadline, is_there) || answered.wait_for(lock, grace, is_there);
   }
 
   // Waits until nothing is asked, and returns what is left of `limit`.
-  Millis turn(Lock& lock, Millis limit) {
+  Millis turn(Lock& lock, Millis limit, Millis grace) {
     auto& [client, mutex, asked, answered, now, is_over] = *shared_;
     if (now == nullptr) return limit;
     auto deadline = Clock::now() + limit;
     while (now != nullptr) {
-      if (!comes_by(lock, deadline, [&now = now] { return now == nullptr || now->is_late; })) throw_busy(limit);
+      if (!comes_by(lock, deadline, grace, [&now = now] { return now == nullptr || now->is_late; })) throw_busy(limit);
       if (now == nullptr) break;
       auto late = now;
       auto patience = std::min(deadline, late->since + limit);
@@ -128,11 +130,11 @@ class Turns {
     return std::max(std::chrono::ceil<Millis>(deadline - Clock::now()), std::min<Millis>(limit, kGrace));
   }
 
-  void put(Lock& lock, Ask ask, Millis limit) {
+  void put(Lock& lock, Ask ask, Millis limit, Millis grace) {
     auto own = std::make_shared<Question>(Question{std::move(ask), limit, Clock::now()});
     shared_->now = own;
     shared_->asked.notify_one();
-    if (comes_by(lock, own->since + limit, [&] { return own->is_answered; })) return;
+    if (comes_by(lock, own->since + limit, grace, [&] { return own->is_answered; })) return;
     own->is_late = true;
     shared_->answered.notify_all();
     throw_late(limit);

@@ -203,3 +203,27 @@ fn signals_do_not_wait_for_other_threads() {
         waits.join().unwrap().unwrap();
     });
 }
+
+/// NCCL's watchdog asks for it before it ends a process, which the launcher and the other ranks wait for.
+#[test]
+fn a_signal_is_given_up_sooner_than_a_question() {
+    let (_server, port) = at(0, true, PATIENCE);
+    let held = Arc::new(Mutex::new(()));
+    let gives_up_sooner = || {
+        let [monitor, asks] = [(); 2].map(|()| {
+            let waits = Arc::clone(&held);
+            at(relay(port, move || drop(waits.lock())), false, PATIENCE).0
+        });
+        let _held = held.lock().unwrap();
+        scope(|scope| {
+            // With the second that a question gets for its answer.
+            let asks = scope.spawn(|| asks.wait(&["never"], Duration::from_millis(900)).unwrap_err());
+            assert!(!monitor.check(&["exception_dump"]).unwrap());
+            let is_sooner = !asks.is_finished();
+            assert!(asks.join().unwrap().to_string().contains("has not answered within 0.9 s"));
+            is_sooner
+        })
+    };
+    // Half a second and 1.9 s, which a busy machine may turn round.
+    assert!((0..3).any(|_| gives_up_sooner()));
+}
