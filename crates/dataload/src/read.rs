@@ -3,8 +3,6 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-#[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
-use std::sync::Arc;
 
 use crate::DataError;
 #[cfg(feature = "remote")]
@@ -54,7 +52,8 @@ impl Input {
         Self::open_version(path, None)
     }
 
-    fn open_version(path: &Path, version: Option<&Version>) -> Result<(Self, u64), DataError> {
+    /// The same; of a file elsewhere this version, without a question to its server, or that of today.
+    pub(crate) fn open_version(path: &Path, version: Option<&Version>) -> Result<(Self, u64), DataError> {
         if is_url(path) {
             return Self::open_remote(path, version);
         }
@@ -74,6 +73,15 @@ impl Input {
     #[cfg(not(feature = "remote"))]
     fn open_remote(path: &Path, _version: Option<&Version>) -> Result<(Self, u64), DataError> {
         Err(no_remote(path))
+    }
+
+    /// Which version it is, if it is elsewhere: to open it again as the same.
+    pub(crate) fn version(&self) -> Option<Version> {
+        match self {
+            Self::File(_) => None,
+            #[cfg(feature = "remote")]
+            Self::Remote(file) => Some(file.version().clone()),
+        }
     }
 
     /// Fills `buffer` with the bytes at `offset`.
@@ -169,18 +177,6 @@ pub(crate) fn first_of(files: &[PathBuf]) -> Result<Option<&PathBuf>, DataError>
         Some(url) => Err(no_remote(url)),
         None => Ok(files.iter().find(|file| file.is_file())),
     }
-}
-
-/// As long as the result lives, a file elsewhere that was opened just now is opened again without a question to its
-/// server, and as the version that it was. `None` for a file of this machine.
-#[cfg(any(feature = "mds", feature = "tfrecord", feature = "webdataset"))]
-pub(crate) fn pin(path: &Path) -> Result<Option<Arc<Version>>, DataError> {
-    #[cfg(feature = "remote")]
-    if is_url(path) {
-        return remote::pin(path).map(Some);
-    }
-    _ = path;
-    Ok(None)
 }
 
 /// The files below a folder elsewhere, in no order.

@@ -6,8 +6,9 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_core::Stateful;
 use overdrive_dataload::{
-    CsvDataset, DataError, DataLoader, Dataset, IterableDataset, JsonLines, OnError, RemoteOptions, TfRecordDataset,
-    WebDataset, WebDatasetWriter, WebSample, configure_remote, expand_shards, read_idx,
+    CsvDataset, DataError, DataLoader, Dataset, IterableDataset, JsonLines, OnError, ParquetDataset, RemoteOptions,
+    ShardListDataset, TfRecordDataset, TfRecordWriter, WebDataset, WebDatasetWriter, WebSample, configure_remote,
+    expand_shards, read_idx,
 };
 
 use crate::{bucket, web};
@@ -20,6 +21,7 @@ pub const TESTS: &[Test] = &[
     ("faults_that_stay_are_errors_with_the_file_s_name", faults_that_stay_are_errors_with_the_file_s_name),
     ("a_file_that_changes_is_an_error", a_file_that_changes_is_an_error),
     ("what_is_opened_anew_is_as_it_is_now", what_is_opened_anew_is_as_it_is_now),
+    ("what_is_open_keeps_its_version", what_is_open_keeps_its_version),
     ("what_was_read_once_is_not_fetched_again", what_was_read_once_is_not_fetched_again),
     ("a_loader_resumes_in_the_middle", a_loader_resumes_in_the_middle),
     ("lines_and_tables_are_read_in_any_order", lines_and_tables_are_read_in_any_order),
@@ -131,6 +133,38 @@ fn what_is_opened_anew_is_as_it_is_now() -> Result<()> {
     let expected = all(&WebDataset::open(&path.display().to_string())?)?;
     ensure!(are_equal(&all(&WebDataset::open("s3://data/anew/00.tar")?)?, &expected));
     drop(unread);
+    Ok(())
+}
+
+/// A dataset that opens its file for each sample, by an index or a footer of it, also where others have opened a later
+/// version of the same length meanwhile.
+fn what_is_open_keeps_its_version() -> Result<()> {
+    let folder = bucket().join("kept");
+    fs::create_dir_all(&folder)?;
+    let write = |byte: u8| -> Result<()> {
+        let mut writer = TfRecordWriter::with_index(folder.join("0.tfrecord"))?;
+        (0..3).try_for_each(|_| writer.write(&[byte; 100]))?;
+        writer.finish()?;
+        Ok(())
+    };
+    let records = || ShardListDataset::new(TfRecordDataset::open("s3://data/kept/0.tfrecord")?);
+    write(1)?;
+    let open = records()?;
+    write(2)?;
+    let anew = records()?;
+    for _ in 0..2 {
+        ensure!((open.get(1)?.bytes(), anew.get(1)?.bytes()) == (&[1; 100][..], &[2; 100][..]));
+    }
+
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/dataload/tests/fixtures/parquet");
+    let mut bytes = fs::read(fixture.join("numbers.parquet"))?;
+    let local = ParquetDataset::from_bytes(bytes.clone(), Path::new("numbers"))?;
+    fs::write(folder.join("numbers.parquet"), &bytes)?;
+    let open = ParquetDataset::open("s3://data/kept/numbers.parquet")?;
+    // The header of the first page.
+    bytes[4] ^= 0xff;
+    fs::write(folder.join("numbers.parquet"), bytes)?;
+    ensure!(format!("{:?}", open.get(0)?) == format!("{:?}", local.get(0)?));
     Ok(())
 }
 

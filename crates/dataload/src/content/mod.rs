@@ -14,7 +14,7 @@ use flate2::bufread::MultiGzDecoder;
 ))]
 pub(crate) use seekable::{FOOTER_MAGIC, TABLE_MAGIC};
 
-use crate::read::{Input, NotFetched};
+use crate::read::{Input, NotFetched, Version};
 use crate::{Cancellation, DataError};
 
 /// Large enough to make the cost of system calls negligible, small enough to stay in a core's cache.
@@ -62,6 +62,7 @@ impl Seek for ReadLimiter {
 /// A reader that knows its file's path and its offset in it.
 pub(crate) struct Content {
     path: Arc<Path>,
+    version: Option<Version>,
     source: Packing,
     /// Bytes of (decompressed) content read so far.
     at: u64,
@@ -95,16 +96,24 @@ impl<R: BufRead + Send> Unpack for BufReader<MultiGzDecoder<R>> {}
 impl Content {
     /// Opens a regular file; gzip and zstd are recognised by their first bytes, not by the name.
     pub(crate) fn open(path: Arc<Path>) -> Result<Self, DataError> {
-        let (input, bytes) = Input::open(&path)?;
-        Self::new(input, bytes, path)
+        Self::open_version(path, None)
     }
 
-    /// Opens a regular file that is not compressed, whatever its first bytes.
+    /// The same; of a file elsewhere this version, or that of today.
+    pub(crate) fn open_version(path: Arc<Path>, version: Option<&Version>) -> Result<Self, DataError> {
+        let (input, bytes) = Input::open_version(&path, version)?;
+        let version = input.version();
+        Ok(Self { version, ..Self::new(input, bytes, path)? })
+    }
+
+    /// Opens such a version of a regular file that is not compressed, whatever its first bytes.
     #[cfg(feature = "mds")]
-    pub(crate) fn open_plain(path: Arc<Path>) -> Result<Self, DataError> {
-        let (input, bytes) = Input::open(&path)?;
+    pub(crate) fn open_plain(path: Arc<Path>, version: Option<&Version>) -> Result<Self, DataError> {
+        let (input, bytes) = Input::open_version(&path, version)?;
+        let version = input.version();
         let reader = BufReader::with_capacity(BUFFER_BYTES, ReadLimiter::new(input));
-        Ok(Self { path, source: Packing::Plain { reader, bytes }, at: 0, cancelled: Cancellation::default() })
+        let source = Packing::Plain { reader, bytes };
+        Ok(Self { path, version, source, at: 0, cancelled: Cancellation::default() })
     }
 
     /// The content of `bytes`; `path` only names them in errors.
@@ -129,7 +138,7 @@ impl Content {
         } else {
             Packing::Plain { reader, bytes }
         };
-        Ok(Self { path, source, at: 0, cancelled: Cancellation::default() })
+        Ok(Self { path, version: None, source, at: 0, cancelled: Cancellation::default() })
     }
 
     /// The same reader, whose reads fail with [`DataError::Cancelled`] once `cancelled` is set.
@@ -140,6 +149,12 @@ impl Content {
     /// The file.
     pub(crate) fn path(&self) -> &Arc<Path> {
         &self.path
+    }
+
+    /// Which version of the file it is, if that is elsewhere.
+    #[cfg_attr(not(any(feature = "mds", feature = "tfrecord", feature = "webdataset")), allow(dead_code))]
+    pub(crate) fn version(&self) -> Option<&Version> {
+        self.version.as_ref()
     }
 
     /// The offset of the next byte, in the decompressed content where the file is compressed.

@@ -16,7 +16,7 @@ pub use writer::MdsWriter;
 use self::index::Shard;
 use self::sample::Column;
 use self::shard::ShardReader;
-use crate::read::read_ahead;
+use crate::read::{Version, read_ahead};
 use crate::shards::IndexedShards;
 use crate::shards::index::ShardIndex;
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
@@ -74,10 +74,15 @@ impl MdsDataset {
         self.shards.iter().map(|shard| &*shard.path)
     }
 
-    fn reader(&self, shard: usize, cancelled: &Cancellation) -> Result<ShardReader, DataError> {
+    fn reader(
+        &self,
+        shard: usize,
+        version: Option<&Version>,
+        cancelled: &Cancellation,
+    ) -> Result<ShardReader, DataError> {
         let len = self.shards.len();
         let shard = self.shards.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
-        ShardReader::open(shard, cancelled)
+        ShardReader::open(shard, version, cancelled)
     }
 }
 
@@ -90,7 +95,7 @@ impl IterableDataset for MdsDataset {
 
     /// Skips the first `position` samples, without reading them unless the shard is compressed.
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<MdsSample>, DataError> {
-        Ok(Box::new(self.reader(shard, &Cancellation::default())?.table()?.after(position)))
+        Ok(Box::new(self.reader(shard, None, &Cancellation::default())?.table()?.after(position)))
     }
 
     fn open_deferred(
@@ -103,7 +108,7 @@ impl IterableDataset for MdsDataset {
             let (offset, bytes) = (sample.offset(), sample.bytes());
             Deferred::ready(sample).at("byte", offset).of_bytes(bytes)
         };
-        let samples = self.reader(shard, cancelled)?.table()?.after(position);
+        let samples = self.reader(shard, None, cancelled)?.table()?.after(position);
         Ok(Box::new(samples.map(move |sample| sample.map(placed))))
     }
 
@@ -120,11 +125,11 @@ impl IterableDataset for MdsDataset {
 
 impl IndexedShards for MdsDataset {
     fn shard_index(&self, shard: usize) -> Result<ShardIndex, DataError> {
-        self.reader(shard, &Cancellation::default())?.table()?.index()
+        self.reader(shard, None, &Cancellation::default())?.table()?.index()
     }
 
     fn read_item(&self, shard: usize, index: &Arc<ShardIndex>, item: usize) -> Result<MdsSample, DataError> {
         let span = index.span(item).ok_or(DataError::IndexOutOfRange { index: item, len: index.len() })?;
-        self.reader(shard, &Cancellation::default())?.read(span)
+        self.reader(shard, index.version(), &Cancellation::default())?.read(span)
     }
 }

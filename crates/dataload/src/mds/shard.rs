@@ -6,6 +6,7 @@ use super::index::Shard;
 use super::sample::{Column, MdsSample};
 use crate::bad::noting;
 use crate::content::Content;
+use crate::read::Version;
 use crate::shards::index::{ShardIndex, Span};
 use crate::{Cancellation, DataError};
 
@@ -31,10 +32,10 @@ pub(super) struct ShardSamples {
 }
 
 impl ShardReader {
-    pub(super) fn open(shard: &Shard, cancelled: &Cancellation) -> Result<Self, DataError> {
+    pub(super) fn open(shard: &Shard, version: Option<&Version>, cancelled: &Cancellation) -> Result<Self, DataError> {
         // The number of samples, which comes first, may look like the start of a compressed file.
-        let open = if shard.is_packed { Content::open } else { Content::open_plain };
-        let content = open(shard.path.clone())?.until(cancelled);
+        let open = if shard.is_packed { Content::open_version } else { Content::open_plain };
+        let content = open(shard.path.clone(), version)?.until(cancelled);
         Ok(Self { content, columns: shard.columns.clone(), samples: shard.samples, bytes: shard.bytes })
     }
 
@@ -105,7 +106,10 @@ impl ShardSamples {
     pub(super) fn index(self) -> Result<ShardIndex, DataError> {
         let content = self.reader.content;
         match content.length() {
-            Some(_) => ShardIndex::from_bounds(self.bounds.into_iter().map(u64::from).collect()).pin(content.path()),
+            Some(_) => {
+                let bounds = self.bounds.into_iter().map(u64::from).collect();
+                Ok(ShardIndex::from_bounds(bounds).of_version(content.version()))
+            }
             None => {
                 let expected = "a shard that is not compressed, for random access";
                 Err(DataError::layout(content.path(), expected, "a compressed one: read it as a stream"))

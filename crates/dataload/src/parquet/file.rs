@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::DataError;
-use crate::read::Input;
+use crate::read::{Input, Version};
 
 /// A file, which is open only while it is read: a dataset may have more files than a process may have open.
 #[derive(Clone)]
@@ -14,6 +14,8 @@ pub(super) struct ClosedFile {
     /// Its content, where that is in memory.
     memory: Option<Arc<Vec<u8>>>,
     bytes: u64,
+    /// Where it is elsewhere: the footer is of this version.
+    version: Option<Version>,
 }
 
 /// A file read by offset only. The `parquet` crate's file reader shares one position between all threads, so a thread
@@ -34,7 +36,7 @@ impl ClosedFile {
         if self.memory.is_some() {
             return Ok(OpenFile { source: self.clone(), file: None });
         }
-        let (file, bytes) = Input::open(&self.path)?;
+        let (file, bytes) = Input::open_version(&self.path, self.version.as_ref())?;
         if bytes != self.bytes {
             let expected = format!("the {} bytes that it had when the dataset was opened", self.bytes);
             return Err(DataError::layout(&self.path, expected, format!("{bytes} bytes")));
@@ -46,12 +48,14 @@ impl ClosedFile {
 impl OpenFile {
     pub(super) fn new(path: Arc<Path>) -> Result<Self, DataError> {
         let (file, bytes) = Input::open(&path)?;
-        Ok(Self { source: ClosedFile { path, memory: None, bytes }, file: Some(file) })
+        let version = file.version();
+        Ok(Self { source: ClosedFile { path, memory: None, bytes, version }, file: Some(file) })
     }
 
     pub(super) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Self {
         let length = bytes.len() as u64;
-        Self { source: ClosedFile { path: path.into(), memory: Some(Arc::new(bytes)), bytes: length }, file: None }
+        let source = ClosedFile { path: path.into(), memory: Some(Arc::new(bytes)), bytes: length, version: None };
+        Self { source, file: None }
     }
 
     /// The file, closed.

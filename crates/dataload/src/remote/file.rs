@@ -32,6 +32,10 @@ impl RemoteFile {
         self.object.version.size
     }
 
+    pub(crate) fn version(&self) -> &Version {
+        &self.object.version
+    }
+
     /// Fills `buffer` with the bytes at `offset`.
     #[cfg(any(feature = "csv", feature = "jsonl", feature = "parquet"))]
     pub(crate) fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {

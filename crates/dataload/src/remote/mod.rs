@@ -17,7 +17,6 @@ mod version;
 mod whole;
 
 use std::path::Path;
-use std::sync::Arc;
 
 pub(crate) use file::{RemoteFile, read_ahead};
 pub(crate) use known::{first_of, require};
@@ -35,11 +34,4 @@ const CHUNK: u64 = 4 << 20;
 /// The URL that a path is. Paths that are not UTF-8 are none.
 fn url(path: &Path) -> Result<&str, DataError> {
     path.to_str().ok_or_else(|| DataError::option("url", "UTF-8", path.display()))
-}
-
-/// As long as the result lives, the URL of a file that was opened just now stands for that version, and opening it asks
-/// nothing.
-pub(crate) fn pin(path: &Path) -> Result<Arc<Version>, DataError> {
-    let text = url(path)?;
-    Ok(known::pin(text, object::Object::version_of(text)?))
 }

@@ -31,7 +31,6 @@ const LOOK_UP: Duration = Duration::from_secs(5);
 
 /// A file of a store. It may be read by several threads.
 pub(super) struct Object {
-    text: String,
     store: Store,
     key: Key,
     /// What the cache calls it: the hash of its URL and version.
@@ -130,7 +129,6 @@ impl Object {
         let entry = Entry::open(&options.cache, &name, version.size, options.cache_bytes);
         let entry = entry.map_err(DataError::io(&options.cache))?;
         let made = Arc::new(Self {
-            text: text.to_owned(),
             store,
             key,
             name,
@@ -148,12 +146,6 @@ impl Object {
         }
         open.insert(&made);
         Ok(made)
-    }
-
-    /// The version of a file that was opened just now.
-    pub(super) fn version_of(text: &str) -> Result<Version, DataError> {
-        let recent = Open::lock().recent.iter().find(|object| object.text == text).map(Arc::clone);
-        recent.map_or_else(|| Self::open(text), Ok).map(|object| object.version.clone())
     }
 
     /// What was asked for and is not needed any more is not fetched, once nobody else reads the file.

@@ -2,11 +2,10 @@
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use crate::DataError;
 use crate::output::Output;
-use crate::read::{Version, first_of, pin, read_file};
+use crate::read::{Version, first_of, read_file};
 
 /// The most bytes of an index: those of ten million samples.
 const MAX_BYTES: u64 = 1 << 30;
@@ -20,8 +19,8 @@ pub struct ShardIndex {
     keys: Vec<u32>,
     /// The positions of the selected samples, where not all of them are.
     kept: Option<Vec<u32>>,
-    /// Its shard, where that is elsewhere, stays the one that it was made of or compared with.
-    _pinned: Option<Arc<Version>>,
+    /// That of its shard which it was made of or compared with, where that is elsewhere.
+    version: Option<Version>,
 }
 
 /// Where a sample is: between the ends of the one before it and of its own, in bytes of the (decompressed) content.
@@ -34,7 +33,7 @@ pub(crate) struct Span {
 impl ShardIndex {
     /// An index to [`push`](Self::push) to, of which all samples are selected, or those that [`push`](Self::push) says.
     pub(crate) fn new(all: bool) -> Self {
-        Self { bounds: vec![0], keys: Vec::new(), kept: (!all).then(Vec::new), _pinned: None }
+        Self { bounds: vec![0], keys: Vec::new(), kept: (!all).then(Vec::new), version: None }
     }
 
     /// An index of samples that follow each other, with these starts and at last the end.
@@ -43,9 +42,14 @@ impl ShardIndex {
         Self { bounds, kept: None, ..Self::default() }
     }
 
-    /// Keeps the version of its shard, which was opened just now.
-    pub(crate) fn pin(self, shard: &Path) -> Result<Self, DataError> {
-        Ok(Self { _pinned: pin(shard)?, ..self })
+    /// The index of this version of its shard, which is to be opened when samples are read by the index.
+    pub(crate) fn of_version(self, version: Option<&Version>) -> Self {
+        Self { version: version.cloned(), ..self }
+    }
+
+    /// That version.
+    pub(crate) fn version(&self) -> Option<&Version> {
+        self.version.as_ref()
     }
 
     /// Adds a sample that ends at `end`.

@@ -14,7 +14,7 @@ pub use example::{Example, Feature};
 pub use records::{TfRecord, TfRecords};
 pub use writer::TfRecordWriter;
 
-use crate::read::read_ahead;
+use crate::read::{Version, read_ahead};
 use crate::shards::index::{self as shard_index, ShardIndex};
 use crate::shards::{IndexedShards, listed, matching};
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
@@ -114,19 +114,24 @@ impl TfRecordDataset {
     /// `tfrecord2idx` of NVIDIA DALI and of Python's `tfrecord`, which read and write the same files.
     #[doc(alias = "tfrecord2idx")]
     pub fn write_index(&self, shard: usize) -> Result<u64, DataError> {
-        let (text, records) = self.open_file(shard, &Cancellation::default())?.list()?;
+        let (text, records) = self.open_file(shard, None, &Cancellation::default())?.list()?;
         shard_index::write(&self.files[shard], &text)?;
         Ok(records)
     }
 
-    fn open_file(&self, shard: usize, cancelled: &Cancellation) -> Result<TfRecords, DataError> {
+    fn open_file(
+        &self,
+        shard: usize,
+        version: Option<&Version>,
+        cancelled: &Cancellation,
+    ) -> Result<TfRecords, DataError> {
         let len = self.files.len();
         let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
-        TfRecords::open(path.clone(), self.options, cancelled)
+        TfRecords::open(path.clone(), version, self.options, cancelled)
     }
 
     fn records(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<TfRecords, DataError> {
-        let mut records = self.open_file(shard, cancelled)?;
+        let mut records = self.open_file(shard, None, cancelled)?;
         match records.load_index() {
             Ok(Some(index)) => {
                 let item = usize::try_from(position).unwrap_or(usize::MAX);
@@ -143,12 +148,13 @@ impl TfRecordDataset {
 
 impl IndexedShards for TfRecordDataset {
     fn shard_index(&self, shard: usize) -> Result<ShardIndex, DataError> {
-        let index = self.open_file(shard, &Cancellation::default())?.load_index()?;
+        let index = self.open_file(shard, None, &Cancellation::default())?.load_index()?;
         index.ok_or_else(|| shard_index::missing(&self.files[shard]))
     }
 
     fn read_item(&self, shard: usize, index: &Arc<ShardIndex>, item: usize) -> Result<TfRecord, DataError> {
-        let mut records = self.open_file(shard, &Cancellation::default())?.by_index(index.clone(), item);
+        let mut records =
+            self.open_file(shard, index.version(), &Cancellation::default())?.by_index(index.clone(), item);
         records.next().unwrap_or(Err(DataError::IndexOutOfRange { index: item, len: index.len() }))
     }
 }

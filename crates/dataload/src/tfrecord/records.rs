@@ -7,6 +7,7 @@ use super::crc::masked_crc;
 use super::{Example, Options, index};
 use crate::bad::{Bad, noting};
 use crate::content::Content;
+use crate::read::Version;
 use crate::shards::index::{ShardIndex, Span, find, misfit, misplaced, read};
 use crate::{Cancellation, DataError};
 
@@ -67,8 +68,13 @@ pub struct TfRecords {
 }
 
 impl TfRecords {
-    pub(super) fn open(path: Arc<Path>, options: Options, cancelled: &Cancellation) -> Result<Self, DataError> {
-        Ok(Self::new(Content::open(path)?.until(cancelled), options))
+    pub(super) fn open(
+        path: Arc<Path>,
+        version: Option<&Version>,
+        options: Options,
+        cancelled: &Cancellation,
+    ) -> Result<Self, DataError> {
+        Ok(Self::new(Content::open_version(path, version)?.until(cancelled), options))
     }
 
     fn new(content: Content, options: Options) -> Self {
@@ -200,7 +206,7 @@ impl TfRecords {
         let length = self.content.seekable_length()?;
         let (index, end) = index::parse(&path, &read(&path)?)?;
         match end == length {
-            true => Ok(Some(index.pin(self.content.path())?)),
+            true => Ok(Some(index.of_version(self.content.version()))),
             false => Err(misfit(
                 &path,
                 self.content.path(),

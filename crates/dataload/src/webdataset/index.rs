@@ -11,7 +11,7 @@ use super::Options;
 use super::samples::dot;
 use super::tar::{BLOCK, padded};
 use crate::DataError;
-use crate::read::{Input, is_url};
+use crate::read::{Input, Version, is_url};
 use crate::shards::index::{ShardIndex, bad_line};
 
 /// The version; earlier ones lack the names.
@@ -62,11 +62,11 @@ pub(super) const HELD: &str =
     "file names without spaces and with an extension, since an index separates its words by spaces";
 
 /// Whether a shard is the file with this [`stamp`]. Of one elsewhere only the length is known: it was copied there later.
-pub(super) fn is_of(stamp: &str, shard: &Path) -> bool {
+pub(super) fn is_of(stamp: &str, shard: &Path, version: Option<&Version>) -> bool {
     match is_url(shard) {
         true => {
             let length = stamp.split(' ').next().and_then(|length| length.parse().ok());
-            Input::open(shard).is_ok_and(|(_, bytes)| Some(bytes) == length)
+            Input::open_version(shard, version).is_ok_and(|(_, bytes)| Some(bytes) == length)
         }
         false => self::stamp(shard).is_some_and(|found| found == stamp),
     }

@@ -15,7 +15,7 @@ pub use samples::WebSamples;
 pub use writer::{WebDatasetWriter, WebDatasetWriterBuilder};
 
 use crate::loader::fingerprint;
-use crate::read::read_ahead;
+use crate::read::{Version, read_ahead};
 use crate::shards::index::{self as shard_index, ShardIndex};
 use crate::shards::{IndexedShards, listed, matching};
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
@@ -128,19 +128,24 @@ impl WebDataset {
     #[doc(alias = "wds2idx")]
     #[doc(alias = "widsindex")]
     pub fn write_index(&self, shard: usize) -> Result<u64, DataError> {
-        let (text, samples) = self.open_file(shard, &Cancellation::default())?.list()?;
+        let (text, samples) = self.open_file(shard, None, &Cancellation::default())?.list()?;
         shard_index::write(&self.files[shard], &text)?;
         Ok(samples)
     }
 
-    fn open_file(&self, shard: usize, cancelled: &Cancellation) -> Result<WebSamples, DataError> {
+    fn open_file(
+        &self,
+        shard: usize,
+        version: Option<&Version>,
+        cancelled: &Cancellation,
+    ) -> Result<WebSamples, DataError> {
         let len = self.files.len();
         let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
-        WebSamples::open(path.clone(), self.options.clone(), cancelled)
+        WebSamples::open(path.clone(), version, self.options.clone(), cancelled)
     }
 
     fn samples(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<WebSamples, DataError> {
-        let mut samples = self.open_file(shard, cancelled)?;
+        let mut samples = self.open_file(shard, None, cancelled)?;
         match samples.load_index() {
             Ok(Some(index)) => {
                 let item = usize::try_from(position).unwrap_or(usize::MAX);
@@ -150,7 +155,7 @@ impl WebDataset {
             Err(error) if error.ends_epoch() => return Err(error),
             Err(error) => {
                 shard_index::ignored(&error);
-                samples = self.open_file(shard, cancelled)?;
+                samples = self.open_file(shard, None, cancelled)?;
             }
         }
         samples.skip_items(position);
@@ -160,12 +165,13 @@ impl WebDataset {
 
 impl IndexedShards for WebDataset {
     fn shard_index(&self, shard: usize) -> Result<ShardIndex, DataError> {
-        let index = self.open_file(shard, &Cancellation::default())?.load_index()?;
+        let index = self.open_file(shard, None, &Cancellation::default())?.load_index()?;
         index.ok_or_else(|| shard_index::missing(&self.files[shard]))
     }
 
     fn read_item(&self, shard: usize, index: &Arc<ShardIndex>, item: usize) -> Result<WebSample, DataError> {
-        let mut samples = self.open_file(shard, &Cancellation::default())?.by_index(index.clone(), item);
+        let mut samples =
+            self.open_file(shard, index.version(), &Cancellation::default())?.by_index(index.clone(), item);
         samples.next().unwrap_or(Err(DataError::IndexOutOfRange { index: item, len: index.len() }))
     }
 }

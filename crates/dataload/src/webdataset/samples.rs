@@ -8,6 +8,7 @@ use super::tar::{TarFile, TarReader};
 use super::{Options, WebSample};
 use crate::bad::{Bad, noting};
 use crate::content::Content;
+use crate::read::Version;
 use crate::shards::index::{ShardIndex, Span, find, misfit, misplaced, read};
 use crate::{Cancellation, DataError};
 
@@ -45,8 +46,13 @@ pub(super) struct Named {
 }
 
 impl WebSamples {
-    pub(super) fn open(path: Arc<Path>, options: Options, cancelled: &Cancellation) -> Result<Self, DataError> {
-        Ok(Self::new(Content::open(path)?.until(cancelled), options))
+    pub(super) fn open(
+        path: Arc<Path>,
+        version: Option<&Version>,
+        options: Options,
+        cancelled: &Cancellation,
+    ) -> Result<Self, DataError> {
+        Ok(Self::new(Content::open_version(path, version)?.until(cancelled), options))
     }
 
     /// The samples of a shard that is already in memory; `path` only names it in errors.
@@ -200,8 +206,8 @@ impl WebSamples {
             ));
         }
         // Where the shard is the very file that the index was made of, its extended headers need not be read again.
-        let index = parsed.index.pin(self.tar.path())?;
-        let is_same = is_of(parsed.stamp, self.tar.path());
+        let index = parsed.index.of_version(self.tar.version());
+        let is_same = is_of(parsed.stamp, self.tar.path(), index.version());
         let gaps = parsed.gaps.into_iter().filter(|_| !is_same).map(|(start, end)| (start, Some(end)));
         for (start, end) in gaps.chain([(parsed.end, None)]) {
             self.check_gap(start, end).map_err(|found| misfit(self, found))?;

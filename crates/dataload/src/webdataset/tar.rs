@@ -10,6 +10,7 @@ use ::tar::{EntryType, Header};
 use crate::DataError;
 use crate::bad::{Bad, noting};
 use crate::content::Content;
+use crate::read::Version;
 
 pub(super) const BLOCK: u64 = 512;
 /// The longest name in a header; longer ones are in an extended header before it.
@@ -55,6 +56,11 @@ impl TarReader {
 
     pub(super) fn path(&self) -> &Arc<std::path::Path> {
         self.content.path()
+    }
+
+    /// Which version of it this is, if it is elsewhere.
+    pub(super) fn version(&self) -> Option<&Version> {
+        self.content.version()
     }
 
     /// The length of the archive, if it can be read in any order.
