@@ -231,8 +231,10 @@ impl AveragedModel {
         Ok(result)
     }
 
-    /// Copies the averages into the model permanently. If the optimizer is a [`Lookahead`](crate::Lookahead), call
-    /// [`params_changed`](overdrive_core::Optimizer::params_changed) afterwards.
+    /// Copies the averages into the model permanently. If the optimizer keeps copies of the weights
+    /// ([`Lookahead`](crate::Lookahead), a schedule-free one), call
+    /// [`params_changed`](overdrive_core::Optimizer::params_changed) afterwards: its next step would bring the old ones
+    /// back.
     ///
     /// # Errors
     /// While SAM has moved the weights; when libtorch fails.
@@ -354,8 +356,10 @@ impl Swapped<'_> {
 
     fn give_back(&mut self) -> Result<(), TorchError> {
         let _no_grad = tch::no_grad_guard();
-        // Only the pairs that were swapped: fewer than all if memory ran out in between.
-        for (saved, (mut model, mut own)) in std::mem::take(&mut self.models).into_iter().zip(self.pairs()?) {
+        // Only the pairs that were swapped: fewer than all if memory ran out in between. The last first: weights whose
+        // memory several variables share were swapped several times.
+        let swapped = std::mem::take(&mut self.models).into_iter().zip(self.pairs()?);
+        for (saved, (mut model, mut own)) in swapped.rev() {
             match saved {
                 None => {
                     let copy = model.f_detach_copy()?;

@@ -69,6 +69,27 @@ fn the_model_gets_the_averages_temporarily_or_permanently() {
     assert!(weight.requires_grad());
 }
 
+/// Two variables of the same memory, as `set_data` makes them, are swapped twice.
+#[test]
+fn tied_weights_are_given_back() {
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let mut vs = nn::VarStore::new(CPU);
+        let (one, other) = (vs.root().zeros("one", &[3]), vs.root().zeros("other", &[3]));
+        vs.set_kind(kind);
+        other.shallow_clone().set_data(&one);
+        let mut averaged = AveragedModel::new(&vs, Averaging::Swa).unwrap();
+        for value in [1.0, 3.0] {
+            set(&one, value);
+            averaged.update().unwrap();
+        }
+        for _ in 0..2 {
+            assert_eq!(averaged.apply(|| [first(&one), first(&other)]).unwrap(), [2.0; 2], "{kind:?}");
+            assert_eq!([first(&one), first(&other)], [3.0; 2], "{kind:?}");
+            assert!(averaged.averages().unwrap().iter().all(|it| first(it.tensor()) == 2.0), "{kind:?}");
+        }
+    }
+}
+
 #[test]
 fn averages_are_saved_and_resumed() {
     let (vs, weight, _) = model();
