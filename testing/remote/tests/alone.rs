@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use overdrive_dataload::{
     ArrowDataset, DataError, Dataset, ImageFolder, IterableDataset, LmdbDataset, RemoteOptions, RemoteStats,
-    ShardListDataset, TokenFile, WebDataset, WebDatasetWriter, configure_remote, remote_stats,
+    ShardListDataset, TokenFile, WebDataset, WebDatasetWriter, configure_remote, read_idx, remote_stats,
 };
 
 use crate::bucket;
@@ -35,6 +35,7 @@ pub const TESTS: &[Test] = &[
     ("images_take_one_list_and_one_request_each", images_take_one_list_and_one_request_each),
     ("samples_of_shards_take_no_question_each", samples_of_shards_take_no_question_each),
     ("requests_that_failed_are_counted", requests_that_failed_are_counted),
+    ("a_slow_answer_is_waited_for", a_slow_answer_is_waited_for),
     ("a_list_that_fails_is_asked_for_again", a_list_that_fails_is_asked_for_again),
 ];
 
@@ -287,6 +288,18 @@ fn requests_that_failed_are_counted(_: &Path) -> Result<()> {
     let (_, url) = write(format("tokens")?, "cut-1/counted")?;
     let (_, stats) = counted(|| tokens(&url))?;
     ensure!(stats.failed_requests >= 2 && stats.requests == 3 + stats.failed_requests, "{stats:?}");
+    Ok(())
+}
+
+/// It takes longer than the 30 s that `object_store` gives a request unless it is told otherwise.
+fn a_slow_answer_is_waited_for(_: &Path) -> Result<()> {
+    let folder = bucket().join("slow-34");
+    fs::create_dir_all(&folder)?;
+    // Its content comes in pieces of two bytes.
+    fs::write(folder.join("sixty.idx"), [&[0, 0, 8, 1, 0, 0, 0, 60][..], &[7; 60]].concat())?;
+    let (read, stats) = counted(|| Ok(read_idx("s3://data/slow-34/sixty.idx")?))?;
+    ensure!(read.data == [7; 60]);
+    ensure!((stats.requests, stats.failed_requests) == (2, 0), "{stats:?}");
     Ok(())
 }
 

@@ -28,6 +28,8 @@ enum Fault {
     Refused,
     /// `late-N`: every answer comes N milliseconds late.
     Late(u64),
+    /// `slow-N`: of the answer to a request for bytes, the content comes in N pieces, one a second.
+    Slow(usize),
     /// `once-0`: bytes that were given once are status 500 from then on.
     Once,
     /// `held-0`: every answer to a request for bytes is status 403: at once for the first bytes of a file, and for others
@@ -72,6 +74,7 @@ impl Seen {
             "refused" => Fault::Refused,
             "forbidden" if is_for_bytes => Fault::Refused,
             "late" => Fault::Late(number),
+            "slow" if !range.is_empty() => Fault::Slow(number as usize),
             "once" if *times > 1 && is_for_bytes => Fault::Once,
             "held" if range.contains("bytes=0-") => Fault::Refused,
             "held" if is_for_bytes => Fault::Held,
@@ -135,7 +138,13 @@ fn pass_on(mut client: TcpStream, server: SocketAddr, seen: &Seen) -> Result<()>
         if fault == Fault::Changed {
             answer = of_another_version(&answer);
         }
-        client.write_all(&answer)?;
+        let pieces = if let Fault::Slow(pieces) = fault { pieces } else { 1 };
+        let end = answer.windows(4).position(|four| four == b"\r\n\r\n").map_or(0, |at| at + 4);
+        client.write_all(&answer[..end])?;
+        for (number, piece) in answer[end..].chunks((answer.len() - end).div_ceil(pieces).max(1)).enumerate() {
+            thread::sleep(Duration::from_secs(u64::from(number > 0)));
+            client.write_all(piece)?;
+        }
         // Without a length, only the end of the connection ends the answer.
         let said = String::from_utf8_lossy(&answer[..answer.len().min(4096)]).to_ascii_lowercase();
         if !is_head && !said.contains("content-length") {

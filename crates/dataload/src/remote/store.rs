@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
 use std::{env, io, thread};
 
 use object_store::aws::AmazonS3Builder;
@@ -11,7 +12,7 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
 use object_store::path::Path as Key;
-use object_store::{Error, ObjectStore, ObjectStoreScheme};
+use object_store::{ClientOptions, Error, ObjectStore, ObjectStoreScheme};
 use tokio::runtime::{Builder, Handle, Runtime};
 use url::{Position, Url};
 
@@ -20,6 +21,9 @@ use crate::DataError;
 use crate::read::NotFetched;
 
 pub(super) type Store = Arc<dyn ObjectStore>;
+
+/// A server is silent at most so long before the store asks it again.
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// The threads that talk to servers.
 pub(super) fn runtime() -> Result<&'static Runtime, DataError> {
@@ -85,6 +89,11 @@ pub(super) fn failed(url: &str) -> impl Fn(Error) -> DataError {
     move |error| DataError::Remote { url: PathBuf::from(url), error: told(&error) }
 }
 
+/// A request takes as long as its answer keeps coming; but for what the environment says.
+fn patient() -> ClientOptions {
+    ClientOptions::new().with_timeout_disabled().with_read_timeout(SILENCE)
+}
+
 /// A client of the store, set by the environment.
 fn build(kind: &ObjectStoreScheme, url: &Url) -> Result<Store, Error> {
     let allowed = (url.scheme() == "http").then(|| ("allow_http".to_owned(), "true".to_owned()));
@@ -92,7 +101,8 @@ fn build(kind: &ObjectStoreScheme, url: &Url) -> Result<Store, Error> {
     // The builders have no trait in common.
     macro_rules! built {
         ($builder:expr) => {{
-            let builder = settings.fold($builder, |builder, (name, value)| match name.to_ascii_lowercase().parse() {
+            let builder = $builder.with_client_options(patient());
+            let builder = settings.fold(builder, |builder, (name, value)| match name.to_ascii_lowercase().parse() {
                 Ok(key) => builder.with_config(key, value),
                 Err(_) => builder,
             });
