@@ -8,7 +8,9 @@ use overdrive_checkpoint::{CheckpointError, consolidate};
 use overdrive_core::{IntoParameters, Optimizer, Parameter, Stateful};
 use overdrive_ddp::{DistributedDataParallel, ProcessGroup};
 use overdrive_optim::{AveragedModel, Averaging};
-use overdrive_shard::{OffloadPolicy, ShardedDataParallel, ZeroRedundancyOptimizer};
+use overdrive_shard::{
+    DeviceMesh, FullyShardedDataParallel, OffloadPolicy, ShardedDataParallel, ZeroRedundancyOptimizer,
+};
 use tch::{Kind, Tensor};
 
 use crate::full::{Opt, Sharded, rows_of};
@@ -159,10 +161,18 @@ pub fn zero(meeting: &Meeting) -> Result<()> {
 }
 
 pub fn saved() -> Result<()> {
+    run("averages_saved", 3)
+}
+
+pub fn saved_hybrid() -> Result<()> {
+    run("averages_hybrid", 4)
+}
+
+fn run(scenario: &str, ranks: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let port = free_port();
     let vars = [(FOLDER, folder.path().to_str().context("a path in UTF-8")?)];
-    let ranks = (0..3).map(|rank| start("averages_saved", rank, 3, port, &vars)).collect::<Result<Vec<_>>>()?;
+    let ranks = (0..ranks).map(|rank| start(scenario, rank, ranks, port, &vars)).collect::<Result<Vec<_>>>()?;
     all_through(ranks, Instant::now()).map(drop)
 }
 
@@ -228,4 +238,56 @@ pub fn checkpoints(meeting: &Meeting) -> Result<()> {
     let mut found = AveragedModel::new(&other.fsdp, EMA)?;
     resume(&folder, &group, &mut found)??;
     is_whole(&found, (rank, ranks)).context("3 ranks")
+}
+
+/// Pairs of 4 ranks have the same rows: 3 ranks, and 4 with other parts, go on with them, to the bit.
+pub fn hybrid(meeting: &Meeting) -> Result<()> {
+    let (group, folder) = (meeting.group()?, folder()?);
+    let rank = group.rank();
+    let mesh = DeviceMesh::new(&group, &[("replicate", 2), ("shard", 2)])?;
+    let part = mesh.group("shard")?;
+    let pairs = |seed: i64| {
+        let builder = FullyShardedDataParallel::hybrid(&mesh, "replicate", "shard")?;
+        Sharded::over(builder, seed, &[1, 2], (part.rank(), part.size()))
+    };
+    let (sharded, alone) = (pairs(1)?, Model::new(1));
+    let mut opt: Opt = sharded.fsdp.optimizer(adamw)?;
+    let mut single = adamw((&alone.vs).into_parameters())?;
+    let (mut ema, mut expected) = (AveragedModel::new(&sharded.fsdp, EMA)?, AveragedModel::new(&alone.vs, EMA)?);
+    for step in 0..4 {
+        sharded.fsdp.backward(&sharded.loss(&data(step, 0, rank))?)?;
+        opt.step()?;
+        opt.zero_grad()?;
+        step_alone(&alone, &mut *single, &large_batch(step, 1, group.size()), None)?;
+        ema.update()?;
+        expected.update()?;
+        close(&averages(&ema)?, &rows_of((part.rank(), part.size()), &averages(&expected)?))?;
+    }
+    let inputs = data(0, 1, rank).0;
+    let averaged = expected.apply(|| outputs_alone(&alone, &inputs))?;
+    ema.apply(|| close(&outputs(&sharded, &inputs)?, &averaged))??;
+    close(&outputs(&sharded, &inputs)?, &outputs_alone(&alone, &inputs))?;
+    let mut saving = checkpoint(&folder, &group)?;
+    saving.save(4, &[("ema", &ema)])?;
+    saving.finish()?;
+    let mut whole = Named::new();
+    for to in 0..group.size() {
+        let own = ema.apply(|| sharded.fsdp.consolidate_state_dict(to))??;
+        whole = own.map_or(whole, |own| tensors(&own));
+    }
+    if let Some(three) = group.new_group(&[0, 1, 2])? {
+        let other = Sharded::new(&three, 2)?;
+        let mut found = AveragedModel::new(&other.fsdp, EMA)?;
+        resume(&folder, &three, &mut found)??;
+        same(&averages(&found)?, &rows_of((three.rank(), 3), &whole)).context("3 ranks")?;
+    }
+    group.barrier()?;
+    let other = Sharded::new(&group, 5)?;
+    let mut found = AveragedModel::new(&other.fsdp, EMA)?;
+    resume(&folder, &group, &mut found)??;
+    same(&averages(&found)?, &rows_of((rank, group.size()), &whole)).context("4 ranks")?;
+    let again = pairs(6)?;
+    let mut found = AveragedModel::new(&again.fsdp, EMA)?;
+    resume(&folder, &group, &mut found)??;
+    same(&averages(&found)?, &averages(&ema)?).context("pairs")
 }

@@ -61,6 +61,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("averages_full", averages::full),
     ("averages_zero", averages::zero),
     ("averages_saved", averages::checkpoints),
+    ("averages_hybrid", averages::hybrid),
     ("mesh", mesh::scenario),
     ("mesh_refusals", mesh::refusals),
     ("meshes_that_differ", mesh::that_differ),
@@ -250,6 +251,7 @@ fn main() -> Result<ExitCode> {
         |name: &str, run: Run| Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))));
     trials.push(alone("a_checkpoint_of_each_rank_resumes_to_the_bit", saved::run));
     trials.push(alone("averages_of_rows_are_loaded_by_other_ranks_and_whole_models", averages::saved));
+    trials.push(alone("averages_of_rows_over_pairs_of_4_are_loaded_by_3_and_by_4", averages::saved_hybrid));
     trials.push(alone(full_offload::FULL_DISK, full_offload::run_full_disk));
     trials.push(alone("full_shards_of_each_rank_resume_to_the_bit", full_state::run));
     trials.push(alone("buffers_of_full_shards_are_each_rank_s_and_saved", full_buffers::run));
