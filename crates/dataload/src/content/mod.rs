@@ -1,9 +1,10 @@
 //! Reads a file from front to back, decompressing it where needed, with an offset for every error.
 
+mod limiter;
 #[cfg(feature = "zstd")]
 pub(crate) mod seekable;
 
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use flate2::bufread::MultiGzDecoder;
 ))]
 pub(crate) use seekable::{FOOTER_MAGIC, TABLE_MAGIC};
 
+use self::limiter::ReadLimiter;
 use crate::read::{Input, NotFetched, Version};
 use crate::{Cancellation, DataError};
 
@@ -28,36 +30,6 @@ const TRUSTED_BYTES: u64 = 1 << 20;
 /// With the method, which is deflate: a length in the place of the first two bytes is 0x8b1f.
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 8];
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-
-trait Bytes: Read + Seek + Send {}
-
-impl<R: Read + Seek + Send> Bytes for R {}
-
-/// Limits each read to `most` bytes, and doubles the limit with every read, up to [`BUFFER_BYTES`].
-struct ReadLimiter {
-    input: Box<dyn Bytes>,
-    most: usize,
-}
-
-impl ReadLimiter {
-    fn new(input: impl Read + Seek + Send + 'static) -> Self {
-        Self { input: Box::new(input), most: HEADER_BYTES }
-    }
-}
-
-impl Read for ReadLimiter {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let most = buffer.len().min(self.most);
-        self.most = (2 * self.most).min(BUFFER_BYTES);
-        self.input.read(&mut buffer[..most])
-    }
-}
-
-impl Seek for ReadLimiter {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.input.seek(to)
-    }
-}
 
 /// A reader that knows its file's path and its offset in it.
 pub(crate) struct Content {

@@ -7,7 +7,8 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 
 use zstd::bulk::Decompressor;
 
-use super::{BUFFER_BYTES, Bytes, ReadLimiter, Unpack};
+use super::limiter::{Bytes, ReadLimiter};
+use super::{BUFFER_BYTES, Unpack};
 
 /// The first bytes of the table's frame.
 pub(crate) const TABLE_MAGIC: u32 = 0x184d_2a5e;

@@ -14,7 +14,7 @@ impl Read for Counted {
 }
 
 impl Seek for Counted {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
         self.0.seek(to)
     }
 }
