@@ -24,9 +24,10 @@ use crate::together::Together;
 /// `overdrive-checkpoint consolidate` calls this.
 ///
 /// # Errors
-/// [`CheckpointError::NoRun`], [`CheckpointError::NoSuchStep`], [`CheckpointError::Parts`]; [`CheckpointError::OtherRanks`] of a part that is no whole,
-/// such as random generators, of which each rank's own file is whole, `rank-0/step-N/PART.safetensors` say;
-/// [`CheckpointError::RanksDiffer`], for which there is [`consolidate_from_rank_0`]; [`CheckpointError::Damaged`] when a rank's part is missing or damaged, and
+/// [`CheckpointError::NoRun`], [`CheckpointError::NoSuchStep`], [`CheckpointError::Parts`];
+/// [`CheckpointError::OtherRanks`] of a part that is no whole, such as random generators, of which each rank's own file
+/// is whole, `rank-0/step-N/PART.safetensors` say; [`CheckpointError::RanksDiffer`], for which there is
+/// [`consolidate_from_rank_0`]; [`CheckpointError::Damaged`] when a rank's part is missing or damaged, and
 /// [`CheckpointError::OtherRun`] when it is of another run; [`CheckpointError::Io`].
 ///
 /// # Syncs

@@ -6,8 +6,8 @@ use crate::module::Module;
 use crate::parameter::Parameter;
 use crate::rows::{Rows, Shard};
 
-/// The weights that a rank has of a model, for what keeps a copy of each, such as averages: a module's, which are whole, or
-/// its rows of those of a model that is sharded over ranks.
+/// The weights that a rank has of a model, for what keeps a copy of each, such as averages: a module's, which are
+/// whole, or its rows of those of a model that is sharded over ranks.
 pub trait Weights {
     /// The parameters, or this rank's rows of each, under their names in the model; the data is shared.
     fn own_parameters(&self) -> Vec<Parameter>;

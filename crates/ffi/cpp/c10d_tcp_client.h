@@ -30,8 +30,8 @@ inline bool is_signal(const std::string& key) {
 // in a thread of its own, and who waits for it gives up at the timeout: the call's, or else the store's.
 //
 // NCCL's heartbeat monitor asks for signals once a second when work is late, and its watchdog asks and sends before it
-// ends the process. They wait for half a second, because a launcher waits for that end, and take another connection where
-// a thread of this process waits on this one. A signal may be lost if the server does not answer.
+// ends the process. They wait for half a second, because a launcher waits for that end, and take another connection
+// where a thread of this process waits on this one. A signal may be lost if the server does not answer.
 class TcpClient final : public c10d::Store {
  public:
   using Bytes = std::vector<uint8_t>;

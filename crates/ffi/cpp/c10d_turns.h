@@ -50,8 +50,8 @@ class Turns {
   // what it uses, because it may be left behind. Throws after `limit`, and at once where the server has not answered
   // another question for as long.
   //
-  // `grace` is waited after `limit` too: the client has the same limit, and then says itself what is missing; and if this
-  // process was frozen itself, the answer may have come meanwhile.
+  // `grace` is waited after `limit` too: the client has the same limit, and then says itself what is missing; and if
+  // this process was frozen itself, the answer may have come meanwhile.
   void take(Ask ask, Millis limit, Millis grace = kGrace) {
     Lock lock(shared_->mutex);
     put(lock, std::move(ask), turn(lock, limit, grace), grace);
@@ -107,7 +107,7 @@ class Turns {
     bool is_over = false;
   };
 
-  // Or within `grace` after it, which is counted from now if this process was frozen.
+  // Waits until `deadline`, and then for `grace`, which begins when this process thaws if it was frozen meanwhile.
   template <typename Predicate>
   bool comes_by(Lock& lock, Clock::time_point deadline, Millis grace, const Predicate& is_there) {
     auto& answered = shared_->answered;

@@ -104,8 +104,9 @@ pub fn read_ahead(tensor: &Tensor) {
 /// memory gets scarce. The files have no names, and end with their tensors, also when the process is killed. [`count`]
 /// does not count them.
 ///
-/// A tensor for which the disk has no room is an error of the kind [`Io`](crate::ErrorKind::Io) where it is made. A disk that fails later ends the process with
-/// SIGBUS, as with any mapped file. Linux only; a folder in a `tmpfs` is memory.
+/// A tensor for which the disk has no room is an error of the kind [`Io`](crate::ErrorKind::Io) where it is made. A
+/// disk that fails later ends the process with SIGBUS, as with any mapped file. Linux only; a folder in a `tmpfs` is
+/// memory.
 ///
 /// # Errors
 /// When memory runs out; then nothing was called.

@@ -217,13 +217,13 @@ fn a_signal_is_given_up_sooner_than_a_question() {
         let _held = held.lock().unwrap();
         scope(|scope| {
             // With the second that a question gets for its answer.
-            let asks = scope.spawn(|| asks.wait(&["never"], Duration::from_millis(900)).unwrap_err());
+            let asks = scope.spawn(|| asks.wait(&["never"], Duration::from_millis(500)).unwrap_err());
             assert!(!monitor.check(&["exception_dump"]).unwrap());
             let is_sooner = !asks.is_finished();
-            assert!(asks.join().unwrap().to_string().contains("has not answered within 0.9 s"));
+            assert!(asks.join().unwrap().to_string().contains("has not answered within 0.5 s"));
             is_sooner
         })
     };
-    // Half a second and 1.9 s, which a busy machine may turn round.
-    assert!((0..3).any(|_| gives_up_sooner()));
+    // Half a second, and a second more: a busy machine may turn them round, but not each time.
+    assert!((0..5).any(|_| gives_up_sooner()));
 }

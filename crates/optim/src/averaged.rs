@@ -107,8 +107,8 @@ impl AveragedModelBuilder {
     /// The averages.
     ///
     /// # Errors
-    /// When `decay` is outside [0, 1], the parameters are those of a module whose values are sharded over ranks, or memory
-    /// runs out.
+    /// When `decay` is outside [0, 1], the parameters are those of a module whose values are sharded over ranks, or
+    /// memory runs out.
     pub fn build(self) -> Result<AveragedModel, OptimizerError> {
         if let Averaging::Ema { decay: found } = self.averaging
             && !(0.0..=1.0).contains(&found)
@@ -147,8 +147,8 @@ impl AveragedModelBuilder {
 }
 
 impl AveragedModel {
-    /// Averages of the parameters of a module, a `VarStore` or a `FullyShardedDataParallel`, on the model's device; buffers
-    /// are copied.
+    /// Averages of the parameters of a module, a `VarStore` or a `FullyShardedDataParallel`, on the model's device;
+    /// buffers are copied.
     ///
     /// # Errors
     /// As [`build`](AveragedModelBuilder::build).

@@ -32,8 +32,8 @@ enum Fault {
     Slow(usize),
     /// `once-0`: bytes that were given once are status 500 from then on.
     Once,
-    /// `held-0`: every answer to a request for bytes is status 403: at once for the first bytes of a file, and for others
-    /// once a name that begins with `release` was asked for.
+    /// `held-0`: every answer to a request for bytes is status 403: at once for the first bytes of a file, and for
+    /// others once a name that begins with `release` was asked for.
     Held,
     /// `changed-0`: every answer to a request for bytes is of a file with another ETag and date.
     Changed,

@@ -98,8 +98,8 @@ where
     /// Opens the file at `path`, or creates it.
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a URL, and for a file that is not a cache, belongs to another dataset or kind of sample, or is open
-    /// in another process; [`DataError::InvalidOption`] for 2^32 samples or more; [`DataError::Io`].
+    /// [`DataError::Layout`] for a URL, and for a file that is not a cache, belongs to another dataset or kind of
+    /// sample, or is open in another process; [`DataError::InvalidOption`] for 2^32 samples or more; [`DataError::Io`].
     pub fn open(dataset: D, path: impl Into<PathBuf>) -> Result<Self, DataError> {
         let (path, len) = (path.into(), dataset.len());
         require_local(&path)?;

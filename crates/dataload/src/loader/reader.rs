@@ -149,7 +149,7 @@ impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
     pub(super) fn pass_over_rest(&mut self) {
         // Those of a shared batch were all read.
         if self.shared.is_none() {
-            self.origins.by_ref().for_each(|left| self.work.dataset.pass_over(left.index, self.cancelled));
+            self.origins.by_ref().for_each(|left| self.work.dataset.pass_over(left.index));
         }
     }
 

@@ -14,8 +14,8 @@ use crate::{Cancellation, DataError, Dataset};
 
 /// How long the end of an epoch waits for a sample that is being read.
 const GRACE: Duration = Duration::from_secs(5);
-/// A worker that waits for a sample of a reader's looks so often whether the epoch was dropped: the reader may never come
-/// back.
+/// A worker that waits for a sample of a reader's looks so often whether the epoch was dropped: the reader may never
+/// come back.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
 /// The options of an epoch's readers.
@@ -27,7 +27,8 @@ pub(crate) struct ReaderOptions {
     pub(crate) counters: Arc<Counters>,
 }
 
-/// The samples of a dataset. The worker that needs one takes it from the readers, or reads it where they have not begun it.
+/// The samples of a dataset. The worker that needs one takes it from the readers, or reads it where they have not begun
+/// it.
 pub(crate) struct Readers<D: Dataset> {
     dataset: Arc<D>,
     shared: Arc<Shared<D::Sample>>,
@@ -46,6 +47,8 @@ struct State<S> {
     order: vec::IntoIter<usize>,
     /// How often workers have read these before a reader came to them.
     passed: HashMap<usize, usize>,
+    /// How often these are under way though their batches were made without them: what comes is dropped.
+    unneeded: HashMap<usize, usize>,
     /// What readers have begun and nobody has taken, by index.
     begun: HashMap<usize, VecDeque<Begun<S>>>,
     /// How many samples `begun` has, and how many it may have.
@@ -75,6 +78,7 @@ impl<D: Dataset + 'static> Readers<D> {
         let state = State {
             order: order.into_iter(),
             passed: HashMap::new(),
+            unneeded: HashMap::new(),
             begun: HashMap::new(),
             held: 0,
             most,
@@ -112,11 +116,7 @@ impl<S> Shared<S> {
             };
             let mut state = self.lock();
             state.reading -= 1;
-            // Where an index was begun several times, each is the same sample.
-            let waiting = state.begun.get_mut(&index).into_iter().flatten();
-            if let Some(place) = waiting.into_iter().find(|begun| matches!(begun, Begun::UnderWay)) {
-                *place = read;
-            }
+            state.put(index, read);
             drop(state);
             self.changed.notify_all();
         }
@@ -145,16 +145,8 @@ impl<S> Shared<S> {
         let mut state = self.lock();
         loop {
             // Where an index is drawn several times, another worker may have taken what this one waited for.
-            let Some(begun) = state.begun.get_mut(&index) else {
-                *state.passed.entry(index).or_default() += 1;
-                return Ok(None);
-            };
-            if !matches!(begun.front(), Some(Begun::UnderWay)) {
-                let read = begun.pop_front();
-                if begun.is_empty() {
-                    state.begun.remove(&index);
-                }
-                state.held -= 1;
+            if !state.is_under_way(index) {
+                let read = state.pop(index);
                 drop(state);
                 self.changed.notify_all();
                 return Ok(read);
@@ -163,9 +155,53 @@ impl<S> Shared<S> {
             state = self.changed.wait_timeout(state, LOOK_UP).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
+
+    /// Drops what the readers have of this index, now or once it is there, without waiting for it.
+    fn pass_over(&self, index: usize) {
+        let mut state = self.lock();
+        match state.is_under_way(index) {
+            true => *state.unneeded.entry(index).or_default() += 1,
+            false => drop(state.pop(index)),
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
 }
 
 impl<S> State<S> {
+    /// Whether all that the readers have begun of this index is still being read.
+    fn is_under_way(&self, index: usize) -> bool {
+        // What was read comes before what is not.
+        self.begun.get(&index).is_some_and(|begun| matches!(begun.front(), Some(Begun::UnderWay)))
+    }
+
+    /// Takes what was begun first of this index. Where nothing was, no reader needs to read it any more.
+    fn pop(&mut self, index: usize) -> Option<Begun<S>> {
+        let Some(begun) = self.begun.get_mut(&index) else {
+            *self.passed.entry(index).or_default() += 1;
+            return None;
+        };
+        let first = begun.pop_front();
+        if begun.is_empty() {
+            self.begun.remove(&index);
+        }
+        self.held -= 1;
+        first
+    }
+
+    /// Puts a sample in its place. Where an index was begun several times, each is the same sample.
+    fn put(&mut self, index: usize, read: Begun<S>) {
+        if let Some(times) = self.unneeded.get_mut(&index).filter(|times| **times > 0) {
+            *times -= 1;
+            self.pop(index);
+            return;
+        }
+        let mut begun = self.begun.get_mut(&index).into_iter().flatten();
+        if let Some(place) = begun.find(|begun| matches!(begun, Begun::UnderWay)) {
+            *place = read;
+        }
+    }
+
     /// The next index that no worker has read.
     fn next(&mut self) -> Option<usize> {
         loop {
@@ -198,10 +234,9 @@ impl<D: Dataset + 'static> Lookup for Readers<D> {
         }
     }
 
-    fn pass_over(&self, index: usize, cancelled: &Cancellation) {
+    fn pass_over(&self, index: usize) {
         if !self.threads.is_empty() {
-            // An error only says that the epoch ends.
-            _ = self.shared.take(index, cancelled);
+            self.shared.pass_over(index);
         }
     }
 

@@ -65,7 +65,7 @@ pub(crate) trait Lookup: Send + Sync {
     fn get(&self, index: usize, is_substitute: bool, cancelled: &Cancellation) -> Result<Self::Sample, DataError>;
 
     /// Tells that a sample which is due is not asked for: its batch was made without it.
-    fn pass_over(&self, _index: usize, _cancelled: &Cancellation) {}
+    fn pass_over(&self, _index: usize) {}
 
     /// A name for the sample.
     fn key(&self, index: usize) -> Option<String>;

@@ -60,8 +60,8 @@ impl MdsWriter {
     /// Starts a dataset with these columns: their names, and Mosaic's names of their encodings.
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a folder that has an `index.json`, and for a URL; [`DataError::InvalidOption`] for no column, for two
-    /// of one name, and for an encoding that is not written: `pil`, `pkl`, arrays; [`DataError::Io`].
+    /// [`DataError::Layout`] for a folder that has an `index.json`, and for a URL; [`DataError::InvalidOption`] for no
+    /// column, for two of one name, and for an encoding that is not written: `pil`, `pkl`, arrays; [`DataError::Io`].
     pub fn create(folder: impl AsRef<Path>, columns: &[(&str, &str)]) -> Result<Self, DataError> {
         let folder = folder.as_ref();
         require_local(folder)?;

@@ -176,8 +176,8 @@ impl Object {
             Chunk::Absent => false,
             _ => return,
         };
-        // A file that nobody reads any more is not fetched on: while a request waits for its turn, nothing keeps the file
-        // open.
+        // A file that nobody reads any more is not fetched on: while a request waits for its turn, nothing keeps the
+        // file open.
         let (object, store, key, version) =
             (Arc::downgrade(self), Arc::clone(&self.store), self.key.clone(), self.version.clone());
         self.runtime.spawn(async move {

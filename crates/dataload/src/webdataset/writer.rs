@@ -56,7 +56,8 @@ impl WebDatasetWriterBuilder {
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a pattern without one number like `%06d`, or a limit of 0;
-    /// [`DataError::Layout`] for a URL, and for an index of shards that are compressed by gzip, which cannot be read in the middle.
+    /// [`DataError::Layout`] for a URL, and for an index of shards that are compressed by gzip, which cannot be read in
+    /// the middle.
     pub fn build(self) -> Result<WebDatasetWriter, DataError> {
         for (option, limit) in [("max_count", self.max_count), ("max_size", self.max_size)] {
             if limit == 0 {

@@ -244,3 +244,26 @@ fn readers_that_cannot_be_are_refused() {
     let error = rows.build().map(drop).unwrap_err().to_string();
     assert!(error.contains("readers") && error.contains("TensorDataset::loader"), "{error}");
 }
+
+#[test]
+fn a_sample_that_the_collate_function_leaves_is_not_waited_for() {
+    let _alone = alone();
+    let (is_stuck, is_open) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (stuck, open) = (is_stuck.clone(), is_open.clone());
+    let samples = FnDataset::new(8, move |index| {
+        if index == 1 {
+            stuck.store(1, SeqCst);
+            wait_until(|| open.load(SeqCst) == 1);
+        }
+        // A reader has begun the one that is left.
+        wait_until(|| stuck.load(SeqCst) == 1);
+        Ok(index)
+    });
+    let builder = DataLoader::builder(samples).batch_size(2).readers(3).num_workers(1).timeout(Duration::from_secs(20));
+    let loader = builder.collate(First).build().unwrap();
+    let mut epoch = loader.iter();
+    assert_eq!(epoch.by_ref().take(4).collect::<Result<Vec<_>, _>>().unwrap(), [0, 2, 4, 6]);
+    is_open.store(1, SeqCst);
+    drop(epoch);
+    wait_until(|| loader_threads() == 0);
+}

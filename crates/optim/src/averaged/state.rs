@@ -21,9 +21,9 @@ pub(super) struct Part {
 /// `n_averaged`, and the averages and buffers under `module.NAME`, as in PyTorch. A state whose averages have the dtype
 /// of the model's weights (PyTorch's) loads as well.
 ///
-/// Of sharded weights it is this rank's [part](StateDict::shard), its rows of each average. It loads its part or a whole
-/// state, of which it keeps its rows. A checkpoint of each rank is also loaded by another number of ranks, and by averages
-/// of whole weights.
+/// Of sharded weights it is this rank's [part](StateDict::shard), its rows of each average. It loads its part or a
+/// whole state, of which it keeps its rows. A checkpoint of each rank is also loaded by another number of ranks, and by
+/// averages of whole weights.
 impl Stateful for AveragedModel {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = self.shard().map_or_else(StateDict::new, StateDict::of_shard);

@@ -137,7 +137,8 @@ impl FullyShardedDataParallel {
     }
 }
 
-/// Agrees on the rank to consolidate to, and on whether all have their rows. Its place among those over which parameters are partitioned.
+/// Agrees on the rank to consolidate to, and on whether all have their rows. Returns its place among those over which
+/// parameters are partitioned.
 pub(super) fn check_to(engine: &mut Engine, to: usize, rows: Result<(), ShardError>) -> Result<usize, ShardError> {
     let (group, size) = (engine.ranks.all.clone(), engine.ranks.all.size());
     let own = match to < size {

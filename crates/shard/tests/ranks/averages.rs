@@ -50,6 +50,7 @@ pub fn full(meeting: &Meeting) -> Result<()> {
         (&[1, 2][..], true, EMA, OffloadPolicy::None),
         (&[0, 1, 2, 3], true, EMA, OffloadPolicy::None),
         (&[0, 1, 2, 3], false, Averaging::Swa, OffloadPolicy::None),
+        (&[1, 2], true, EMA, OffloadPolicy::Cpu),
         (&[1, 2], true, EMA, disk),
     ] {
         let what = format!("{averaging:?}, units {units:?}, freed after forward: {reshards}, {offload:?}");
