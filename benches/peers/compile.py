@@ -1,5 +1,5 @@
 """PyTorch's side of `versus compile`. Answers each line `MODEL-WAY STEPS` with the seconds that those steps took: by the way
-`eager` or `compiled`, both with fused AdamW."""
+`eager` or `compiled`, both with fused AdamW. Its arguments: threads, models, device."""
 
 import sys
 import time
@@ -61,10 +61,10 @@ MODELS = {
 }
 
 
-def step_of(name, way):
+def step_of(name, way, device):
     make, batch = MODELS[name]
-    model = make()
-    x, y = batch()
+    model = make().to(device)
+    x, y = (part.to(device) for part in batch())
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     run = torch.compile(model) if way == "compiled" else model
 
@@ -78,7 +78,14 @@ def step_of(name, way):
 
 def main():
     torch.set_num_threads(int(sys.argv[1]))
-    steps = {f"{name}-{way}": step_of(name, way) for name in sys.argv[2].split(",") for way in ("eager", "compiled")}
+    names, device = sys.argv[2].split(","), torch.device(sys.argv[3])
+    steps = {f"{name}-{way}": step_of(name, way, device) for name in names for way in ("eager", "compiled")}
+
+    def now():
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
     for step in steps.values():
         for _ in range(3):
             step()
@@ -86,10 +93,10 @@ def main():
     for line in sys.stdin:
         name, count = line.split()
         step = steps[name]
-        started = time.perf_counter()
+        started = now()
         for _ in range(int(count)):
             step()
-        print(time.perf_counter() - started, flush=True)
+        print(now() - started, flush=True)
 
 
 if __name__ == "__main__":

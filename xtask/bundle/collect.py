@@ -31,6 +31,8 @@ def read_json(path):
 
 
 def verdict(code, log):
+    if code == 0 and log.startswith("skipped: "):
+        return "skipped"
     if code == 0 and re.search(r"^test result: ok\. 0 passed; 0 failed; [1-9]\d* ignored;", log, re.MULTILINE):
         return "skipped"
     return {0: "passed", -1: "not run", 124: "timed out", 137: "timed out", 143: "interrupted"}.get(code, "failed")
@@ -79,7 +81,7 @@ def main(work, out):
                "versions": {"torch": torch.__version__, "cuda": torch.version.cuda,
                             "python": platform.python_version()},
                "stages": rows}
-    for name in ("bench", "versus"):
+    for name in ("bench", "versus", "compile-times"):
         results[name] = read_json(os.path.join(work, name + ".json"))
     write(os.path.join(out, "results.json"), json.dumps(results, indent=1))
     page = read(os.path.join(work, "bench.html")) or PAGE
@@ -87,7 +89,7 @@ def main(work, out):
     write(os.path.join(out, "report.html"), head + section(rows) + end + tail)
 
     for it in rows:
-        print(f"{it['name']:<10} {it['verdict']:<10} {it['seconds']:>5} s  {it['last_line']}")
+        print(f"{it['name']:<13} {it['verdict']:<10} {it['seconds']:>5} s  {it['last_line']}")
     print(f"{os.path.join(out, 'results.json')}\n{os.path.join(out, 'report.html')}")
     return 0 if all(it["verdict"] in ("passed", "skipped") for it in rows) else 1
 

@@ -10,11 +10,11 @@ usage: run.sh [--out DIR] [--minutes N] [--only STAGES] [--quick]
   --out DIR     the folder for results.json and report.html (default: overdrive-results in the current folder)
   --minutes N   time limit for everything together (default: 20)
   --only STAGES only these stages and \`device\`, separated by commas: gpu-tests, calibration,
-                compile, versus, bench, parity
+                compile, versus, compile-times, bench, parity
   --quick       fewer steps in the bench, no whole training
 
-Needs bash, gzip, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python. The stage
-compile needs a C++ compiler too: g++, or the one that CXX names.
+Needs bash, gzip, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python. The stages
+compile and compile-times need a C++ compiler too: g++, or the one that CXX names.
 Exits with 0 when every stage passed, or was skipped because every test of it needs a GPU.
 END
 }
@@ -28,7 +28,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=$PWD/overdrive-results
 minutes=20
 bench_options=()
-stages=gpu-tests,calibration,compile,versus,bench,parity
+stages=gpu-tests,calibration,compile,versus,compile-times,bench,parity
 only=$stages
 while [ $# -gt 0 ]; do
   case $1 in
@@ -147,6 +147,11 @@ stage compile 600 "$bin/overdrive-gpu-tests" compiled::steps_compiled
 # Without a GPU, the times on a processor.
 [ "$python_cuda" = True ] && times=gpu-times || times=step
 stage versus 300 "$bin/overdrive-versus" "$times" --json "$work/versus.json"
+if [ "$python_cuda" = True ]; then
+  stage compile-times 600 "$bin/overdrive-versus" gpu-compile --json "$work/compile-times.json"
+else
+  stage compile-times 10 echo "skipped: it needs a GPU"
+fi
 stage bench 900 "$bin/overdrive-bench" --data "$here/data/mnist" --json "$work/bench.json" \
   --report "$work/bench.html" ${bench_options[@]+"${bench_options[@]}"}
 stage parity 420 "$bin/overdrive-parity" --cases "$here/parity/cases" --mnist "$here/data/mnist"

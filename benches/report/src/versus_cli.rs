@@ -19,7 +19,7 @@ pub struct VersusOptions {
     #[arg(long, value_name = "PATH")]
     pub json: Option<PathBuf>,
     /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim` and `gpu-times`, 9 for `checkpoint`,
-    /// `compile`, `host-time` and `load`, 5 to 9 for `ddp`, at most 7 for `loader`, 5 to 201 for `profile`]
+    /// `compile`, `gpu-compile`, `host-time` and `load`, 5 to 9 for `ddp`, at most 7 for `loader`, 5 to 201 for `profile`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pub pairs: Option<u32>,
     /// A Python with torch 2.11.0; the variable OVERDRIVE_PYTHON names it too
@@ -64,6 +64,8 @@ pub enum VersusCase {
     /// Compiled training steps against uncompiled ones, PyTorch with fused AdamW and `torch.compile`; compiles for
     /// minutes the first time
     Compile,
+    /// The same on a GPU
+    GpuCompile,
     /// Activation checkpointing of a transformer, its memory and time, against a plain run and PyTorch's
     Memory,
     /// Memory of ZeRO's stages, the largest model under a cap, and steps against PyTorch's `ZeroRedundancyOptimizer` and
@@ -270,6 +272,7 @@ mod tests {
             "gpu-times",
             "host-time",
             "compile",
+            "gpu-compile",
             "memory",
             "shard",
         ];

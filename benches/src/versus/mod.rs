@@ -56,6 +56,7 @@ pub fn run(options: &Options) -> Result<()> {
         VersusCase::GpuTimes => gpu_times::measure(options)?,
         VersusCase::HostTime => host_time::measure(options)?,
         VersusCase::Compile => compile::measure(options)?,
+        VersusCase::GpuCompile => compile::measure_on_gpu(options)?,
         VersusCase::Memory => memory::measure(options)?,
         VersusCase::Shard => shard::measure(options)?,
         VersusCase::CompileStart => return compile::start::serve(),

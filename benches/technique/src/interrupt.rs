@@ -3,17 +3,21 @@
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result};
 use overdrive_bench_report::{BenchOptions, Measurements};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 /// Watches for signals that end the program, and knows how many workloads the report has.
-pub struct Interrupt(Arc<AtomicUsize>);
+pub struct Interrupt {
+    came: Arc<AtomicBool>,
+    written: Arc<AtomicUsize>,
+}
 
 impl Interrupt {
     /// `folder` is deleted when the program is interrupted.
@@ -23,6 +27,11 @@ impl Interrupt {
     pub fn watch(options: &BenchOptions, folder: &Path) -> Result<Self> {
         let written = Arc::new(AtomicUsize::new(0));
         let (count, report, folder) = (written.clone(), options.report.clone(), folder.to_owned());
+        // Set within the signal's handler, so before this process can see that a contender has ended by the same signal.
+        let came = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            flag::register(signal, came.clone()).context("cannot watch for Ctrl-C")?;
+        }
         let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot watch for Ctrl-C")?;
         thread::spawn(move || {
             let Some(signal) = signals.forever().next() else { return };
@@ -35,14 +44,22 @@ impl Interrupt {
             let _ = writeln!(std::io::stderr(), "\ninterrupted: {left}");
             // It is in the folder for temporary files: an error leaves it to the system.
             let _ = std::fs::remove_dir_all(&folder);
-            // Ends the program at once. `exit` would run libtorch's destructors first, and meanwhile the main thread
-            // would report contenders that have ended by the same signal.
+            // Ends the program at once. `exit` would run libtorch's destructors first.
             let _ = emulate_default_handler(signal);
+            // Without that handler, so that nothing waits for an end that does not come.
+            std::process::exit(128 + signal);
         });
-        Ok(Self(written))
+        Ok(Self { came, written })
+    }
+
+    /// Waits for the end of the program if a signal has come: contenders that it has ended are no result.
+    pub fn wait_if_signalled(&self) {
+        while self.came.load(Ordering::SeqCst) {
+            thread::park();
+        }
     }
 
     pub fn has_written(&self, measurements: &[Measurements]) {
-        self.0.store(measurements.len(), Ordering::Relaxed);
+        self.written.store(measurements.len(), Ordering::Relaxed);
     }
 }

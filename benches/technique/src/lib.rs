@@ -62,7 +62,9 @@ pub fn run(options: &BenchOptions) -> Result<()> {
     let bar = bench.bar(&workloads)?;
     let (mut measurements, mut failures) = (Vec::<Measurements>::new(), Vec::new());
     for &workload in &workloads {
-        match bench.measure(workload, &bar) {
+        let measured = bench.measure(workload, &bar);
+        interrupt.wait_if_signalled();
+        match measured {
             Ok(measured) => measurements.push(measured),
             Err(error) => failures.push(format!("{workload}: {error:#}")),
         }

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use overdrive_bench_report::{Contender, Report, Workload};
 
@@ -180,7 +181,9 @@ fn what_a_late_failure_leaves_is_reported() {
 #[test]
 fn ctrl_c_ends_the_run_by_its_signal_and_says_what_is_left() {
     let folder = tempfile::tempdir().unwrap();
-    let python = fake_python(folder.path(), "#!/bin/sh\necho asked >&2\nsleep 600\n");
+    // It fills the pipe, so that the message has to wait until somebody reads, and the contenders have ended long before.
+    let script = "#!/bin/sh\necho asked >&2\nhead -c 1000000 /dev/zero >&2 &\nsleep 600\n";
+    let python = fake_python(folder.path(), script);
     let mut command =
         command(folder.path(), &["--quick", "--workload", "text", "--only", "pytorch", "--python", &python]);
     // As from a terminal, the contenders get the signal too.
@@ -189,6 +192,7 @@ fn ctrl_c_ends_the_run_by_its_signal_and_says_what_is_left() {
     let mut errors = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert!(errors.any(|line| line == "asked"));
     assert!(Command::new("kill").args(["-INT", "--", &format!("-{}", child.id())]).status().unwrap().success());
+    std::thread::sleep(Duration::from_secs(1));
     let said: Vec<String> = errors.collect();
     assert!(said.iter().any(|line| line.contains("interrupted: no workload was measured to its end")), "{said:?}");
     let ended = child.wait_with_output().unwrap();

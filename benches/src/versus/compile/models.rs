@@ -23,13 +23,14 @@ pub enum Way {
 pub const SETTLED: u32 = 24;
 
 /// A step of the model with this name.
-pub fn step(model: &str, way: Way) -> Result<Step> {
+pub fn step(model: &str, way: Way, device: Device) -> Result<Step> {
     manual_seed(1);
+    let tokens = |size: &[i64]| whole(VOCABULARY, size);
     match model {
-        "mlp" => train(mlp()?, normal(&[16, 784]), whole(10, &[16]), way),
-        "cnn" => train(cnn()?, normal(&[128, 1, 28, 28]), whole(10, &[128]), way),
-        "gpt" => train(Gpt::sized(4, 128, 64)?, whole(VOCABULARY, &[8, 64]), whole(VOCABULARY, &[512]), way),
-        "resnet18" => train(resnet18()?, normal(&[16, 3, 64, 64]), whole(1000, &[16]), way),
+        "mlp" => train(mlp()?, [normal(&[16, 784]), whole(10, &[16])], way, device),
+        "cnn" => train(cnn()?, [normal(&[128, 1, 28, 28]), whole(10, &[128])], way, device),
+        "gpt" => train(Gpt::sized(4, 128, 64)?, [tokens(&[8, 64]), tokens(&[512])], way, device),
+        "resnet18" => train(resnet18()?, [normal(&[16, 3, 64, 64]), whole(1000, &[16])], way, device),
         other => bail!("there is no model {other}"),
     }
 }
@@ -53,11 +54,12 @@ fn cnn() -> Result<nn::Sequential> {
     ])
 }
 
-fn train(model: impl Forward + 'static, inputs: Tensor, targets: Tensor, way: Way) -> Result<Step> {
+fn train(model: impl Forward + 'static, batch: [Tensor; 2], way: Way, device: Device) -> Result<Step> {
+    model.to(device)?;
     // For the rest of the process, which measures nothing else.
     let model: &'static _ = Box::leak(Box::new(model));
     let mut opt = AdamW::builder(model).lr(1e-3).build()?;
-    let batch = [inputs, targets];
+    let batch = batch.map(|it| it.to_device(device));
     let loss = |batch: &[Tensor]| Ok(model.forward(&batch[0])?.cross_entropy_for_logits(&batch[1]));
     if way == Way::Uncompiled {
         return Ok(Box::new(move || {

@@ -27,7 +27,7 @@ pub fn serve() -> Result<()> {
     let (model, way) = told.split_once(' ').context("no way was told")?;
     let way = if way == "compiled" { Way::Compiled } else { Way::Uncompiled };
     overdrive::tch::set_num_threads(1);
-    let mut step = models::step(model, way)?;
+    let mut step = models::step(model, way, Device::Cpu)?;
     for _ in 0..FIRST {
         step()?;
     }
