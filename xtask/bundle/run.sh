@@ -13,7 +13,7 @@ usage: run.sh [--out DIR] [--minutes N] [--only STAGES] [--quick]
                 compile, versus, compile-times, bench, parity
   --quick       fewer steps in the bench, no whole training
 
-Needs bash, gzip, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python. The stages
+Needs bash, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python. The stages
 compile and compile-times need a C++ compiler too: g++, or the one that CXX names.
 Exits with 0 when every stage passed, or was skipped because every test of it needs a GPU.
 END
@@ -71,9 +71,11 @@ work=$(mktemp -d) || fail "cannot make a temporary folder"
 trap 'rm -rf "$work"' EXIT
 bin=$work/bin
 mkdir "$bin"
-for packed in "$here"/bin/*.gz; do
-  program=$bin/$(basename "$packed" .gz)
-  gzip -dc "$packed" >"$program" && chmod +x "$program" || fail "cannot unpack $packed to $bin"
+unpack='import lzma, shutil, sys
+with lzma.open(sys.argv[1]) as packed, open(sys.argv[2], "wb") as program: shutil.copyfileobj(packed, program)'
+for packed in "$here"/bin/*.xz; do
+  program=$bin/$(basename "$packed" .xz)
+  "$python" -c "$unpack" "$packed" "$program" && chmod +x "$program" || fail "cannot unpack $packed to $bin"
 done
 # Programs look for data beside them.
 ln -s "$here/data" "$bin/data" || fail "cannot make a link in $bin"
@@ -147,11 +149,8 @@ stage compile 600 "$bin/overdrive-gpu-tests" compiled::steps_compiled
 # Without a GPU, the times on a processor.
 [ "$python_cuda" = True ] && times=gpu-times || times=step
 stage versus 300 "$bin/overdrive-versus" "$times" --json "$work/versus.json"
-if [ "$python_cuda" = True ]; then
+[ "$python_cuda" != True ] ||
   stage compile-times 600 "$bin/overdrive-versus" gpu-compile --json "$work/compile-times.json"
-else
-  stage compile-times 10 echo "skipped: it needs a GPU"
-fi
 stage bench 900 "$bin/overdrive-bench" --data "$here/data/mnist" --json "$work/bench.json" \
   --report "$work/bench.html" ${bench_options[@]+"${bench_options[@]}"}
 stage parity 420 "$bin/overdrive-parity" --cases "$here/parity/cases" --mnist "$here/data/mnist"

@@ -31,7 +31,7 @@ echo \"$(basename \"$0\") FAKECUDA=$FAKECUDA $*\"
 fn lacks() -> Option<&'static str> {
     let starts =
         |program, argument| Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success());
-    [("python3", "no python3"), ("timeout", "no timeout"), ("gzip", "no gzip")]
+    [("python3", "no python3"), ("timeout", "no timeout"), ("xz", "no xz")]
         .into_iter()
         .find_map(|(program, lacks)| (!starts(program, "--version")).then_some(lacks))
 }
@@ -49,7 +49,7 @@ fn bundle() -> TempDir {
     write("collect.py", include_str!("../bundle/collect.py"));
     for name in ["overdrive-bench", "overdrive-versus", "overdrive-parity", "overdrive-gpu-tests"] {
         write(&format!("bin/{name}"), PROGRAM);
-        assert!(Command::new("gzip").arg(folder.path().join("bin").join(name)).status().unwrap().success());
+        assert!(Command::new("xz").arg(folder.path().join("bin").join(name)).status().unwrap().success());
     }
     write("python/torch/__init__.py", TORCH);
     write("python/torch/lib/libtorch_cuda.so", "");

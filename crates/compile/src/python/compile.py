@@ -264,23 +264,34 @@ def export(request):
 
 
 class VectorSets:
-    """The processor's vector instructions. To see whether the compiler and libtorch have them, Inductor starts a Python
-    for each set, in every process anew, which takes seconds. That all of them work is noted in a file."""
+    """The vector instructions that the processor, the compiler and libtorch have. To see which, Inductor compiles a program
+    and starts a Python for each set, in every process anew, which takes seconds, on some machines a minute. What it has
+    found is noted in a file."""
+
+    # Instructions beside a set's own.
+    EXTRAS = ("_is_avx512_bf16_supported", "_is_amx_fp16_supported")
 
     def __init__(self, folder):
         compiler = os.environ.get("CXX", "g++")
         version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-        self.names = cpu_vec_isa.x86_isa_checker()
-        about = repr((torch.__version__, version, self.names)).encode()
+        about = repr(("found", torch.__version__, version, cpu_vec_isa.x86_isa_checker())).encode()
         self.path = os.path.join(folder, f"vectors-{hashlib.sha256(about).hexdigest()}")
         if os.path.exists(self.path):
-            config.cpp.vec_isa_ok = True
+            with open(self.path) as file:
+                noted = json.load(file)
+            found = [isa for isa in cpu_vec_isa.supported_vec_isa_list if type(isa).__name__ in noted]
+            for isa in found:
+                vars(isa).update(noted[type(isa).__name__])
+            cpu_vec_isa.valid_vec_isa_list = lambda: found
 
-    def note(self):
-        """Inductor has asked for each by now, so that nothing is started here."""
-        own = [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in self.names for flag in str(isa).split())]
-        if all(own):
-            open(self.path, "w").close()
+    def note(self, folder):
+        """Inductor has asked for them by now, so that nothing is started here."""
+        noted = {type(isa).__name__: {extra: getattr(isa, extra) for extra in self.EXTRAS if hasattr(isa, extra)}
+                 for isa in cpu_vec_isa.valid_vec_isa_list()}
+        part = os.path.join(folder, "vectors")
+        with open(part, "w") as file:
+            json.dump(noted, file)
+        os.replace(part, self.path)
 
 
 def explained(path):
@@ -301,7 +312,8 @@ def main():
     with open(record) as file:
         request = json.load(file)["request"]
     torch.set_num_threads(request["threads"])
-    vectors = VectorSets(cache)
+    on_gpu = any(given["device"] != "cpu" for given in request["inputs"])
+    vectors = None if on_gpu else VectorSets(cache)
     # The generator of eager runs draws the same numbers. Dropout's masks come from a call that returns them: Inductor 2.11
     # draws them in place, and may fuse what reads a mask with what is before the draw.
     config.fallback_random = True
@@ -312,7 +324,11 @@ def main():
     # Elsewhere in the folder for temporary files, which all users share.
     codecache._HEADER_DIR = os.path.join(cache, "inductor-headers")
     codecache._HEADER_LOCK_DIR = os.path.join(cache, "inductor-headers", "locks")
-    find_cuda(request, folder)
+    if on_gpu:
+        find_cuda(folder)
+        keep_loops_of_lists()
+        # The code for the host has no vectors there.
+        config.cpp.vec_isa_ok = False
     print("stage trace", flush=True)
     program, least = export(request)
     if least:
@@ -325,7 +341,8 @@ def main():
         file.write(package.getbuffer())
     with open(os.path.join(folder, "explain.json"), "w") as file:
         json.dump(explained(path), file)
-    vectors.note()
+    if vectors:
+        vectors.note(folder)
     print("done", flush=True)
 
 

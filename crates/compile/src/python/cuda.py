@@ -3,14 +3,19 @@
 import os
 
 import torch
+from torch._inductor import scheduler
 from torch.utils import cpp_extension
 
 
-def find_cuda(request, folder):
+def keep_loops_of_lists():
+    """Inductor 2.11 looks for another order of the loops of each kernel, and ends with an AssertionError at one for lists
+    whose parts it has fused before. Those keep their order."""
+    scheduler.ForeachKernelSchedulerNode.reorder_loops_by_dep_pair = lambda *_: False
+
+
+def find_cuda(folder):
     """For a step on a GPU, sets what Inductor finds CUDA's headers by, and what the linker finds the driver's library by. A
     link to the library that this process uses lies in the folder: containers often lack the name that a linker looks for."""
-    if all(given["device"] == "cpu" for given in request["inputs"]):
-        return
     if torch.version.cuda is None:
         raise RuntimeError(f"this Python has a build of torch without CUDA ({torch.__version__}): set OVERDRIVE_PYTHON to one "
                            "with it")
