@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use overdrive::tch::Device;
 use overdrive_bench_report::{Ratio, Target};
 
 use super::models::{self, Way};
