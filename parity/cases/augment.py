@@ -1,4 +1,4 @@
-"""Crops with borders, erasing, blurring, the operations of RandAugment and AugMix, and defaults, against torchvision."""
+"""Crops with borders, erasing, blurring, RandAugment's operations, AugMix, and all defaults, against torchvision."""
 
 import inspect
 from unittest import mock
@@ -177,8 +177,8 @@ def augment_mixture(t):
 ALIKE = [
     "AugMix", "CenterCrop", "ClampBoundingBoxes", "ClampKeyPoints", "ColorJitter", "ConvertBoundingBoxFormat", "CutMix",
     "GaussianBlur", "MixUp", "Normalize", "RandAugment", "RandomAffine", "RandomCrop", "RandomErasing",
-    "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotation", "RandomVerticalFlip", "Resize", "SanitizeBoundingBoxes",
-    "SanitizeKeyPoints", "TrivialAugmentWide",
+    "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotation", "RandomVerticalFlip", "Resize",
+    "SanitizeBoundingBoxes", "SanitizeKeyPoints", "TrivialAugmentWide",
 ]
 
 # Options that are not there, with the default that is how ours always behave.

@@ -172,7 +172,7 @@ pub fn out_of_memory(meeting: &Meeting) -> Result<()> {
         (_, told) => anyhow::bail!("{told:?}"),
     }
     ensure!(forward()? == own, "the weights are back");
-    ensure!(ema.apply(&forward)?? == averaged, "and so are the averages");
+    ensure!(ema.apply(forward)?? == averaged, "and so are the averages");
     ensure!(forward()? == own);
 
     let told = ema.apply(|| {
