@@ -143,11 +143,13 @@ impl AveragedModelBuilder {
             if is_averaged { averaged.push((name, buffer)) } else { copied.push((name, buffer)) }
         }
         [&mut averaged, &mut copied].into_iter().for_each(|list| list.sort_by(|(one, _), (other, _)| one.cmp(other)));
+        let kept = Kept::new(averaged, self.device).and_then(|it| Ok((it, Kept::new(copied, self.device)?)));
+        let (averaged, copied) = told(&self.other_ranks, "making", kept)?;
         Ok(AveragedModel {
             averaging: self.averaging,
             warm_up: self.warm_up,
-            averaged: Kept::new(averaged, self.device)?,
-            copied: Kept::new(copied, self.device)?,
+            averaged,
+            copied,
             n_averaged: 0,
             part,
             other_ranks: self.other_ranks,
@@ -192,17 +194,10 @@ impl AveragedModel {
     #[doc(alias = "update_parameters")]
     pub fn update(&mut self) -> Result<(), OptimizerError> {
         self.check_in_place()?;
-        self.told("adding to", self.averaged.follow(self.next_weight()).and_then(|()| self.copied.follow(1.0)))?;
+        let followed = self.averaged.follow(self.next_weight()).and_then(|()| self.copied.follow(1.0));
+        told(&self.other_ranks, "adding to", followed)?;
         self.n_averaged += 1;
         Ok(())
-    }
-
-    /// Tells the other ranks where this one has failed: they go on, and would wait for it.
-    fn told<T>(&self, what: &str, done: Result<T, TorchError>) -> Result<T, TorchError> {
-        if let (Err(error), Some(others)) = (&done, &self.other_ranks) {
-            others.tell_failure(&format!("{what} the averages of weights: {error}"));
-        }
-        done
     }
 
     fn check_in_place(&self) -> Result<(), OptimizerError> {
@@ -243,9 +238,9 @@ impl AveragedModel {
     pub fn apply<T>(&mut self, work: impl FnOnce() -> T) -> Result<T, OptimizerError> {
         self.check_in_place()?;
         let mut swapped = Swapped::new([&self.averaged, &self.copied]);
-        self.told("applying", swapped.lend())?;
+        told(&self.other_ranks, "applying", swapped.lend())?;
         let result = work();
-        self.told("taking back", swapped.give_back())?;
+        told(&self.other_ranks, "taking back", swapped.give_back())?;
         Ok(result)
     }
 
@@ -260,9 +255,17 @@ impl AveragedModel {
         self.check_in_place()?;
         let _no_grad = tch::no_grad_guard();
         let mut kept = [&self.averaged, &self.copied].into_iter().filter(|kept| !kept.names.is_empty());
-        self.told("copying", kept.try_for_each(|kept| foreach::copy_(&kept.model, &kept.own)))?;
-        Ok(())
+        let copied = kept.try_for_each(|kept| foreach::copy_(&kept.model, &kept.own));
+        Ok(told(&self.other_ranks, "copying", copied)?)
     }
+}
+
+/// Tells the other ranks where this one has failed: they go on, and would wait for it.
+fn told<T>(others: &Option<Arc<dyn OtherRanks>>, what: &str, done: Result<T, TorchError>) -> Result<T, TorchError> {
+    if let (Err(error), Some(others)) = (&done, others) {
+        others.tell_failure(&format!("{what} the averages of weights: {error}"));
+    }
+    done
 }
 
 impl Averages for AveragedModel {

@@ -127,7 +127,7 @@ fn averages_rows(group: &ProcessGroup, sharded: &Sharded, averaging: Averaging) 
     Ok(())
 }
 
-/// Memory runs out on rank 1 while the model gets the averages, or gives them back: an error there, and one of rank
+/// Memory runs out on rank 1 while averages are made, while the model gets them, or gives them back: an error there, and one of rank
 /// 1 at the next exchange of the others. Then all go on.
 pub fn out_of_memory(meeting: &Meeting) -> Result<()> {
     const SIZE: i64 = 64;
@@ -143,9 +143,25 @@ pub fn out_of_memory(meeting: &Meeting) -> Result<()> {
             tch::no_grad(|| unit.forward(Tensor::ones([1, SIZE], DOUBLE), |x| x.matmul(&first).matmul(&second)))?;
         Ok::<f64, ShardError>(outputs.mean(Kind::Double).double_value(&[]))
     };
+    // Less than a rank's rows of a parameter.
+    let rows = (SIZE * SIZE * 8) as usize / group.size();
+    let limit = || host_memory::count(host_memory::stats()?.allocated as usize + rows / 2);
+    let none = || host_memory::count(usize::MAX);
+
+    let averaged = (2 * SIZE * SIZE) as f64;
+    ensure!(forward()? == averaged);
+    if fails {
+        limit()?;
+    }
+    let told = AveragedModel::new(&fsdp, EMA).map(drop);
+    none()?;
+    match (fails, told) {
+        (true, Err(error)) => ensure!(error.to_string().contains("out of memory"), "{error}"),
+        (false, Ok(())) => is_of_rank_1(&forward().map(drop), "making the averages of weights: ")?,
+        (_, told) => anyhow::bail!("{told:?}"),
+    }
     let mut ema = AveragedModel::new(&fsdp, EMA)?;
     ema.update()?;
-    let averaged = (2 * SIZE * SIZE) as f64;
     ensure!(forward()? == averaged);
     for rows in fsdp.parameters() {
         let mut rows = rows.tensor().shallow_clone();
@@ -153,11 +169,6 @@ pub fn out_of_memory(meeting: &Meeting) -> Result<()> {
     }
     let own = 4.0 * averaged;
     ensure!(forward()? == own);
-    // Less than a rank's rows of a parameter.
-    let rows = (SIZE * SIZE * 8) as usize / group.size();
-    let limit = || host_memory::count(host_memory::stats()?.allocated as usize + rows / 2);
-    let none = || host_memory::count(usize::MAX);
-
     if fails {
         limit()?;
     }
