@@ -1,10 +1,13 @@
-"""Crops with borders, erasing, blurring and the operations of RandAugment, against torchvision."""
+"""Crops with borders, erasing, blurring, RandAugment's operations, AugMix, and all defaults, against torchvision."""
+
+import inspect
+from unittest import mock
 
 import torch
 from dataload import picture, pixels
 from harness import case
 from PIL import Image
-from torchvision.transforms import RandAugment, RandomErasing, TrivialAugmentWide
+from torchvision.transforms import AugMix, RandAugment, RandomErasing, TrivialAugmentWide, autoaugment, v2
 from torchvision.transforms import functional as F
 from torchvision.transforms.autoaugment import _apply_op
 
@@ -39,6 +42,10 @@ def augment_magnitudes(t):
     for s, size in enumerate(sizes):
         for bins in (31, 10, 2):
             t.expect(f"rand.{s}.{bins}", table(RandAugment()._augmentation_space(bins, size), bins))
+        mix = AugMix()._augmentation_space(10, size)
+        levels = [[magnitude(mix, name, level) for level in range(10)] for name in mix]
+        t.expect(f"mix.{s}", torch.tensor(levels, dtype=torch.float64))
+    t.tell("mix names", list(mix))
     for bins in (31, 10, 2):
         t.expect(f"wide.{bins}", table(TrivialAugmentWide()._augmentation_space(bins), bins))
 
@@ -110,3 +117,95 @@ def augment_erasing(t):
         error = 5 * regions.std(0) * (2 / len(regions)) ** 0.5
         for column, name in enumerate(("top", "left", "height", "width")):
             t.expect(f"{s}.{name}", regions[:, column].mean(), atol=error[column].item())
+
+
+class GivenShares(AugMix):
+    """AugMix with given shares in the mixture: of the changed versions together, and of each."""
+
+    def __init__(self, changed, shares, **options):
+        super().__init__(mixture_width=len(shares), **options)
+        self.given = [torch.tensor([[1 - changed, changed]]), torch.tensor([shares])]
+
+    def _sample_dirichlet(self, params):
+        return self.given.pop(0)
+
+
+@case
+def augment_mixture(t):
+    """Torchvision's AugMix with given shares, and the operations that it has drawn, bit for bit.
+
+    Torchvision makes a tensor of the image first. Its operations are called with Pillow images here, as in the other
+    cases, because they round in another way on tensors: the mixture is what is compared. Pillow refuses to keep 0 bits.
+    """
+    image = given_picture(t, 61, 50)
+    drawn = []
+
+    def apply_to_pillow(tensor, name, magnitude, interpolation, fill):
+        drawn.append((name, magnitude))
+        if name == "Posterize":
+            return _apply_op(tensor, name, magnitude, interpolation, fill)
+        return F.pil_to_tensor(_apply_op(F.to_pil_image(tensor[0]), name, magnitude, interpolation, fill))[None]
+
+    def mixture(name, changed, shares, depth, **options):
+        drawn.clear()
+        with mock.patch.object(autoaugment, "_apply_op", apply_to_pillow):
+            mixed = GivenShares(changed, shares, chain_depth=depth, **options)(image)
+        t.expect(name, pixels(mixed))
+        # Chains of equally many operations.
+        chains = [(share, drawn[at * depth:][:depth]) for at, share in enumerate(shares)]
+        mixtures.append((name, changed, chains))
+        return [name for name, _ in drawn]
+
+    mixtures, names = [], set()
+    given = [(0.5, [0.25, 0.5, 0.25]), (0.9, [0.1, 0.7, 0.2]), (0.0, [0.3, 0.3, 0.4]), (1.0, [0.6, 0.4]), (0.37, [1.0])]
+    for s, (changed, shares) in enumerate(given):
+        # In float32, as torchvision draws them.
+        shares, changed = torch.tensor(shares).tolist(), torch.tensor(changed).item()
+        for depth in (1, 2, 3):
+            names.update(mixture(f"{s}.{depth}", changed, shares, depth))
+            mixture(f"{s}.{depth}.severe", changed, shares, depth, severity=10)
+            mixture(f"{s}.{depth}.partial", changed, shares, depth, severity=10, all_ops=False)
+    # Until each of the 13 operations has been drawn.
+    at = 0
+    while names < set(AugMix()._augmentation_space(10, (50, 61))):
+        names.update(mixture(f"more.{at}", 0.75, [0.5, 0.5], 3, severity=10))
+        at += 1
+    t.tell("mixtures", mixtures)
+
+
+# Transforms that have torchvision's names; `Normalize` is a part of our `ToFloat`.
+ALIKE = [
+    "AugMix", "CenterCrop", "ClampBoundingBoxes", "ClampKeyPoints", "ColorJitter", "ConvertBoundingBoxFormat", "CutMix",
+    "GaussianBlur", "MixUp", "Normalize", "RandAugment", "RandomAffine", "RandomCrop", "RandomErasing",
+    "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotation", "RandomVerticalFlip", "Resize",
+    "SanitizeBoundingBoxes", "SanitizeKeyPoints", "TrivialAugmentWide",
+]
+
+# Options that are not there, with the default that is how ours always behave.
+ABSENT = {
+    "inplace": False,  # A batch is changed in a copy, an image always in place.
+    "max_size": None,
+    "expand": False,
+    "center": None,
+    "clamping_mode": "auto",
+    # Labels are whole numbers of classes, whose number is therefore needed: torchvision needs it for such labels too.
+    "num_classes": None,
+}
+# Which labels belong to a target's boxes: ours are given as labels, or in a `PerBox`.
+GETTERS = {"CutMix": "default", "MixUp": "default", "SanitizeBoundingBoxes": "default", "SanitizeKeyPoints": None}
+
+
+@case
+def augment_defaults(t):
+    """The default of every option of the transforms with torchvision's names."""
+    defaults = []
+    for name in ALIKE:
+        for option, parameter in inspect.signature(getattr(v2, name)).parameters.items():
+            default = parameter.default
+            if option in ABSENT or option == "labels_getter":
+                expected = GETTERS[name] if option == "labels_getter" else ABSENT[option]
+                assert default == expected, f"{name}'s {option} is {default}, not {expected}"
+            elif default is not parameter.empty:
+                defaults.append((name, option, getattr(default, "value", default)))
+                t.expect(f"{name}.{option}", True)
+    t.tell("defaults", defaults)

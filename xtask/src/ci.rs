@@ -15,7 +15,7 @@ const CARGO_DENY: &str = "0.20.2";
 
 type Step = (&'static str, fn(&Workspace, &mut Results) -> Result<()>);
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     ("fmt", |ws, _| workspace::succeed(&mut ws.cargo(["fmt", "--all", "--check"]))),
     ("tidy", |ws, _| tidy::run(ws).map(drop)),
     ("deny", |ws, _| deny(ws)),
@@ -34,6 +34,7 @@ const STEPS: [Step; 12] = [
         workspace::succeed(ws.cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
     }),
     ("test", |ws, results| results.add(test::totals(ws, &test::Options::default())?)),
+    ("formats", |ws, results| results.add(test::beside_python(ws)?)),
     ("gpu", |ws, results| results.add(test::on_the_stand_in(ws)?)),
     ("compile", |ws, results| results.add(test::compiled(ws)?)),
     ("parity", |ws, results| {
@@ -66,8 +67,8 @@ impl Results {
 /// Run everything that CI runs, cheapest first
 #[derive(Args, Default)]
 pub struct Options {
-    /// Only these steps, separated by commas: fmt, tidy, deny, no-torch, setup, clippy, docs, test, gpu, compile,
-    /// parity, recipes
+    /// Only these steps, separated by commas: fmt, tidy, deny, no-torch, setup, clippy, docs, test, formats, gpu,
+    /// compile, parity, recipes
     #[arg(long, value_name = "STEPS", value_delimiter = ',')]
     only: Vec<String>,
 }

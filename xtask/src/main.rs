@@ -7,6 +7,7 @@ mod bench;
 mod bundle;
 mod ci;
 mod failures;
+mod formats;
 mod home;
 mod libtorch;
 mod matrix;

@@ -38,6 +38,13 @@ pub fn install(command: &mut Command, log: &Path) -> Result<bool> {
     Ok(status.success())
 }
 
+/// The package that pip's index does not have, or not in this version, if that is why pip failed.
+pub fn unknown(log: &str) -> Option<&str> {
+    let reason = log.lines().find_map(|line| line.split_once("No matching distribution found for "))?.1;
+    // "lmdb==3.0.0 (from -r requirements.txt (line 3))"
+    reason.split(" (from").next()
+}
+
 /// What to show for a line of pip's output, if anything.
 fn part(line: &str) -> Option<String> {
     let line = line.trim();
@@ -70,6 +77,16 @@ mod tests {
         for other in ["  Downloading pillow-13.0.0-cp311.whl (7.1 MB)", "Downloading x.whl.metadata (30 kB)", "torch"] {
             assert_eq!(part(other), None);
         }
+    }
+
+    #[test]
+    fn a_package_that_the_index_lacks_is_named() {
+        let log = "Looking in indexes: https://index\n\
+                   ERROR: Could not find a version that satisfies the requirement lmdb==9 (from versions: 1, 2)\n\
+                   ERROR: No matching distribution found for lmdb==9 (from -r formats-requirements.txt (line 3))\n";
+        assert_eq!(unknown(log), Some("lmdb==9"));
+        assert_eq!(unknown("ERROR: No matching distribution found for lmdb"), Some("lmdb"));
+        assert_eq!(unknown("ERROR: Connection refused"), None);
     }
 
     #[test]

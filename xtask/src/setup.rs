@@ -107,7 +107,7 @@ fn ensure(ws: &Workspace, options: Options, build: &[&str]) -> Result<Libtorch> 
 }
 
 /// Lets only one setup run at a time: two terminals must not run two pips in one environment.
-fn lock(ws: &Workspace) -> Result<File> {
+pub fn lock(ws: &Workspace) -> Result<File> {
     let path = ws.join("target/libtorch-setup.lock");
     fs::create_dir_all(ws.join("target")).context("cannot make target/")?;
     let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;

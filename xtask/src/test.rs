@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::process::{Command, ExitCode, ExitStatus};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 
 use crate::artifacts::{self, Program};
 use crate::failures::Failures;
+use crate::formats;
 use crate::libtorch::Libtorch;
 use crate::metadata::{self, Package};
 use crate::setup;
@@ -76,6 +77,28 @@ pub fn compiled(ws: &Workspace) -> Result<Totals> {
     let mut failures = Failures::default();
     let totals = side_by_side(commands.into(), &mut failures)?;
     print!("{failures}");
+    Ok(totals)
+}
+
+/// The tests that read and write files together with Python's libraries. [`run`] skips those whose library is missing;
+/// here the libraries are installed, and none may be skipped, but Mosaic's, which would bring a torch of its own.
+pub fn beside_python(ws: &Workspace) -> Result<Totals> {
+    setup::quietly(ws)?;
+    let python = formats::python(ws)?;
+    let mut command = on_one_thread(ws.cargo(["test", "--no-fail-fast", "--workspace"]));
+    // As [`run`] builds them.
+    command.args(APART.map(|package| ["--exclude", package]).concat());
+    command.args(["--test", "formats", "--", "python", "--nocapture"]).env("OVERDRIVE_PYTHON", python);
+    let (mut failures, mut skipped) = (Failures::default(), Vec::new());
+    let totals = counted(&mut failures, |see| {
+        workspace::tee(&mut command, |line| {
+            skipped.extend(line.split_once("skipped: ").map(|(_, reason)| reason.to_owned()));
+            see(line);
+        })
+    })?;
+    print!("{failures}");
+    ensure!(skipped.is_empty(), "tests were skipped, with the Python of target/formats/: {}", skipped.join("; "));
+    ensure!(totals.passed + totals.failed > 0, "there is no test with `python` in its name");
     Ok(totals)
 }
 

@@ -59,4 +59,4 @@ pub use rows::{Rows, Shard, ShardedBy};
 pub use seed::{base_seed, seed_everything};
 pub use state::{Entry, RowsToLoad, Shapes, StateDict, StateError, Stateful};
 pub use tch_optimizer::TchOptimizer;
-pub use weights::{Sharding, Weights};
+pub use weights::{OtherRanks, Sharding, Weights};

@@ -1,5 +1,8 @@
 //! A rank's part of a model's weights.
 
+use std::fmt::Debug;
+use std::sync::Arc;
+
 use tch::Tensor;
 
 use crate::module::Module;
@@ -19,6 +22,18 @@ pub trait Weights {
     fn sharding(&self) -> Option<Sharding> {
         None
     }
+
+    /// The other ranks, where they exchange the weights to compute; `None` where each rank computes with its own.
+    fn other_ranks(&self) -> Option<Arc<dyn OtherRanks>> {
+        None
+    }
+}
+
+/// The ranks that would wait for this one at their next exchange.
+pub trait OtherRanks: Debug + Send + Sync {
+    /// Tells them that this rank has failed and does not come to their next exchange: it is an error with this reason
+    /// there, at once. Gradients are freed on all ranks, which may go on afterwards. Does not wait for them.
+    fn tell_failure(&self, reason: &str);
 }
 
 impl<M: Module> Weights for M {

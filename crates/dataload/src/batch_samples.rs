@@ -17,6 +17,7 @@ pub struct BatchSamples<'a, S> {
     pinned: bool,
     times: StageTimes,
     counted: Option<usize>,
+    raw: usize,
 }
 
 /// A sample with its position in the data.
@@ -90,6 +91,10 @@ pub struct Prepared(pub(crate) Box<dyn Any + Send>);
 pub(crate) trait Feed<S> {
     /// How many samples the batch has as long as none is bad.
     fn len(&self) -> usize;
+    /// How much memory a sample takes, where that is known.
+    fn bytes(&self, _sample: &S) -> usize {
+        0
+    }
     /// The next good sample.
     fn draw(&mut self) -> Result<Option<Drawn<S>>, DataError>;
     /// What the collate function has made of the sample drawn last.
@@ -116,7 +121,7 @@ pub(crate) trait Feed<S> {
 
 impl<'a, S> BatchSamples<'a, S> {
     pub(crate) fn new(source: &'a mut dyn Feed<S>, epoch: u64, batch: usize, pinned: bool) -> Self {
-        Self { source, epoch, batch, pinned, times: StageTimes::default(), counted: None }
+        Self { source, epoch, batch, pinned, times: StageTimes::default(), counted: None, raw: 0 }
     }
 
     /// How many samples the batch has as long as none is bad.
@@ -155,8 +160,10 @@ impl<'a, S> BatchSamples<'a, S> {
         let begun = Instant::now();
         let drawn = self.source.draw();
         self.times.add(Stage::Read, begun.elapsed());
-        if let Ok(None) = drawn {
-            self.source.complete();
+        match &drawn {
+            Ok(Some(drawn)) => self.raw = self.raw.max(self.source.bytes(&drawn.sample)),
+            Ok(None) => self.source.complete(),
+            Err(_) => {}
         }
         drawn
     }
@@ -169,6 +176,7 @@ impl<'a, S> BatchSamples<'a, S> {
         let begun = Instant::now();
         let mut samples = Vec::with_capacity(self.len());
         while let Some(drawn) = self.source.draw()? {
+            self.raw = self.raw.saturating_add(self.source.bytes(&drawn.sample));
             samples.push(drawn.sample);
         }
         self.source.complete();
@@ -217,6 +225,12 @@ impl<'a, S> BatchSamples<'a, S> {
 
     pub(crate) fn counted(&self) -> Option<usize> {
         self.counted
+    }
+
+    /// The bytes of the samples that were in memory at once: all of them where they are collated together, else the
+    /// largest, as a collate function that asks for one after the other need not keep them.
+    pub(crate) fn raw(&self) -> usize {
+        self.raw
     }
 
     pub(crate) fn times(&self) -> StageTimes {

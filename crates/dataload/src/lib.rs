@@ -53,6 +53,7 @@ mod read;
 #[cfg_attr(not(all(feature = "tfrecord", feature = "webdataset")), allow(dead_code, unused_imports))]
 mod remote;
 mod rng;
+mod sample_bytes;
 mod sampler;
 mod shards;
 mod stack;

@@ -1,13 +1,17 @@
 //! Averages of a model's weights over the training: EMA and SWA.
 
 mod state;
+mod swapped;
 
-use overdrive_core::{Averages, MOVED, OptimizerError, Parameter, SHARDED, Sharding, TorchError, Weights};
+use std::sync::Arc;
+
+use overdrive_core::{Averages, MOVED, OptimizerError, OtherRanks, Parameter, SHARDED, Sharding, TorchError, Weights};
 use overdrive_ffi::{TensorId, TensorList};
 use tch::{Device, Kind, Tensor};
 
 use crate::foreach;
 use state::Part;
+use swapped::Swapped;
 
 /// How weights are averaged.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +33,9 @@ pub enum Averaging {
 /// bfloat16 and float16 parameters are float32: in 16 bits, updates with a decay of 0.999 would be rounded away.
 ///
 /// Of a `FullyShardedDataParallel`, which is given in place of the module, each rank averages its own rows, and
-/// nothing is sent. All ranks make the same calls: a forward in [`apply`](Self::apply) gathers the averages.
+/// nothing is sent. All ranks make the same calls: a forward in [`apply`](Self::apply) gathers the averages. A call that
+/// fails on one rank, because memory runs out for instance, is an error on the others at their next exchange, which does
+/// not wait for that rank.
 ///
 /// ```
 /// # use overdrive_optim::{AveragedModel, Averaging};
@@ -59,6 +65,7 @@ pub struct AveragedModel {
     copied: Kept,
     n_averaged: i64,
     part: Option<Part>,
+    other_ranks: Option<Arc<dyn OtherRanks>>,
 }
 
 /// Options of an [`AveragedModel`].
@@ -68,6 +75,7 @@ pub struct AveragedModelBuilder {
     parameters: Vec<Parameter>,
     buffers: Vec<(String, Tensor)>,
     sharding: Option<Sharding>,
+    other_ranks: Option<Arc<dyn OtherRanks>>,
     averaging: Averaging,
     use_buffers: bool,
     warm_up: bool,
@@ -135,13 +143,16 @@ impl AveragedModelBuilder {
             if is_averaged { averaged.push((name, buffer)) } else { copied.push((name, buffer)) }
         }
         [&mut averaged, &mut copied].into_iter().for_each(|list| list.sort_by(|(one, _), (other, _)| one.cmp(other)));
+        let kept = Kept::new(averaged, self.device).and_then(|it| Ok((it, Kept::new(copied, self.device)?)));
+        let (averaged, copied) = told(&self.other_ranks, "making", kept)?;
         Ok(AveragedModel {
             averaging: self.averaging,
             warm_up: self.warm_up,
-            averaged: Kept::new(averaged, self.device)?,
-            copied: Kept::new(copied, self.device)?,
+            averaged,
+            copied,
             n_averaged: 0,
             part,
+            other_ranks: self.other_ranks,
         })
     }
 }
@@ -162,6 +173,7 @@ impl AveragedModel {
             parameters: model.own_parameters(),
             buffers: model.own_buffers(),
             sharding: model.sharding(),
+            other_ranks: model.other_ranks(),
             averaging,
             use_buffers: false,
             warm_up: false,
@@ -182,8 +194,8 @@ impl AveragedModel {
     #[doc(alias = "update_parameters")]
     pub fn update(&mut self) -> Result<(), OptimizerError> {
         self.check_in_place()?;
-        self.averaged.follow(self.next_weight())?;
-        self.copied.follow(1.0)?;
+        let followed = self.averaged.follow(self.next_weight()).and_then(|()| self.copied.follow(1.0));
+        told(&self.other_ranks, "adding to", followed)?;
         self.n_averaged += 1;
         Ok(())
     }
@@ -221,13 +233,14 @@ impl AveragedModel {
     /// say) are kept in the averages.
     ///
     /// # Errors
-    /// While SAM has moved the weights; when libtorch fails.
+    /// While SAM has moved the weights; when libtorch fails. If it fails while the model gets its own weights back, some
+    /// are still the averages.
     pub fn apply<T>(&mut self, work: impl FnOnce() -> T) -> Result<T, OptimizerError> {
         self.check_in_place()?;
-        let mut swapped = Swapped { kept: [&self.averaged, &self.copied], models: Vec::new() };
-        swapped.lend()?;
+        let mut swapped = Swapped::new([&self.averaged, &self.copied]);
+        told(&self.other_ranks, "applying", swapped.lend())?;
         let result = work();
-        swapped.give_back()?;
+        told(&self.other_ranks, "taking back", swapped.give_back())?;
         Ok(result)
     }
 
@@ -241,11 +254,18 @@ impl AveragedModel {
     pub fn copy_to_model(&self) -> Result<(), OptimizerError> {
         self.check_in_place()?;
         let _no_grad = tch::no_grad_guard();
-        for kept in [&self.averaged, &self.copied].into_iter().filter(|kept| !kept.names.is_empty()) {
-            foreach::copy_(&kept.model, &kept.own)?;
-        }
-        Ok(())
+        let mut kept = [&self.averaged, &self.copied].into_iter().filter(|kept| !kept.names.is_empty());
+        let copied = kept.try_for_each(|kept| foreach::copy_(&kept.model, &kept.own));
+        Ok(told(&self.other_ranks, "copying", copied)?)
     }
+}
+
+/// Tells the other ranks where this one has failed: they go on, and would wait for it.
+fn told<T>(others: &Option<Arc<dyn OtherRanks>>, what: &str, done: Result<T, TorchError>) -> Result<T, TorchError> {
+    if let (Err(error), Some(others)) = (&done, others) {
+        others.tell_failure(&format!("{what} the averages of weights: {error}"));
+    }
+    done
 }
 
 impl Averages for AveragedModel {
@@ -318,72 +338,4 @@ impl Kept {
 
 fn is_alike(one: &Tensor, other: &Tensor) -> bool {
     (one.kind(), one.device()) == (other.kind(), other.device())
-}
-
-/// Swaps the averages into the model, and back when dropped (by a panic, say).
-struct Swapped<'a> {
-    kept: [&'a Kept; 2],
-    /// The model's own weights, for pairs that differ in dtype or device; the others' are stored in the averages'
-    /// tensors.
-    models: Vec<Option<Tensor>>,
-}
-
-impl Swapped<'_> {
-    fn pairs(&self) -> Result<Vec<(Tensor, Tensor)>, TorchError> {
-        let mut pairs = Vec::new();
-        for kept in self.kept {
-            pairs.extend(kept.model.to_vec()?.into_iter().zip(kept.own.to_vec()?));
-        }
-        Ok(pairs)
-    }
-
-    fn lend(&mut self) -> Result<(), TorchError> {
-        let _no_grad = tch::no_grad_guard();
-        // One pair at a time, so that swapping a pair of the same dtype and device needs only one temporary tensor.
-        for (mut model, mut own) in self.pairs()? {
-            let copy = model.f_detach_copy()?;
-            model.f_copy_(&own)?;
-            match is_alike(&model, &own) {
-                true => {
-                    own.f_copy_(&copy)?;
-                    self.models.push(None);
-                }
-                false => self.models.push(Some(copy)),
-            }
-        }
-        Ok(())
-    }
-
-    fn give_back(&mut self) -> Result<(), TorchError> {
-        let _no_grad = tch::no_grad_guard();
-        // Only the pairs that were swapped: fewer than all if memory ran out in between. The last first: weights whose
-        // memory several variables share were swapped several times.
-        let swapped = std::mem::take(&mut self.models).into_iter().zip(self.pairs()?);
-        for (saved, (mut model, mut own)) in swapped.rev() {
-            match saved {
-                None => {
-                    let copy = model.f_detach_copy()?;
-                    model.f_copy_(&own)?;
-                    own.f_copy_(&copy)?;
-                }
-                Some(saved) => {
-                    // Elements that still equal the rounded average were not changed by `work`, and keep their exact
-                    // average.
-                    let here = |tensor: &Tensor| tensor.f_to_device_(own.device(), own.kind(), false, false);
-                    let (now, rounded) = (here(&model)?, here(&own.f_to_kind(model.kind())?)?);
-                    let kept = own.f_where_self(&now.f_eq_tensor(&rounded)?, &now)?;
-                    own.f_copy_(&kept)?;
-                    model.f_copy_(&saved)?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Swapped<'_> {
-    fn drop(&mut self) {
-        // `drop` cannot return an error, and after an error or a panic the first failure is reported anyway.
-        let _ = self.give_back();
-    }
 }

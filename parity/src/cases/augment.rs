@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use overdrive_dataload::{
-    Canvas, DataError, Draws, GaussianBlur, ImagePipeline, Interpolation, Operation, PaddingMode, RandAugment,
+    AugMix, Canvas, DataError, Draws, GaussianBlur, ImagePipeline, Interpolation, Operation, PaddingMode, RandAugment,
     RandomCrop, RandomErasing, Transform, TrivialAugmentWide,
 };
 use tch::Tensor;
@@ -52,6 +52,15 @@ pub fn augment_magnitudes(given: &Given<'_>) -> Result<Found> {
         found
             .insert(format!("wide.{bins}"), &table(bins, &|operation, level| Ok(wide.magnitude_of(operation, level)))?);
     }
+    let names = given.value::<Vec<String>>("mix names")?;
+    for (s, size) in given.value::<Vec<[usize; 2]>>("sizes")?.into_iter().enumerate() {
+        let mut levels = Vec::new();
+        for name in &names {
+            let operation = operation(name)?;
+            levels.extend((0..10).map(|level| AugMix::new().magnitude_of(operation, level, size)));
+        }
+        found.insert(format!("mix.{s}"), &Tensor::from_slice(&levels).view([names.len() as i64, 10]));
+    }
     Ok(found)
 }
 
@@ -71,6 +80,30 @@ pub fn augment_operations(given: &Given<'_>) -> Result<Found> {
         let interpolation = if mode == "bilinear" { Interpolation::Bilinear } else { Interpolation::Nearest };
         let only = Only(operation(&name)?, magnitude, interpolation, fill);
         found.insert(job, &tensor(&ImagePipeline::new(0).then(only).image(&image, 0, 0)?));
+    }
+    Ok(found)
+}
+
+/// A mixture with given operations and shares.
+struct Mixture(f64, Vec<(f64, Vec<(Operation, f64)>)>);
+
+impl Transform for Mixture {
+    fn apply(&self, canvas: &mut Canvas<'_>, _: &mut Draws) -> Result<(), DataError> {
+        AugMix::new().with_chains(canvas, self.0, &self.1)
+    }
+}
+
+pub fn augment_mixture(given: &Given<'_>) -> Result<Found> {
+    type Chains = Vec<(f64, Vec<(String, f64)>)>;
+    let mut found = Found::default();
+    let image = image(given)?;
+    for (name, changed, chains) in given.value::<Vec<(String, f64, Chains)>>("mixtures")? {
+        let operations = |chain: Vec<(String, f64)>| {
+            chain.into_iter().map(|(name, magnitude)| Ok((operation(&name)?, magnitude))).collect::<Result<Vec<_>>>()
+        };
+        let chains = chains.into_iter().map(|(share, chain)| Ok((share, operations(chain)?))).collect::<Result<_>>()?;
+        let mixture = Mixture(changed, chains);
+        found.insert(name, &tensor(&ImagePipeline::new(0).then(mixture).image(&image, 0, 0)?));
     }
     Ok(found)
 }

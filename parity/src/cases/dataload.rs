@@ -126,13 +126,13 @@ pub fn dataload_mix(given: &Given<'_>) -> Result<Found> {
         found.insert(name, &images);
     };
     for (i, share) in given.value::<Vec<f64>>("shares")?.into_iter().enumerate() {
-        put(format!("mixup.{i}"), MixUp::new(7, 1.0)?.with_share(&images, &labels, share)?);
+        put(format!("mixup.{i}"), MixUp::new(7)?.with_share(&images, &labels, share)?);
     }
     for (i, [left, top, right, bottom]) in given.value::<Vec<[usize; 4]>>("boxes")?.into_iter().enumerate() {
         let width = right.checked_sub(left).context("a box")?;
         let height = bottom.checked_sub(top).context("a box")?;
         let region = Region { top, left, height, width };
-        put(format!("cutmix.{i}"), CutMix::new(7, 1.0)?.with_region(&images, &labels, region)?);
+        put(format!("cutmix.{i}"), CutMix::new(7)?.with_region(&images, &labels, region)?);
     }
     Ok(found)
 }

@@ -3,6 +3,7 @@
 mod accum;
 mod amp;
 mod augment;
+mod augment_defaults;
 mod checkpoint;
 mod closures;
 mod compile;
@@ -120,6 +121,8 @@ pub const ALL: &[(&str, Case)] = &[
     ("augment_padding", augment::augment_padding),
     ("augment_blur", augment::augment_blur),
     ("augment_erasing", augment::augment_erasing),
+    ("augment_mixture", augment::augment_mixture),
+    ("augment_defaults", augment_defaults::augment_defaults),
     ("tokens_of_tokenizers", tokens::tokens_of_tokenizers),
     ("targets_geometry", targets::targets_geometry),
     ("targets_mask_sizes", targets::targets_mask_sizes),

@@ -105,7 +105,10 @@ macro_rules! collate {
 
             fn prepare(&self, (image, label): &mut (EncodedImage, L), draw: u64, epoch: u64) -> Option<Prepared> {
                 let $it = self;
-                Some($pipeline.prepare_with(image, label, [draw, epoch]))
+                let prepared = $pipeline.prepare_with(image, label, [draw, epoch]);
+                // Not needed any more, and the whole batch's would be in memory.
+                image.bytes = std::sync::Arc::default();
+                Some(prepared)
             }
         }
     };

@@ -47,7 +47,7 @@ struct Held {
     /// How many are made and not taken, and their bytes.
     ready: usize,
     bytes: Footprint,
-    /// What making a batch took at most: it is on the host first, wherever it goes.
+    /// What making a batch took at most: its samples and the batch, which is on the host first, wherever it goes.
     largest: Footprint,
 }
 
@@ -95,7 +95,7 @@ impl<B> Budget<B> {
         while !cancelled.is_cancelled() {
             if held.admits(self.allowance.limits) {
                 held.making += 1;
-                return Ok(Some(Making { budget: self, bytes: None }));
+                return Ok(Some(Making { budget: self, bytes: None, raw: 0 }));
             }
             if is_idle {
                 held.waiting += 1;
@@ -139,6 +139,8 @@ pub(crate) struct Making<'a, B> {
     budget: &'a Budget<B>,
     /// Its bytes, once it is made.
     bytes: Option<Footprint>,
+    /// Those of the samples that it was made of.
+    raw: usize,
 }
 
 impl<B> Making<'_, B> {
@@ -146,6 +148,9 @@ impl<B> Making<'_, B> {
     pub(crate) fn done(mut self, made: &mut Made<B>) {
         made.bytes = self.budget.footprint(made);
         self.bytes = Some(made.bytes);
+        if let Ok(Outcome::Batch { raw, .. }) = made.result {
+            self.raw = raw;
+        }
     }
 }
 
@@ -157,7 +162,7 @@ impl<B> Drop for Making<'_, B> {
             held.ready += 1;
             held.bytes.host += host;
             held.bytes.device += device;
-            held.largest.host = held.largest.host.max(host + device);
+            held.largest.host = held.largest.host.max((host + device).saturating_add(self.raw));
             held.largest.device = held.largest.device.max(device);
         }
         self.budget.free(&held);
@@ -243,7 +248,7 @@ mod tests {
     fn a_thread_does_something_else_until_there_is_room() -> Result<(), DataError> {
         let footprint = |_: &()| Footprint { host: 60, device: 0 };
         let (budget, cancelled) = (Budget::new(Allowance { footprint, limits: LIMITS }), Cancellation::new());
-        let outcome = Ok(Outcome::Batch { batch: (), samples: 1, uploaded: None });
+        let outcome = Ok(Outcome::Batch { batch: (), samples: 1, raw: 0, uploaded: None });
         let mut made = Made::new(0, outcome, None);
         budget.begin(&cancelled, || Ok(false))?.unwrap().done(&mut made);
         let left = Cell::new(3);

@@ -133,7 +133,12 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
     /// each worker makes one. Unless set, a quarter of the memory that the process may use, divided by the ranks on the
     /// host, and 512 MiB for the batches loaded ahead where the loader chooses their number ([`Auto`]).
     ///
-    /// If set, it also bounds the raw samples of one batch of a stream, of which each worker has one: more are an error.
+    /// The samples that a batch is made of count too, since a batch has to be whole: a collate function that takes a
+    /// vector, as [`Stack`] does, has all N samples of S bytes in memory besides the batch, and W workers W times that. So only
+    /// as many workers make a batch at a time as there is room for. An [`ImagePipeline`](crate::ImagePipeline) reads and
+    /// decodes one image after the other, of which one counts. How large a dataset's samples are says
+    /// [`sample_bytes`](DataLoaderBuilder::sample_bytes); a stream's formats know it. If set, the budget bounds one batch of a
+    /// stream as well: more bytes of raw samples are an error.
     ///
     /// The bytes of a tensor, of a pair, a triple, a vector or a map by name of tensors, and of a
     /// [`Table`](crate::Table) are known. Batches of other types are counted only with

@@ -1,14 +1,18 @@
 //! Loaders over a dataset with random access.
 
+use std::any::Any;
 use std::sync::{Arc, Mutex};
 
 use crate::cache::{CacheKind, DeviceStore};
+use crate::loader::budget::Allowance;
 use crate::loader::builder::{DataLoaderBuilder, SampleSource};
 use crate::loader::indexed::{Indexed, Open};
 use crate::loader::num_workers::MAX_WORKERS;
 use crate::loader::position::Identity;
 use crate::loader::readers::{ReaderOptions, Readers};
 use crate::loader::torch_order::TorchOrder;
+use crate::sample_bytes::{SampleBytes, usual_sample_bytes};
+use crate::tensor_batch::Footprint;
 use crate::{
     BatchSampler, Collate, DataError, DataLoader, Dataset, FixedBatches, Generator, RandomSampler, Sampler,
     SequentialSampler,
@@ -25,11 +29,13 @@ pub struct FromDataset<D> {
     batch_sampler: Option<Box<dyn BatchSampler>>,
     torch_order: Option<TorchOrder>,
     readers: usize,
+    /// A `SampleBytes` of the dataset's samples.
+    sample_bytes: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl<D> FromDataset<D> {
     pub(crate) fn new(dataset: D) -> Self {
-        Self { dataset, sampler: None, batch_sampler: None, torch_order: None, readers: 0 }
+        Self { dataset, sampler: None, batch_sampler: None, torch_order: None, readers: 0, sample_bytes: None }
     }
 }
 
@@ -55,7 +61,8 @@ impl<D: Dataset, C> DataLoaderBuilder<FromDataset<D>, C> {
     /// set: workers read what they need themselves. For storage that answers late: with `readers(32)` and `num_workers(4)`, 32
     /// requests are under way while four threads decode images.
     ///
-    /// They hold at most as many samples as two batches have, and one for each of them. Batches, faults and errors are the
+    /// They hold at most as many samples as two batches have, and one for each of them, and no more bytes of them than
+    /// [`memory_budget`](Self::memory_budget), where their [bytes](Self::sample_bytes) are known. Batches, faults and errors are the
     /// same as without. They have the priority of workers and as few threads of libtorch's;
     /// [`worker_init_fn`](Self::worker_init_fn) is not called in them.
     ///
@@ -69,6 +76,31 @@ impl<D: Dataset, C> DataLoaderBuilder<FromDataset<D>, C> {
     /// ```
     pub fn readers(mut self, readers: usize) -> Self {
         self.source.readers = readers;
+        self
+    }
+
+    /// Says how many bytes of memory a sample takes, so that [`memory_budget`](Self::memory_budget) bounds what is read of
+    /// samples too. Known without are bytes, encoded and decoded images and tensors, alone or with a number, text or
+    /// tensor beside them, and the samples of LMDB and MDS; any other counts as 0.
+    ///
+    /// ```
+    /// use overdrive_dataload::{DataLoader, FnDataset};
+    ///
+    /// struct Clip { frames: Vec<Vec<u8>>, caption: String }
+    ///
+    /// let clips = FnDataset::new(100, |index| Ok(Clip { frames: vec![vec![0; 640 * 480]; 16], caption: index.to_string() }));
+    /// let bytes = |clip: &Clip| clip.frames.iter().map(Vec::len).sum();
+    /// let loader = DataLoader::builder(clips).batch_size(8).readers(4).sample_bytes(bytes).memory_budget(1 << 30);
+    /// # let loader = loader.collate(|clips: Vec<Clip>| Ok(clips.into_iter().map(|it| it.caption).collect::<Vec<_>>()));
+    /// # assert_eq!(loader.build()?.iter().next().unwrap()?.len(), 8);
+    /// # Ok::<(), overdrive_dataload::DataError>(())
+    /// ```
+    pub fn sample_bytes(mut self, bytes: impl Fn(&D::Sample) -> usize + Send + Sync + 'static) -> Self
+    where
+        D: 'static,
+    {
+        let bytes: SampleBytes<D::Sample> = Arc::new(bytes);
+        self.source.sample_bytes = Some(Box::new(bytes));
         self
     }
 
@@ -122,8 +154,9 @@ impl<D, C> DataLoaderBuilder<FromDataset<D>, C> {
         self,
         wrap: impl FnOnce(D) -> Result<W, DataError>,
     ) -> Result<DataLoaderBuilder<FromDataset<W>, C>, DataError> {
-        let FromDataset { dataset, sampler, batch_sampler, torch_order, readers } = self.source;
-        let source = FromDataset { dataset: wrap(dataset)?, sampler, batch_sampler, torch_order, readers };
+        let FromDataset { dataset, sampler, batch_sampler, torch_order, readers, sample_bytes } = self.source;
+        let dataset = wrap(dataset)?;
+        let source = FromDataset { dataset, sampler, batch_sampler, torch_order, readers, sample_bytes };
         Ok(DataLoaderBuilder { source, collate: self.collate, options: self.options })
     }
 }
@@ -140,7 +173,7 @@ where
     /// samples per epoch, and options that exclude each other; [`DataError::Torch`] when the device is not available.
     pub fn build(self) -> Result<DataLoader<C::Batch>, DataError> {
         let Self { source, collate, options } = self;
-        let FromDataset { dataset, sampler, batch_sampler, torch_order, readers } = source;
+        let FromDataset { dataset, sampler, batch_sampler, torch_order, readers, sample_bytes } = source;
         let own_batches = batch_sampler.is_some();
         let own_order = own_batches || sampler.is_some();
         if own_batches && (options.batch_size.is_some() || options.shuffle || sampler.is_some() || options.drop_last) {
@@ -169,7 +202,15 @@ where
         };
         let identity =
             Identity { stream: false, len, global_batch_size: batch_sampler.global_batch_size(), seed, order };
-        let (stages, machinery) = options.assemble(collate)?;
+        let most_bytes = options.host_budget();
+        let own_bytes = sample_bytes.and_then(|bytes| bytes.downcast::<SampleBytes<D::Sample>>().ok());
+        let measure = own_bytes.map(|bytes| *bytes).or_else(usual_sample_bytes);
+        let (stages, mut machinery) = options.assemble(collate)?;
+        if measure.is_some() {
+            // Where batches are not measured, their samples are.
+            let limits = Footprint { host: most_bytes, device: 0 };
+            machinery.allowance.get_or_insert(Allowance { footprint: |_| Footprint::default(), limits });
+        }
         let store = machinery.keep.map(|(ops, device)| Arc::new(DeviceStore::new(ops, device, len)));
         let (dataset, stages) = (Arc::new(dataset), Arc::new(stages));
         if readers > 0 && store.is_some() {
@@ -180,13 +221,13 @@ where
             let expected = "0 with `TensorDataset::loader`, which takes all rows of a batch at once";
             return Err(DataError::option("readers", expected, readers));
         }
-        let options =
-            ReaderOptions { count: readers, nice: machinery.worker_options.nice, counters: machinery.counters.clone() };
+        let (nice, counters) = (machinery.worker_options.nice, machinery.counters.clone());
+        let options = ReaderOptions { count: readers, nice, counters, most_bytes };
         let open: Open<Readers<D>> = Box::new(move |position, plan| {
             let left = (position.batch..plan.len()).filter(|number| readers > 0 && !position.before.contains(number));
             let order: Vec<usize> = left.filter_map(|number| plan.batch(number)).flatten().copied().collect();
             let batch = plan.batch(position.batch).map_or(0, <[usize]>::len);
-            Readers::start(dataset.clone(), &options, 2 * batch + readers, order).map(Arc::new)
+            Readers::start(dataset.clone(), &options, measure.clone(), 2 * batch + readers, order).map(Arc::new)
         });
         let known_order = Mutex::default();
         let shared = batch_sampler.world_size() > 1;

@@ -13,7 +13,7 @@ use crate::loader::guard::{Place, guarded, survived};
 use crate::loader::position::{Bounds, Identity, Position};
 use crate::loader::reader::{Origin, Reader};
 use crate::loader::shared::SharedBatch;
-use crate::loader::stages::Stages;
+use crate::loader::stages::{Collated, Stages};
 use crate::loader::torch_order::TorchOrder;
 use crate::loader::work::{BatchSource, EpochWork, Lookup, Made, Outcome};
 use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Drawn};
@@ -261,7 +261,7 @@ where
         if let Some(store) = &self.store
             && let Some(batch) = store.get(indices)?
         {
-            return Ok(Outcome::Batch { batch, samples: indices.len(), uploaded: None });
+            return Ok(Outcome::Batch { batch, samples: indices.len(), raw: 0, uploaded: None });
         }
         let place = Cell::new(Place::Collate);
         let mut unfit: Vec<Fault> = Vec::new();
@@ -306,10 +306,7 @@ where
                     let bad = faults.len() + unfit.len();
                     self.stages.report(faults.into_iter().chain(unfit));
                     return match result {
-                        Ok((batch, counted)) => {
-                            let samples = counted.unwrap_or(drawn.len());
-                            guarded(number, &place, |_| None, || self.finish(batch, &drawn, samples))
-                        }
+                        Ok(collated) => guarded(number, &place, |_| None, || self.finish(collated, &drawn)),
                         Err(DataError::EmptyBatch) if bad > 0 => Ok(Outcome::Nothing),
                         Err(error) => Err(self.named(error, &drawn)),
                     };
@@ -319,7 +316,8 @@ where
     }
 
     /// Starts the batch's transfer and, with `cache(OnDevice)`, keeps its samples there.
-    fn finish(&self, batch: C::Batch, drawn: &[usize], samples: usize) -> Result<Outcome<C::Batch>, DataError> {
+    fn finish(&self, collated: Collated<C::Batch>, drawn: &[usize]) -> Result<Outcome<C::Batch>, DataError> {
+        let Collated { batch, counted, raw } = collated;
         let (batch, mut uploaded) = self.stages.send(batch)?;
         if let Some(store) = &self.store {
             if let Some(uploaded) = &mut uploaded {
@@ -327,7 +325,7 @@ where
             }
             store.put(drawn, &batch)?;
         }
-        Ok(Outcome::Batch { batch, samples, uploaded })
+        Ok(Outcome::Batch { batch, samples: counted.unwrap_or(drawn.len()), raw, uploaded })
     }
 
     /// Adds the sample's index to an error that only knows its position in the batch.

@@ -179,6 +179,10 @@ impl<D: Lookup, C, B> Feed<D::Sample> for Reader<'_, D, C, B> {
         Ok(None)
     }
 
+    fn bytes(&self, sample: &D::Sample) -> usize {
+        self.work.dataset.bytes(sample)
+    }
+
     fn indices(&mut self) -> Result<Vec<u64>, DataError> {
         let begun = self.drawn.len();
         while let Some(index) = self.next_index()? {

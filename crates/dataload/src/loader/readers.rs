@@ -10,6 +10,7 @@ use crate::loader::guard::survived;
 use crate::loader::stats::Counters;
 use crate::loader::thread::begin;
 use crate::loader::work::Lookup;
+use crate::sample_bytes::SampleBytes;
 use crate::{Cancellation, DataError, Dataset};
 
 /// How long the end of an epoch waits for a sample that is being read.
@@ -25,6 +26,8 @@ pub(crate) struct ReaderOptions {
     /// As of workers.
     pub(crate) nice: i32,
     pub(crate) counters: Arc<Counters>,
+    /// The bytes of the samples that they may hold.
+    pub(crate) most_bytes: usize,
 }
 
 /// The samples of a dataset. The worker that needs one takes it from the readers, or reads it where they have not begun
@@ -34,6 +37,7 @@ pub(crate) struct Readers<D: Dataset> {
     shared: Arc<Shared<D::Sample>>,
     threads: Vec<JoinHandle<()>>,
     counters: Arc<Counters>,
+    measure: Option<SampleBytes<D::Sample>>,
 }
 
 struct Shared<S> {
@@ -54,6 +58,10 @@ struct State<S> {
     /// How many samples `begun` has, and how many it may have.
     held: usize,
     most: usize,
+    /// The bytes of those that were read, how many they may be, and those of the largest so far.
+    bytes: usize,
+    most_bytes: usize,
+    largest: usize,
     /// How many are being read.
     reading: usize,
     is_over: bool,
@@ -61,15 +69,18 @@ struct State<S> {
 
 enum Begun<S> {
     UnderWay,
-    Read(Result<S, DataError>),
+    /// A sample with its bytes.
+    Read(Result<S, DataError>, usize),
     Panicked(String),
 }
 
 impl<D: Dataset + 'static> Readers<D> {
-    /// Starts the threads, which read at most `most` samples ahead, in this order.
+    /// Starts the threads, which read at most `most` samples ahead, in this order, and fewer where their bytes are known
+    /// and too many.
     pub(crate) fn start(
         dataset: Arc<D>,
         options: &ReaderOptions,
+        measure: Option<SampleBytes<D::Sample>>,
         most: usize,
         mut order: Vec<usize>,
     ) -> Result<Self, DataError> {
@@ -82,18 +93,23 @@ impl<D: Dataset + 'static> Readers<D> {
             begun: HashMap::new(),
             held: 0,
             most,
+            bytes: 0,
+            most_bytes: options.most_bytes,
+            largest: 0,
             reading: 0,
             is_over: false,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
-        let &ReaderOptions { count, nice, ref counters } = options;
-        let mut readers = Self { dataset, shared, threads: Vec::with_capacity(count), counters: counters.clone() };
+        let &ReaderOptions { count, nice, ref counters, .. } = options;
+        let (threads, counters) = (Vec::with_capacity(count), counters.clone());
+        let mut readers = Self { dataset, shared, threads, counters, measure };
         for reader in 0..count {
             let (dataset, shared) = (readers.dataset.clone(), readers.shared.clone());
+            let measure = readers.measure.clone();
             let thread = Builder::new().name(format!("dataload-reader-{reader}")).spawn(move || {
                 // Only the user's function can fail, which is for workers.
                 _ = begin(reader, nice, None);
-                shared.read(&*dataset);
+                shared.read(&*dataset, measure.as_deref());
             });
             // Dropping `readers` ends those that run.
             readers.threads.push(thread.map_err(|error| DataError::Spawn { worker: reader, of: count, error })?);
@@ -108,12 +124,14 @@ impl<S> Shared<S> {
     }
 
     /// Reads samples until there are no more.
-    fn read(&self, dataset: &impl Dataset<Sample = S>) {
+    fn read(&self, dataset: &impl Dataset<Sample = S>, measure: Option<&(dyn Fn(&S) -> usize + Send + Sync)>) {
         while let Some(index) = self.begin() {
-            let read = match survived(|| dataset.get(index)) {
-                Ok(read) => Begun::Read(read),
-                Err(message) => Begun::Panicked(message),
+            let sample = || {
+                let sample = dataset.get(index);
+                let bytes = sample.as_ref().ok().zip(measure).map_or(0, |(sample, measure)| measure(sample));
+                Begun::Read(sample, bytes)
             };
+            let read = survived(sample).unwrap_or_else(Begun::Panicked);
             let mut state = self.lock();
             state.reading -= 1;
             state.put(index, read);
@@ -129,7 +147,7 @@ impl<S> Shared<S> {
             if state.is_over {
                 return None;
             }
-            if state.held < state.most {
+            if state.has_room() {
                 let index = state.next()?;
                 state.held += 1;
                 state.reading += 1;
@@ -169,6 +187,12 @@ impl<S> Shared<S> {
 }
 
 impl<S> State<S> {
+    /// Whether one more may be read. One always may, and until the first was read, each reader reads one.
+    fn has_room(&self) -> bool {
+        let to_come = self.largest.saturating_mul(self.reading + 1);
+        self.held < self.most && (self.held == 0 || self.bytes.saturating_add(to_come) <= self.most_bytes)
+    }
+
     /// Whether all that the readers have begun of this index is still being read.
     fn is_under_way(&self, index: usize) -> bool {
         // What was read comes before what is not.
@@ -186,6 +210,9 @@ impl<S> State<S> {
             self.begun.remove(&index);
         }
         self.held -= 1;
+        if let Some(Begun::Read(_, bytes)) = first {
+            self.bytes -= bytes;
+        }
         first
     }
 
@@ -198,6 +225,10 @@ impl<S> State<S> {
         }
         let mut begun = self.begun.get_mut(&index).into_iter().flatten();
         if let Some(place) = begun.find(|begun| matches!(begun, Begun::UnderWay)) {
+            if let Begun::Read(_, bytes) = read {
+                self.bytes += bytes;
+                self.largest = self.largest.max(bytes);
+            }
             *place = read;
         }
     }
@@ -227,11 +258,15 @@ impl<D: Dataset + 'static> Lookup for Readers<D> {
             false => self.shared.take(index, cancelled)?,
         };
         match read {
-            Some(Begun::Read(read)) => read,
+            Some(Begun::Read(read, _)) => read,
             // Panics in the worker, as if it had read the sample itself.
             Some(Begun::Panicked(message)) => std::panic::panic_any(message),
             Some(Begun::UnderWay) | None => self.dataset.get(index),
         }
+    }
+
+    fn bytes(&self, sample: &D::Sample) -> usize {
+        self.measure.as_ref().map_or(0, |measure| measure(sample))
     }
 
     fn pass_over(&self, index: usize) {

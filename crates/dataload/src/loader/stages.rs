@@ -19,9 +19,18 @@ pub(crate) struct Stages<C, B> {
     pub(crate) faults: Arc<FaultLog>,
 }
 
+/// What a collate function has made.
+pub(crate) struct Collated<B> {
+    pub(crate) batch: B,
+    /// How many samples the batch counts as, where the collate function set that.
+    pub(crate) counted: Option<usize>,
+    /// The bytes of its samples that were in memory at once.
+    pub(crate) raw: usize,
+}
+
 impl<C, B> Stages<C, B> {
-    /// Collates a batch; also returns how many samples it counts as, where the collate function set that.
-    pub(crate) fn collate<S>(&self, samples: &mut BatchSamples<'_, S>) -> Result<(B, Option<usize>), DataError>
+    /// Collates a batch.
+    pub(crate) fn collate<S>(&self, samples: &mut BatchSamples<'_, S>) -> Result<Collated<B>, DataError>
     where
         C: Collate<S, Batch = B>,
     {
@@ -33,7 +42,7 @@ impl<C, B> Stages<C, B> {
         let [read, decode, transform, collate, _] = times.0.map(|time| time.as_micros() as u64);
         tracing::debug!(read, decode, transform, collate, "batch made, microseconds by stage");
         self.counters.worked(times);
-        Ok((batch, samples.counted()))
+        Ok(Collated { batch, counted: samples.counted(), raw: samples.raw() })
     }
 
     /// Starts the transfer of a batch to the device.

@@ -12,7 +12,7 @@ use crate::loader::guard::{Place, guarded};
 use crate::loader::lane::{Item, LanePlan, LanePosition};
 use crate::loader::numbering::{Numbering, Turn};
 use crate::loader::position::{Bounds, Identity, LaneBounds, Mark, Position};
-use crate::loader::stages::Stages;
+use crate::loader::stages::{Collated, Stages};
 use crate::loader::stream_feed::{Origin, StreamFeed};
 use crate::loader::work::{BatchSource, EpochWork, Made, Outcome};
 use crate::{BatchSamples, Cancellation, Collate, DataError, Deferred, IterableDataset};
@@ -297,6 +297,7 @@ where
             rejectable: false,
             rejected: 0,
         };
+        let raw = feed.samples.as_slice().iter().map(|(_, sample)| sample.bytes()).sum();
         let result = guarded(
             number,
             &place,
@@ -309,13 +310,13 @@ where
         );
         self.stages.report(std::mem::take(&mut feed.faults).into_iter());
         match result {
-            Ok((batch, counted)) => guarded(
+            Ok(Collated { batch, counted, .. }) => guarded(
                 number,
                 &place,
                 |_| None,
                 || {
                     let (batch, uploaded) = self.stages.send(batch)?;
-                    Ok(Outcome::Batch { batch, samples: counted.unwrap_or(feed.drawn.len()), uploaded })
+                    Ok(Outcome::Batch { batch, samples: counted.unwrap_or(feed.drawn.len()), raw, uploaded })
                 },
             ),
             Err(DataError::EmptyBatch) if feed.rejected > 0 => match self.options.batches_per_epoch {

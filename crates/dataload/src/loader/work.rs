@@ -64,6 +64,11 @@ pub(crate) trait Lookup: Send + Sync {
     /// substitute for a bad one.
     fn get(&self, index: usize, is_substitute: bool, cancelled: &Cancellation) -> Result<Self::Sample, DataError>;
 
+    /// How much memory a sample takes, where that is known.
+    fn bytes(&self, _sample: &Self::Sample) -> usize {
+        0
+    }
+
     /// Tells that a sample which is due is not asked for: its batch was made without it.
     fn pass_over(&self, _index: usize) {}
 
@@ -105,6 +110,8 @@ pub(crate) enum Outcome<B> {
     Batch {
         batch: B,
         samples: usize,
+        /// The bytes of its samples that were in memory at once while it was made, where they are known.
+        raw: usize,
         /// The copy to the device, which may still be running.
         uploaded: Option<Uploaded<B>>,
     },

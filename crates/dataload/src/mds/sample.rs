@@ -66,6 +66,11 @@ impl MdsSample {
         Ok(Self { bytes, values, columns: columns.clone(), shard: shard.clone(), offset })
     }
 
+    /// How much memory its values take.
+    pub(crate) fn len_in_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// The names of the columns, in order.
     pub fn columns(&self) -> impl ExactSizeIterator<Item = &str> {
         self.columns.iter().map(Column::name)

@@ -3,7 +3,7 @@
 use super::drawing::{Drawing, drawing_options};
 use super::operation::Operation;
 use super::rand_augment::Space;
-use crate::{Canvas, DataError, Draws, Interpolation, Transform};
+use crate::{Canvas, DataError, Draws, Interpolation, Size, Transform};
 
 /// The levels of severity.
 const LEVELS: usize = 10;
@@ -102,6 +102,61 @@ impl AugMix {
     }
 
     drawing_options!("bilinearly");
+
+    /// An operation's magnitude at a level below the severity, in an image of this size, without its sign: half of those
+    /// that have one are negative.
+    pub fn magnitude_of(&self, operation: Operation, level: usize, size: impl Into<Size>) -> f64 {
+        self.space.magnitude(operation, level.min(LEVELS - 1), reach(size.into()))
+    }
+
+    /// Mixes the image with given versions of it: each has its share of `changed`, and the operations that make it, with
+    /// their magnitudes; the image itself has the share `1 - changed`.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for an image with boxes, masks or key points; an error of the decoder.
+    pub fn with_chains(
+        &self,
+        canvas: &mut Canvas<'_>,
+        changed: f64,
+        chains: &[(f64, Vec<(Operation, f64)>)],
+    ) -> Result<(), DataError> {
+        refuse_targets(canvas)?;
+        let image = canvas.pixels()?.to_vec();
+        let share = (1.0 - changed) as f32;
+        let mut mixture: Vec<[f32; 3]> = Vec::with_capacity(image.len());
+        mixture.extend(
+            image.iter().map(|&[red, green, blue, _]| [red, green, blue].map(|value| share * f32::from(value))),
+        );
+        for (share, operations) in chains {
+            canvas.pixels()?.copy_from_slice(&image);
+            for &(operation, magnitude) in operations {
+                operation.apply(canvas, magnitude, self.drawing.interpolation, self.drawing.fill)?;
+            }
+            let share = (share * changed) as f32;
+            for (sum, pixel) in mixture.iter_mut().zip(canvas.pixels()?) {
+                *sum = std::array::from_fn(|channel| sum[channel] + share * f32::from(pixel[channel]));
+            }
+        }
+        for (pixel, sum) in canvas.pixels()?.iter_mut().zip(mixture) {
+            let [red, green, blue] = sum.map(|value| value as u8);
+            *pixel = [red, green, blue, 0];
+        }
+        Ok(())
+    }
+}
+
+/// The most pixels that an image moves to the right and down.
+fn reach(size: Size) -> [f64; 2] {
+    [size.width, size.height].map(|side| side as f64 / 3.0)
+}
+
+fn refuse_targets(canvas: &mut Canvas<'_>) -> Result<(), DataError> {
+    let mut moves = false;
+    canvas.visit_target(&mut |_| moves = true);
+    match moves {
+        true => Err(DataError::option("AugMix", "an image without boxes, masks and key points", "such a target")),
+        false => Ok(()),
+    }
 }
 
 impl Default for AugMix {
@@ -113,36 +168,16 @@ impl Default for AugMix {
 
 impl Transform for AugMix {
     fn apply(&self, canvas: &mut Canvas<'_>, draws: &mut Draws) -> Result<(), DataError> {
-        let mut moves = false;
-        canvas.visit_target(&mut |_| moves = true);
-        if moves {
-            return Err(DataError::option("AugMix", "an image without boxes, masks and key points", "such a target"));
-        }
-        let reach = [canvas.width(), canvas.height()].map(|side| side as f64 / 3.0);
-        let image = canvas.pixels()?.to_vec();
+        let reach = reach(Size { height: canvas.height(), width: canvas.width() });
         let changed = draws.beta(self.alpha);
         let shares = draws.dirichlet(self.alpha, self.mixture_width);
-        let share = if self.mixture_width == 0 { 1.0 } else { (1.0 - changed) as f32 };
-        let mut mixture: Vec<[f32; 3]> = Vec::with_capacity(image.len());
-        mixture.extend(
-            image.iter().map(|&[red, green, blue, _]| [red, green, blue].map(|value| share * f32::from(value))),
-        );
-        for chain in shares {
-            canvas.pixels()?.copy_from_slice(&image);
+        let chain = |share| {
             let depth = self.chain_depth.unwrap_or_else(|| 1 + draws.below(3));
-            for _ in 0..depth {
-                let (operation, magnitude) = self.space.draw(reach, draws, |draws| draws.below(self.severity));
-                operation.apply(canvas, magnitude, self.drawing.interpolation, self.drawing.fill)?;
-            }
-            let share = (chain * changed) as f32;
-            for (sum, pixel) in mixture.iter_mut().zip(canvas.pixels()?) {
-                *sum = std::array::from_fn(|channel| sum[channel] + share * f32::from(pixel[channel]));
-            }
-        }
-        for (pixel, sum) in canvas.pixels()?.iter_mut().zip(mixture) {
-            let [red, green, blue] = sum.map(|value| value as u8);
-            *pixel = [red, green, blue, 0];
-        }
-        Ok(())
+            let operation = |_| self.space.draw(reach, draws, |draws| draws.below(self.severity));
+            (share, (0..depth).map(operation).collect::<Vec<_>>())
+        };
+        let chains: Vec<_> = shares.into_iter().map(chain).collect();
+        // Without versions of it, the image stays as it is.
+        self.with_chains(canvas, if chains.is_empty() { 0.0 } else { changed }, &chains)
     }
 }

@@ -34,12 +34,21 @@ struct Mixing {
 }
 
 impl MixUp {
-    /// Draws the share of the image itself from the beta distribution with parameters (`alpha`, `alpha`).
+    /// Mixes images of this many classes.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for an `alpha` that is not above 0 and finite, or 0 classes.
-    pub fn new(num_classes: i64, alpha: f64) -> Result<Self, DataError> {
-        Ok(Self { mixing: Mixing::new(num_classes, alpha)? })
+    /// [`DataError::InvalidOption`] for fewer than 1 class.
+    pub fn new(num_classes: i64) -> Result<Self, DataError> {
+        Ok(Self { mixing: Mixing::new(num_classes)? })
+    }
+
+    /// The share of the image itself is drawn from the beta distribution with parameters (`alpha`, `alpha`); 1 unless
+    /// set, which makes every share as likely.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for an `alpha` that is not above 0 and finite.
+    pub fn alpha(self, alpha: f64) -> Result<Self, DataError> {
+        Ok(Self { mixing: self.mixing.alpha(alpha)? })
     }
 
     /// Mixes a batch; `draws` are the batch's random numbers.
@@ -67,13 +76,21 @@ impl MixUp {
 }
 
 impl CutMix {
-    /// Draws the share of the area that an image keeps, before the rectangle is clipped at the edges, from the beta
-    /// distribution with parameters (`alpha`, `alpha`).
+    /// Mixes images of this many classes.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for an `alpha` that is not above 0 and finite, or 0 classes.
-    pub fn new(num_classes: i64, alpha: f64) -> Result<Self, DataError> {
-        Ok(Self { mixing: Mixing::new(num_classes, alpha)? })
+    /// [`DataError::InvalidOption`] for fewer than 1 class.
+    pub fn new(num_classes: i64) -> Result<Self, DataError> {
+        Ok(Self { mixing: Mixing::new(num_classes)? })
+    }
+
+    /// The share of the area that an image keeps, before the rectangle is clipped at the edges, is drawn from the beta
+    /// distribution with parameters (`alpha`, `alpha`); 1 unless set, which makes every share as likely.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for an `alpha` that is not above 0 and finite.
+    pub fn alpha(self, alpha: f64) -> Result<Self, DataError> {
+        Ok(Self { mixing: self.mixing.alpha(alpha)? })
     }
 
     /// Mixes a batch; `draws` are the batch's random numbers.
@@ -122,14 +139,18 @@ impl CutMix {
 }
 
 impl Mixing {
-    fn new(num_classes: i64, alpha: f64) -> Result<Self, DataError> {
-        if !(alpha > 0.0 && alpha.is_finite()) {
-            return Err(DataError::option("alpha", "a finite number above 0", alpha));
-        }
+    fn new(num_classes: i64) -> Result<Self, DataError> {
         if num_classes < 1 {
             return Err(DataError::option("num_classes", "at least 1", num_classes));
         }
-        Ok(Self { num_classes, alpha })
+        Ok(Self { num_classes, alpha: 1.0 })
+    }
+
+    fn alpha(self, alpha: f64) -> Result<Self, DataError> {
+        if !(alpha > 0.0 && alpha.is_finite()) {
+            return Err(DataError::option("alpha", "a finite number above 0", alpha));
+        }
+        Ok(Self { alpha, ..self })
     }
 
     fn labels(&self, labels: &Tensor, share: f64) -> Result<Tensor, DataError> {

@@ -142,3 +142,77 @@ fn a_batch_of_more_raw_bytes_than_the_budget_is_an_error() -> Result<(), DataErr
     }
     Ok(())
 }
+
+/// A sample of [`BYTES`] with its index; counted while it is in memory.
+struct Counted {
+    index: usize,
+    alive: Arc<AtomicUsize>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Batches of 8 samples in memory that is large enough for as many, and the most samples that were there at once when one
+/// was collated, from the fourth on.
+fn most_alive(
+    workers: usize,
+    readers: usize,
+    fit: usize,
+    collated: impl Fn(&[Counted], &AtomicUsize) + Send + Sync + 'static,
+) -> Result<usize, DataError> {
+    let (alive, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let read = alive.clone();
+    let dataset = FnDataset::new(200, move |index| {
+        read.fetch_add(1, SeqCst);
+        Ok(Counted { index, alive: read.clone() })
+    });
+    let seen = most.clone();
+    let collate = move |samples: Vec<Counted>| {
+        collated(&samples, &alive);
+        if samples[0].index >= 3 * 8 {
+            seen.fetch_max(alive.load(SeqCst), SeqCst);
+        }
+        Ok(Tensor::from(samples[0].index as i64))
+    };
+    let builder = DataLoader::builder(dataset).batch_size(8).readers(readers).num_workers(workers);
+    // With room for the batches themselves, of 8 bytes each.
+    let loader = builder.sample_bytes(|_| BYTES).memory_budget(fit * BYTES + BYTES - 1).collate(collate).build()?;
+    let batches: Vec<Tensor> = loader.iter().collect::<Result<_, _>>()?;
+    let firsts: Vec<i64> = batches.iter().map(|batch| batch.int64_value(&[])).collect();
+    assert_eq!(firsts, (0..200).step_by(8).collect::<Vec<_>>());
+    Ok(most.load(SeqCst))
+}
+
+#[test]
+fn readers_hold_no_more_bytes_than_the_budget() -> Result<(), DataError> {
+    let _alone = alone();
+    // Waits until the readers have no more room, while there is something left for them to read.
+    let most = most_alive(1, 4, 6, |samples, alive| {
+        let all = if samples[0].index < 180 { 8 + 6 } else { 0 };
+        wait_until(|| alive.load(SeqCst) >= all);
+    })?;
+    assert_eq!(most, 8 + 6, "without the budget, 28");
+    Ok(())
+}
+
+#[test]
+fn workers_do_not_hold_samples_of_more_batches_than_the_budget_has_room_for() -> Result<(), DataError> {
+    let _alone = alone();
+    // Long enough for another worker to read its samples, if it may.
+    let pause = |_: &[Counted], _: &AtomicUsize| std::thread::sleep(std::time::Duration::from_millis(2));
+    assert_eq!(most_alive(3, 0, 8, pause)?, 8, "without the budget, 24");
+    // With room for three, batches wait until one has met another's samples.
+    let together = AtomicUsize::new(0);
+    let meets = move |samples: &[Counted], alive: &AtomicUsize| {
+        let all = if (24..100).contains(&samples[0].index) { 16 } else { 0 };
+        wait_until(|| {
+            together.fetch_max(alive.load(SeqCst), SeqCst);
+            together.load(SeqCst) >= all
+        });
+    };
+    assert!(most_alive(3, 0, 3 * 8, meets)? >= 16);
+    Ok(())
+}

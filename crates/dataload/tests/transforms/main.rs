@@ -247,22 +247,22 @@ fn jitter_changes_what_is_set() -> Anyhow {
 fn mixes_are_weighted_by_share_and_area() -> Anyhow {
     let images = Tensor::arange(4, (Kind::Float, tch::Device::Cpu)).view([4, 1, 1, 1]).expand([4, 3, 8, 8], false);
     let labels = Tensor::from_slice(&[0i64, 1, 2, 1]);
-    let (mixed, targets) = MixUp::new(3, 1.0)?.with_share(&images, &labels, 0.25)?;
+    let (mixed, targets) = MixUp::new(3)?.with_share(&images, &labels, 0.25)?;
     assert_eq!(mixed.double_value(&[1, 0, 0, 0]), 0.25);
     assert_eq!(Vec::<f32>::try_from(targets.get(0))?, [0.25, 0.75, 0.0]);
     let region = Region { top: 2, left: 4, height: 4, width: 2 };
-    let (cut, targets) = CutMix::new(3, 1.0)?.with_region(&images, &labels, region)?;
+    let (cut, targets) = CutMix::new(3)?.with_region(&images, &labels, region)?;
     assert_eq!((cut.double_value(&[1, 2, 5, 5]), cut.double_value(&[1, 2, 5, 3])), (0.0, 1.0));
     assert_eq!(Vec::<f32>::try_from(targets.get(1))?, [0.125, 0.875, 0.0]);
     for sample in 0..50 {
         let mut draws = Draws::new(1, 2, sample, 0);
-        let (_, targets) = CutMix::new(3, 0.3)?.apply(&images, &labels, &mut draws)?;
+        let (_, targets) = CutMix::new(3)?.alpha(0.3)?.apply(&images, &labels, &mut draws)?;
         assert!((targets.sum(Kind::Float).double_value(&[]) - 4.0).abs() < 1e-5);
     }
     let whole_numbers = images.to_kind(Kind::Uint8);
-    assert!(MixUp::new(3, 1.0)?.apply(&whole_numbers, &labels, &mut Draws::new(0, 0, 0, 0)).is_err());
-    assert!(CutMix::new(3, 1.0)?.apply(&labels, &labels, &mut Draws::new(0, 0, 0, 0)).is_err());
-    assert!(MixUp::new(0, 1.0).is_err() && CutMix::new(3, 0.0).is_err());
+    assert!(MixUp::new(3)?.apply(&whole_numbers, &labels, &mut Draws::new(0, 0, 0, 0)).is_err());
+    assert!(CutMix::new(3)?.apply(&labels, &labels, &mut Draws::new(0, 0, 0, 0)).is_err());
+    assert!(MixUp::new(0).is_err() && CutMix::new(3)?.alpha(0.0).is_err());
     Ok(())
 }
 

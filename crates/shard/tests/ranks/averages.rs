@@ -7,15 +7,17 @@ use anyhow::{Context, Result, ensure};
 use overdrive_checkpoint::{CheckpointError, consolidate};
 use overdrive_core::{IntoParameters, Optimizer, Parameter, Stateful};
 use overdrive_ddp::{DistributedDataParallel, ProcessGroup};
+use overdrive_ffi::host_memory;
 use overdrive_optim::{AveragedModel, Averaging};
 use overdrive_shard::{
-    DeviceMesh, FullyShardedDataParallel, OffloadPolicy, ShardedDataParallel, ZeroRedundancyOptimizer,
+    DeviceMesh, FullyShardedDataParallel, OffloadPolicy, ShardError, ShardedDataParallel, ZeroRedundancyOptimizer,
 };
 use tch::{Kind, Tensor};
 
 use crate::full::{Opt, Sharded, rows_of};
+use crate::full_failures::is_of_rank_1;
 use crate::harness::{Meeting, all_through, free_port, start};
-use crate::model::{Model, close, data, large_batch, same, step_alone, tensors};
+use crate::model::{DOUBLE, Model, close, data, large_batch, same, step_alone, tensors};
 use crate::resharded::{FOLDER, checkpoint, folder};
 use crate::zero::adamw;
 
@@ -122,6 +124,84 @@ fn averages_rows(group: &ProcessGroup, sharded: &Sharded, averaging: Averaging) 
     close(&outputs(sharded, &inputs)?, &outputs_alone(&alone, &inputs)).context("copied")?;
     let told = AveragedModel::new(&sharded.model.vs, EMA).map(drop).err().context("whole parameters")?;
     ensure!(told.to_string().contains("`layer0.bias`: its values are sharded over the ranks"), "{told}");
+    Ok(())
+}
+
+/// Memory runs out on rank 1 while averages are made, while the model gets them, or gives them back: an error there, and one of rank
+/// 1 at the next exchange of the others. Then all go on.
+pub fn out_of_memory(meeting: &Meeting) -> Result<()> {
+    const SIZE: i64 = 64;
+    let group = meeting.group()?;
+    let fails = group.rank() == 1;
+    host_memory::count(usize::MAX)?;
+    let mut builder = FullyShardedDataParallel::builder(&group)?;
+    let [first, second] = [1.0, 2.0].map(|value| (Tensor::ones([SIZE, SIZE], DOUBLE) * value).set_requires_grad(true));
+    let unit = builder.unit("unit", [("first", &first), ("second", &second)])?;
+    let fsdp = builder.build([("first", &first), ("second", &second)])?;
+    let forward = || {
+        let outputs =
+            tch::no_grad(|| unit.forward(Tensor::ones([1, SIZE], DOUBLE), |x| x.matmul(&first).matmul(&second)))?;
+        Ok::<f64, ShardError>(outputs.mean(Kind::Double).double_value(&[]))
+    };
+    // Less than a rank's rows of a parameter.
+    let rows = (SIZE * SIZE * 8) as usize / group.size();
+    let limit = || host_memory::count(host_memory::stats()?.allocated as usize + rows / 2);
+    let none = || host_memory::count(usize::MAX);
+
+    let averaged = (2 * SIZE * SIZE) as f64;
+    ensure!(forward()? == averaged);
+    if fails {
+        limit()?;
+    }
+    let told = AveragedModel::new(&fsdp, EMA).map(drop);
+    none()?;
+    match (fails, told) {
+        (true, Err(error)) => ensure!(error.to_string().contains("out of memory"), "{error}"),
+        (false, Ok(())) => is_of_rank_1(&forward().map(drop), "making the averages of weights: ")?,
+        (_, told) => anyhow::bail!("{told:?}"),
+    }
+    let mut ema = AveragedModel::new(&fsdp, EMA)?;
+    ema.update()?;
+    ensure!(forward()? == averaged);
+    for rows in fsdp.parameters() {
+        let mut rows = rows.tensor().shallow_clone();
+        tch::no_grad(|| rows *= 2.0);
+    }
+    let own = 4.0 * averaged;
+    ensure!(forward()? == own);
+    if fails {
+        limit()?;
+    }
+    let told = ema.apply(|| {
+        none()?;
+        anyhow::Ok(forward())
+    });
+    none()?;
+    match (fails, told) {
+        (true, Err(error)) => ensure!(error.to_string().contains("out of memory"), "{error}"),
+        (false, Ok(told)) => is_of_rank_1(&told?.map(drop), "applying the averages of weights: ")?,
+        (_, told) => anyhow::bail!("{told:?}"),
+    }
+    ensure!(forward()? == own, "the weights are back");
+    ensure!(ema.apply(forward)?? == averaged, "and so are the averages");
+    ensure!(forward()? == own);
+
+    let told = ema.apply(|| {
+        let computed = forward();
+        if fails {
+            limit()?;
+        }
+        anyhow::Ok(computed)
+    });
+    none()?;
+    match (fails, told) {
+        (true, Err(error)) => ensure!(error.to_string().contains("out of memory"), "{error}"),
+        (false, Ok(told)) => {
+            ensure!(told?? == averaged);
+            is_of_rank_1(&forward().map(drop), "taking back the averages of weights: ")?;
+        }
+        (_, told) => anyhow::bail!("{told:?}"),
+    }
     Ok(())
 }
 

@@ -140,7 +140,7 @@ pub fn transforms_upload_nothing() -> Result<()> {
     let to_float = ToFloat::new(&[0.5, 0.4, 0.3], &[0.2, 0.2, 0.2])?;
     costs(0, || to_float.apply(&images))?;
     let (floats, labels) = (Tensor::zeros([4, 3, 8, 8], FLOAT), Tensor::zeros([4], (Kind::Int64, GPU)));
-    let mix_up = MixUp::new(10, 0.2)?;
+    let mix_up = MixUp::new(10)?.alpha(0.2)?;
     costs(0, || mix_up.with_share(&floats, &labels, 0.3))
 }
 

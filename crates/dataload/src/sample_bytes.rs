@@ -1,0 +1,52 @@
+//! How much memory samples take that are read and not part of a batch yet.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use tch::Tensor;
+
+use crate::tensor_batch::footprint_of;
+use crate::{EncodedImage, Image};
+
+/// The bytes of a sample.
+pub(crate) type SampleBytes<S> = Arc<dyn Fn(&S) -> usize + Send + Sync>;
+
+/// How the types of samples that most datasets give are measured, without an option that says it.
+pub(crate) fn usual_sample_bytes<S: 'static>() -> Option<SampleBytes<S>> {
+    fn of<S: 'static>(bytes: fn(&S) -> usize) -> Box<dyn Any> {
+        let bytes: SampleBytes<S> = Arc::new(bytes);
+        Box::new(bytes)
+    }
+    let usual = [
+        of::<Vec<u8>>(Vec::len),
+        of::<(Vec<u8>, i64)>(|(bytes, _)| bytes.len()),
+        of::<(Vec<u8>, String)>(|(bytes, text)| bytes.len() + text.len()),
+        of::<String>(String::len),
+        of::<EncodedImage>(|image| image.bytes.len()),
+        of::<(EncodedImage, i64)>(|(image, _)| image.bytes.len()),
+        of::<(EncodedImage, String)>(|(image, text)| image.bytes.len() + text.len()),
+        of::<Image>(|image| image.data().len()),
+        of::<(Image, i64)>(|(image, _)| image.data().len()),
+        of::<Tensor>(|tensor| footprint_of(tensor).host),
+        of::<(Tensor, i64)>(|(tensor, _)| footprint_of(tensor).host),
+        of::<(Tensor, Tensor)>(|pair| footprint_of(pair).host),
+        #[cfg(feature = "lmdb")]
+        of::<crate::LmdbSample>(|sample| sample.value().len()),
+        #[cfg(feature = "mds")]
+        of::<crate::MdsSample>(crate::MdsSample::len_in_bytes),
+    ];
+    usual.into_iter().find_map(|bytes| bytes.downcast().ok()).map(|bytes| *bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usual_samples_are_measured() {
+        let measured = usual_sample_bytes::<(EncodedImage, i64)>().unwrap();
+        assert_eq!(measured(&(EncodedImage::new(vec![0; 9], "file"), 3)), 9);
+        assert_eq!(usual_sample_bytes::<Tensor>().unwrap()(&Tensor::from_slice(&[1i64, 2])), 16);
+        assert!(usual_sample_bytes::<Vec<usize>>().is_none());
+    }
+}
