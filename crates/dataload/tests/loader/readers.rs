@@ -12,7 +12,7 @@ use overdrive_dataload::{
 };
 use tch::{Device, Tensor};
 
-use super::{WORKERS, alone, listed, loader_threads, wait_until};
+use super::{WORKERS, alone, listed, loader_threads, threads, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -268,6 +268,11 @@ fn a_sample_that_the_collate_function_leaves_is_not_waited_for() {
     wait_until(|| loader_threads() == 0);
 }
 
+fn reader_threads() -> usize {
+    // The kernel keeps fifteen characters of a name.
+    threads("dataload-reader")
+}
+
 /// A sample that is counted as long as it is held.
 type Counted = Arc<()>;
 
@@ -293,7 +298,7 @@ fn batches_that_failed_hold_no_samples() {
         let loader = builder.collate(|samples: Vec<Counted>| Ok(samples.len())).build().unwrap();
         let mut epoch = loader.iter();
         // The readers do not stop because they hold the rests of batches that failed, and nothing is left of these.
-        wait_until(|| loader_threads() == 0);
+        wait_until(|| epoch.ready() == 41 && reader_threads() == 0);
         // One is in the dataset.
         assert_eq!(Arc::strong_count(&counter), 2, "{workers} workers");
         assert_eq!(epoch.next().unwrap().unwrap(), 2);
