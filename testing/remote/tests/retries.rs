@@ -17,6 +17,7 @@ use crate::{bucket, files};
 pub const TESTS: &[alone::Test] = &[
     ("endless_errors_of_a_server_end_within_the_limit", &[], endless_errors_of_a_server_end_within_the_limit),
     ("a_server_that_cannot_be_reached_is_an_error", &[], a_server_that_cannot_be_reached_is_an_error),
+    ("a_server_that_never_answers_is_an_error", &[], a_server_that_never_answers_is_an_error),
     ("a_loader_ends_where_its_server_stays_down", &[], a_loader_ends_where_its_server_stays_down),
 ];
 
@@ -64,6 +65,16 @@ fn a_server_that_cannot_be_reached_is_an_error(cache: &Path) -> Result<()> {
     let url = format!("http://{address}/three.idx");
     let said = fails("gone", 3, 0, || read_idx(&url))?;
     ensure!(said.contains(&url) && said.to_lowercase().contains("connection refused"), "{said}");
+    Ok(())
+}
+
+/// After the half minute that a request may take without an answer.
+fn a_server_that_never_answers_is_an_error(cache: &Path) -> Result<()> {
+    configure_remote(RemoteOptions::default().cache(cache).max_retries(0))?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let url = format!("http://{}/three.idx", listener.local_addr()?);
+    let said = fails("mute", 1, 0, || read_idx(&url))?;
+    ensure!(said.contains(&url) && said.contains("timed out"), "{said}");
     Ok(())
 }
 

@@ -26,7 +26,8 @@ pub const TESTS: &[(&str, fn() -> Result<()>)] = &[
     ("faults_over_https_are_those_over_http", faults_over_https_are_those_over_http),
 ];
 
-pub const ALONE: &[alone::Test] = &[("a_certificate_that_is_not_trusted_is_named", &[], a_certificate_that_is_not_trusted_is_named)];
+pub const ALONE: &[alone::Test] =
+    &[("a_certificate_that_is_not_trusted_is_named", &[], a_certificate_that_is_not_trusted_is_named)];
 
 /// Listens with a certificate of its own, and passes all bytes on to the server; with the certificate's PEM.
 pub fn start(server: SocketAddr) -> Result<(SocketAddr, String)> {

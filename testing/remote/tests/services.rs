@@ -52,7 +52,8 @@ pub fn google() -> Result<Option<Service>> {
     let port = address.port().to_string();
     let place = ["-scheme", "http", "-host", "127.0.0.1", "-public-host", "127.0.0.1", "-port", &port];
     let (variable, name) = GOOGLE;
-    let Some(child) = spawn(variable, name, &[&place[..], &["-backend", "memory", "-log-level", "error"]].concat())? else {
+    let Some(child) = spawn(variable, name, &[&place[..], &["-backend", "memory", "-log-level", "error"]].concat())?
+    else {
         return Ok(None);
     };
     let mut service = Service { child, _said: None, address };

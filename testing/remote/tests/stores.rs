@@ -93,7 +93,12 @@ fn reads_every_format(store: &Store) -> Result<()> {
         store.publish(&name)?;
         let expected = (format.samples)(&folder.display().to_string())?;
         let found = (format.samples)(&store.url(&name)).context(format.name)?;
-        ensure!(found == expected, "{}: {:?}", format.name, found.iter().zip(&expected).find(|(one, other)| one != other));
+        ensure!(
+            found == expected,
+            "{}: {:?}",
+            format.name,
+            found.iter().zip(&expected).find(|(one, other)| one != other)
+        );
     }
     Ok(())
 }

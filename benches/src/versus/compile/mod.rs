@@ -102,9 +102,10 @@ pub fn measure_on_gpu(options: &Options) -> Result<VersusReport> {
 }
 
 fn versions() -> Versions {
-    BTreeMap::from([("overdrive", env!("CARGO_PKG_VERSION")), ("libtorch", "2.11.0")].map(|(name, version)| {
-        (name.to_owned(), version.to_owned())
-    }))
+    BTreeMap::from(
+        [("overdrive", env!("CARGO_PKG_VERSION")), ("libtorch", "2.11.0")]
+            .map(|(name, version)| (name.to_owned(), version.to_owned())),
+    )
 }
 
 fn take(place: Place, options: &Options, versions: &mut Versions, findings: &mut Findings) -> Result<()> {

@@ -127,7 +127,9 @@ fn build(kind: &ObjectStoreScheme, url: &Url, retries: Retries) -> Result<Store,
     let settings = settings().chain(allowed);
     // The builders have no trait in common.
     macro_rules! built {
-        ($builder:expr) => { built!($builder, patient()) };
+        ($builder:expr) => {
+            built!($builder, patient())
+        };
         ($builder:expr, $client:expr) => {{
             let builder = $builder.with_client_options($client);
             let builder = settings.fold(builder, |builder, (name, value)| match name.to_ascii_lowercase().parse() {
@@ -153,8 +155,7 @@ pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
     static STORES: LazyLock<Mutex<HashMap<(String, Retries), Store>>> = LazyLock::new(Mutex::default);
     // A client needs the encryption that is chosen there.
     runtime()?;
-    let invalid =
-        |error: &dyn std::fmt::Display| DataError::option("url", READABLE, format!("{text}: {error}"));
+    let invalid = |error: &dyn std::fmt::Display| DataError::option("url", READABLE, format!("{text}: {error}"));
     require_known(FilePath::new(text))?;
     let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid(&"no scheme"))?;
     let (authority, key) = rest.split_once('/').ok_or_else(|| invalid(&"no name after the server's"))?;

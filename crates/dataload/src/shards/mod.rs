@@ -107,9 +107,11 @@ fn glob_into(pattern: &str, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
 }
 
 fn find(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
-    #[cfg(feature = "remote")]
     if is_url(Path::new(pattern)) {
+        #[cfg(feature = "remote")]
         return crate::remote::matching(pattern);
+        #[cfg(not(feature = "remote"))]
+        return Err(no_remote(Path::new(pattern)));
     }
     wildcards::matching(pattern)
 }
