@@ -13,7 +13,7 @@ use overdrive_dataload::{
 
 use crate::{bucket, web};
 
-type Test = (&'static str, fn() -> Result<()>);
+pub type Test = (&'static str, fn() -> Result<()>);
 
 pub const TESTS: &[Test] = &[
     ("shards_of_a_store_are_those_of_the_disk", shards_of_a_store_are_those_of_the_disk),

@@ -21,7 +21,7 @@ use crate::{bucket, files};
 pub const SECURE: &str = "OVERDRIVE_TEST_SECURE";
 pub const UNTRUSTED: &str = "OVERDRIVE_TEST_UNTRUSTED";
 
-pub const TESTS: &[(&str, fn() -> Result<()>)] = &[
+pub const TESTS: &[files::Test] = &[
     ("https_servers_are_read", https_servers_are_read),
     ("faults_over_https_are_those_over_http", faults_over_https_are_those_over_http),
 ];
