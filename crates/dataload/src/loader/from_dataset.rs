@@ -55,8 +55,9 @@ impl<D: Dataset, C> DataLoaderBuilder<FromDataset<D>, C> {
     /// set: workers read what they need themselves. For storage that answers late: with `readers(32)` and `num_workers(4)`, 32
     /// requests are under way while four threads decode images.
     ///
-    /// They hold at most as many samples as two batches have, and one for each of them. Batches, faults and errors are the
-    /// same as without. They have the priority of workers and as few threads of libtorch's;
+    /// They hold at most as many samples as two batches have, and one for each of them, however large these are: a dataset
+    /// does not say that before it has read them. Those of a batch that failed are let go with it. Batches, faults and
+    /// errors are the same as without. They have the priority of workers and as few threads of libtorch's;
     /// [`worker_init_fn`](Self::worker_init_fn) is not called in them.
     ///
     /// ```no_run
