@@ -1,7 +1,7 @@
 //! A server that does not get well again is an error after as many requests as the options say.
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
@@ -60,9 +60,10 @@ fn endless_errors_of_a_server_end_within_the_limit(cache: &Path) -> Result<()> {
 
 fn a_server_that_cannot_be_reached_is_an_error(cache: &Path) -> Result<()> {
     configure_remote(RemoteOptions::default().cache(cache).max_retries(2))?;
-    // Nobody listens there any more.
-    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let url = format!("http://{address}/three.idx");
+    // Nobody listens at this end of a connection, nor can anybody while it is there.
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let connection = TcpStream::connect(listener.local_addr()?)?;
+    let url = format!("http://{}/three.idx", connection.local_addr()?);
     let said = fails("gone", 3, 0, || read_idx(&url))?;
     ensure!(said.contains(&url) && said.to_lowercase().contains("connection refused"), "{said}");
     Ok(())
