@@ -15,17 +15,57 @@ use crate::remote::{self, RemoteFile};
 #[derive(Clone, Debug)]
 pub(crate) enum Version {}
 
-/// How the URLs begin that may stand in the place of a path.
-const SCHEMES: [&str; 5] = ["s3", "gs", "az", "http", "https"];
+/// What can be read, for errors.
+pub(crate) const READABLE: &str =
+    "`s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `http://..`, `https://..` or a path of this machine";
 
-/// Whether a path is the URL of a file elsewhere.
+/// Where the files of a URL are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scheme {
+    /// Those of a store, which lists its files.
+    Store,
+    /// Those of a web server, which does not.
+    Web,
+    /// Those of something that is not known here.
+    Unknown,
+}
+
+impl Scheme {
+    /// What a URL begins with, in upper or lower case; `None` for a path.
+    ///
+    /// # Source
+    /// RFC 3986, 3.1: a letter, then letters, digits, `+`, `-` and `.`. One letter alone is a drive of Windows.
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        let bytes = path.as_os_str().as_encoded_bytes();
+        let scheme = &bytes[..bytes.windows(3).position(|three| three == b"://")?];
+        let is_scheme = scheme.len() > 1
+            && scheme[0].is_ascii_alphabetic()
+            && scheme.iter().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte));
+        is_scheme.then(|| match &*scheme.to_ascii_lowercase() {
+            b"s3" | b"gs" | b"az" => Self::Store,
+            b"http" | b"https" => Self::Web,
+            _ => Self::Unknown,
+        })
+    }
+}
+
+/// Whether a path is a URL. Not all can be read.
 pub(crate) fn is_url(path: &Path) -> bool {
-    path.to_str().and_then(|text| text.split_once("://")).is_some_and(|(scheme, _)| SCHEMES.contains(&scheme))
+    Scheme::of(path).is_some()
+}
+
+/// An error for a URL whose scheme is not known.
+pub(crate) fn require_known(path: &Path) -> Result<(), DataError> {
+    match Scheme::of(path) {
+        Some(Scheme::Unknown) => Err(DataError::option("url", READABLE, path.display())),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(not(feature = "remote"))]
 pub(crate) fn no_remote(path: &Path) -> DataError {
-    DataError::layout(path, "a build with the feature `remote`", "a URL")
+    let unknown = require_known(path).err();
+    unknown.unwrap_or_else(|| DataError::layout(path, "a build with the feature `remote`", "a URL"))
 }
 
 /// Why a remote file could not be fetched: tells its errors from those of the operating system.
@@ -141,7 +181,10 @@ pub(crate) const MAX_DEFLATE_RATIO: u64 = 1032;
 
 /// Refuses a URL where only this machine's files can be: taken for a path, it would be a folder named `s3:`.
 pub(crate) fn require_local(path: &Path) -> Result<(), DataError> {
-    if is_url(path) { Err(DataError::layout(path, "a path of this machine", "a URL")) } else { Ok(()) }
+    match is_url(path) {
+        true => Err(DataError::layout(path, "a path of this machine, as URLs are only read", "a URL")),
+        false => Ok(()),
+    }
 }
 
 /// Checks that a path is a regular file.
@@ -233,6 +276,38 @@ pub(crate) fn read_ahead(path: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn urls_are_told_from_paths() {
+        let of = |text: &str| Scheme::of(Path::new(text));
+        for (text, scheme) in [
+            ("s3://bucket/key", Scheme::Store),
+            ("S3://bucket/key", Scheme::Store),
+            ("Az://container/{0..9}.tar", Scheme::Store),
+            ("HTTPS://host/key", Scheme::Web),
+            ("gcs://bucket/key", Scheme::Unknown),
+            ("abfs://container/key", Scheme::Unknown),
+            ("git+ssh://host/key", Scheme::Unknown),
+            ("file:///key", Scheme::Unknown),
+            ("x-y.z2://", Scheme::Unknown),
+        ] {
+            assert_eq!(of(text), Some(scheme), "{text}");
+            let refused = require_local(Path::new(text)).unwrap_err().to_string();
+            assert!(refused.contains("a path of this machine, as URLs are only read"), "{refused}");
+        }
+        for text in ["s3:/bucket", "s3", "/data/s3://bucket", "C://data", "3s://x", "://x", "a b://x", "é3://x", ""] {
+            assert_eq!(of(text), None, "{text}");
+            assert!(require_local(Path::new(text)).is_ok(), "{text}");
+        }
+        #[cfg(unix)]
+        {
+            let name = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"s3://bucket/\xff");
+            assert_eq!(Scheme::of(Path::new(name)), Some(Scheme::Store));
+        }
+        let unknown = require_known(Path::new("hdfs://node/key")).unwrap_err();
+        assert!(matches!(unknown, DataError::InvalidOption { option: "url", .. }), "{unknown}");
+        assert!(unknown.to_string().contains("`gs://bucket/key`"), "{unknown}");
+    }
 
     #[test]
     fn size_kind_and_absence_are_told_apart() {

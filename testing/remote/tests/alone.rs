@@ -13,8 +13,8 @@ use overdrive_dataload::{
     ShardListDataset, TokenFile, WebDataset, WebDatasetWriter, configure_remote, read_idx, remote_stats,
 };
 
-use crate::bucket;
 use crate::formats::{FORMATS, Format, images, lmdb, tokens, write};
+use crate::{bucket, retries, secure, stores};
 
 /// The name of the test that a process runs alone.
 pub const ALONE: &str = "OVERDRIVE_TEST_ALONE";
@@ -23,26 +23,34 @@ const CHUNK: u64 = 4 << 20;
 /// What each of several processes does for a test.
 const READER: &str = "reads_tokens";
 
-type Test = (&'static str, fn(&Path) -> Result<()>);
+/// Its name, what its environment has besides, and itself, which is given the cache's folder.
+pub type Test = (&'static str, &'static [(&'static str, &'static str)], fn(&Path) -> Result<()>);
 
-pub const TESTS: &[Test] = &[
-    ("a_whole_file_is_fetched_once_and_checked", a_whole_file_is_fetched_once_and_checked),
-    ("what_is_open_outlives_its_entry", what_is_open_outlives_its_entry),
-    ("processes_fetch_a_whole_file_once", processes_fetch_a_whole_file_once),
-    ("a_whole_file_must_fit_into_the_cache", a_whole_file_must_fit_into_the_cache),
-    ("a_file_that_failed_is_not_fetched_on", a_file_that_failed_is_not_fetched_on),
-    ("a_database_is_only_read", a_database_is_only_read),
-    ("images_take_one_list_and_one_request_each", images_take_one_list_and_one_request_each),
-    ("samples_of_shards_take_no_question_each", samples_of_shards_take_no_question_each),
-    ("requests_that_failed_are_counted", requests_that_failed_are_counted),
-    ("a_slow_answer_is_waited_for", a_slow_answer_is_waited_for),
-    ("a_list_that_fails_is_asked_for_again", a_list_that_fails_is_asked_for_again),
+const TESTS: &[Test] = &[
+    ("a_whole_file_is_fetched_once_and_checked", &[], a_whole_file_is_fetched_once_and_checked),
+    ("what_is_open_outlives_its_entry", &[], what_is_open_outlives_its_entry),
+    ("processes_fetch_a_whole_file_once", &[], processes_fetch_a_whole_file_once),
+    ("a_whole_file_must_fit_into_the_cache", &[], a_whole_file_must_fit_into_the_cache),
+    ("a_file_that_failed_is_not_fetched_on", &[], a_file_that_failed_is_not_fetched_on),
+    ("a_database_is_only_read", &[], a_database_is_only_read),
+    ("images_take_one_list_and_one_request_each", &[], images_take_one_list_and_one_request_each),
+    ("samples_of_shards_take_no_question_each", &[], samples_of_shards_take_no_question_each),
+    ("requests_that_failed_are_counted", &[], requests_that_failed_are_counted),
+    ("a_slow_answer_is_waited_for", &[], a_slow_answer_is_waited_for),
+    ("a_list_that_fails_is_asked_for_again", &[], a_list_that_fails_is_asked_for_again),
 ];
 
+/// All tests of this kind.
+pub fn tests() -> impl Iterator<Item = &'static Test> {
+    TESTS.iter().chain(retries::TESTS).chain(stores::ALONE).chain(secure::ALONE)
+}
+
 /// Starts this program with one of the tests.
-pub fn start(name: &str) -> Result<()> {
+pub fn start((name, environment, _): &Test) -> Result<()> {
     let cache = tempfile::tempdir()?;
-    let output = Command::new(std::env::current_exe()?).env(ALONE, name).env(CACHE, cache.path()).output()?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.env(ALONE, name).env(CACHE, cache.path()).envs(environment.iter().copied());
+    let output = command.output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
@@ -54,19 +62,19 @@ pub fn run(name: &str) -> Result<()> {
     if name == READER {
         return reads_tokens();
     }
-    let (_, test) = TESTS.iter().find(|(test, _)| *test == name).context("no such test")?;
+    let (_, _, test) = tests().find(|(test, ..)| *test == name).context("no such test")?;
     test(&cache)
 }
 
 /// The folder of the cache.
 const CACHE: &str = "OVERDRIVE_TEST_CACHE";
 
-fn format(name: &str) -> Result<&'static Format> {
+pub fn format(name: &str) -> Result<&'static Format> {
     FORMATS.iter().find(|format| format.name == name).context("no such format")
 }
 
 /// What is done by `work`: bytes of files, those found in the cache, requests, and those that failed.
-fn counted<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, RemoteStats)> {
+pub fn counted<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, RemoteStats)> {
     let before = remote_stats();
     let result = work()?;
     let mut stats = remote_stats();

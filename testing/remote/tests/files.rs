@@ -6,14 +6,14 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_core::Stateful;
 use overdrive_dataload::{
-    CsvDataset, DataError, DataLoader, Dataset, IterableDataset, JsonLines, OnError, ParquetDataset, RemoteOptions,
-    ShardListDataset, TfRecordDataset, TfRecordWriter, WebDataset, WebDatasetWriter, WebSample, configure_remote,
-    expand_shards, read_idx,
+    ArrowDataset, ArrowWriter, CsvDataset, DataError, DataLoader, Dataset, IterableDataset, JsonLines, OnError,
+    ParquetDataset, RemoteOptions, ShardListDataset, TfRecordDataset, TfRecordWriter, TokenFile, WebDataset,
+    WebDatasetWriter, WebSample, configure_remote, expand_shards, read_idx,
 };
 
 use crate::{bucket, web};
 
-type Test = (&'static str, fn() -> Result<()>);
+pub type Test = (&'static str, fn() -> Result<()>);
 
 pub const TESTS: &[Test] = &[
     ("shards_of_a_store_are_those_of_the_disk", shards_of_a_store_are_those_of_the_disk),
@@ -21,6 +21,8 @@ pub const TESTS: &[Test] = &[
     ("faults_that_stay_are_errors_with_the_file_s_name", faults_that_stay_are_errors_with_the_file_s_name),
     ("a_file_that_changes_is_an_error", a_file_that_changes_is_an_error),
     ("what_is_opened_anew_is_as_it_is_now", what_is_opened_anew_is_as_it_is_now),
+    ("what_was_expanded_is_opened_as_it_is_then", what_was_expanded_is_opened_as_it_is_then),
+    ("schemes_are_in_upper_or_lower_case", schemes_are_in_upper_or_lower_case),
     ("what_is_open_keeps_its_version", what_is_open_keeps_its_version),
     ("what_was_read_once_is_not_fetched_again", what_was_read_once_is_not_fetched_again),
     ("a_loader_resumes_in_the_middle", a_loader_resumes_in_the_middle),
@@ -31,7 +33,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// Writes shards of some megabytes below the bucket, and returns their samples.
-fn write(folder: &str, shards: usize) -> Result<Vec<WebSample>> {
+pub fn write(folder: &str, shards: usize) -> Result<Vec<WebSample>> {
     let folder = bucket().join(folder);
     fs::create_dir_all(&folder)?;
     let mut samples = Vec::new();
@@ -52,7 +54,7 @@ fn write(folder: &str, shards: usize) -> Result<Vec<WebSample>> {
     Ok(samples)
 }
 
-fn all(dataset: &WebDataset) -> Result<Vec<WebSample>> {
+pub fn all(dataset: &WebDataset) -> Result<Vec<WebSample>> {
     let shards = (0..dataset.shards()).map(|shard| dataset.open_shard(shard, 0));
     let mut samples = Vec::new();
     for shard in shards {
@@ -63,7 +65,7 @@ fn all(dataset: &WebDataset) -> Result<Vec<WebSample>> {
     Ok(samples)
 }
 
-fn are_equal(found: &[WebSample], expected: &[WebSample]) -> bool {
+pub fn are_equal(found: &[WebSample], expected: &[WebSample]) -> bool {
     let parts = |sample: &WebSample| (sample.key().to_owned(), sample.get("bin").map(<[u8]>::to_vec));
     found.iter().map(parts).eq(expected.iter().map(parts))
 }
@@ -87,7 +89,7 @@ fn faults_that_pass_are_not_seen() -> Result<()> {
     Ok(())
 }
 
-fn told<T>(result: Result<T, DataError>) -> Result<String> {
+pub fn told<T>(result: Result<T, DataError>) -> Result<String> {
     match result {
         Ok(_) => bail!("it should be an error"),
         Err(error) => Ok(error.to_string()),
@@ -136,6 +138,59 @@ fn what_is_opened_anew_is_as_it_is_now() -> Result<()> {
     Ok(())
 }
 
+/// Of files of the same length; the pattern says nothing of who opens them.
+fn what_was_expanded_is_opened_as_it_is_then() -> Result<()> {
+    let folder = bucket().join("expanded");
+    fs::create_dir_all(&folder)?;
+    let write = |byte: u8| -> Result<()> {
+        fs::write(folder.join("a.idx"), [0, 0, 8, 1, 0, 0, 0, 1, byte])?;
+        fs::write(folder.join("a.jsonl"), format!("{{\"row\": {byte}}}\n"))?;
+        fs::write(folder.join("a.csv"), format!("row\n{byte}\n"))?;
+        fs::write(folder.join("a.bin"), u16::from(byte).to_le_bytes())?;
+        let column: std::sync::Arc<dyn arrow_array::Array> =
+            std::sync::Arc::new(arrow_array::UInt8Array::from(vec![byte]));
+        let batch = arrow_array::RecordBatch::try_from_iter([("row", column)])?;
+        let mut file = ArrowWriter::create(folder.join("a.arrow"), batch.schema())?;
+        file.write(&batch)?;
+        file.finish()?;
+        Ok(())
+    };
+    let read = |path: &Path| -> Result<String> {
+        Ok(match path.extension().and_then(|it| it.to_str()).context("an extension")? {
+            "idx" => read_idx(path)?.data[0].to_string(),
+            "jsonl" => JsonLines::open(path)?.get(0)?["row"].to_string(),
+            "csv" => CsvDataset::open(path)?.get(0)?["row"].to_string(),
+            "bin" => TokenFile::open(path)?.tokens(0..1)?[0].to_string(),
+            _ => format!("{:?}", ArrowDataset::from_files([path])?.get(0)?),
+        })
+    };
+    for pattern in ["s3://data/expanded/a.*", "s3://data/expanded/a.{idx,jsonl,csv,bin,arrow}"] {
+        write(1)?;
+        let files = expand_shards(pattern)?;
+        ensure!(files.len() == 5, "{files:?}");
+        write(2)?;
+        for file in files {
+            let local = bucket().join("expanded").join(file.file_name().context("a name")?);
+            let found = read(&file).with_context(|| file.display().to_string())?;
+            ensure!(found == read(&local)? && found.contains('2'), "{}: {found}", file.display());
+        }
+    }
+    Ok(())
+}
+
+fn schemes_are_in_upper_or_lower_case() -> Result<()> {
+    let expected = write("cases", 2)?;
+    for pattern in ["S3://data/cases/*.tar", "S3://data/cases/{00..01}.tar"] {
+        ensure!(are_equal(&all(&WebDataset::open(pattern)?)?, &expected), "{pattern}");
+    }
+    let web = web().replace("http", "HTTP");
+    let found = all(&WebDataset::open(&format!("{web}/data/cases/{{00..01}}.tar"))?)?;
+    ensure!(are_equal(&found, &expected));
+    let listed = told(WebDataset::open(&format!("{web}/data/cases/*.tar")))?;
+    ensure!(listed.contains("web servers do not list files"), "{listed}");
+    Ok(())
+}
+
 /// A dataset that opens its file for each sample, by an index or a footer of it, also where others have opened a later
 /// version of the same length meanwhile.
 fn what_is_open_keeps_its_version() -> Result<()> {
@@ -179,8 +234,12 @@ fn what_was_read_once_is_not_fetched_again() -> Result<()> {
 
 fn a_loader_resumes_in_the_middle() -> Result<()> {
     let expected = write("resumed", 3)?;
+    resumes("s3://data/resumed/*.tar", &expected)
+}
+
+pub fn resumes(shards: &str, expected: &[WebSample]) -> Result<()> {
     let loader = || -> Result<DataLoader<Vec<WebSample>>> {
-        let dataset = WebDataset::open("s3://data/resumed/*.tar")?;
+        let dataset = WebDataset::open(shards)?;
         Ok(DataLoader::stream(dataset)
             .batch_size(5)
             .num_workers(2)
@@ -204,7 +263,7 @@ fn a_loader_resumes_in_the_middle() -> Result<()> {
         keys.sort();
         keys
     };
-    ensure!(keys(&found) == keys(&expected), "{:?}", keys(&found));
+    ensure!(keys(&found) == keys(expected), "{:?}", keys(&found));
     Ok(())
 }
 
@@ -286,9 +345,10 @@ fn what_cannot_be_a_remote_file_is_refused() -> Result<()> {
     }
     let cache = configure_remote(RemoteOptions::default().cache("s3://data/cache"));
     ensure!(told(cache)?.contains("expected a folder of this machine, found s3://data/cache"));
-    // Another scheme is a path.
-    let error = told(TfRecordDataset::open("ftp://data/x"))?;
-    ensure!(error.contains("No such file"), "{error}");
+    for unknown in ["ftp://data/x", "gcs://data/*.tfrecord", "file:///x"] {
+        let error = told(TfRecordDataset::open(unknown))?;
+        ensure!(error.contains("`gs://bucket/key`") && error.contains(unknown), "{unknown}: {error}");
+    }
     ensure!(!Path::new("s3:").exists());
     Ok(())
 }

@@ -45,8 +45,8 @@ pub const FORMATS: &[Format] = &[
 ];
 
 /// Faults that pass, and what is said of those that do not.
-const PASSING: [&str; 6] = ["whole-0", "cut-1", "short-1", "broken-1", "busy-1", "late-5"];
-const STAYING: [(&str, &str); 4] = [
+pub const PASSING: [&str; 6] = ["whole-0", "cut-1", "short-1", "broken-1", "busy-1", "late-5"];
+pub const STAYING: [(&str, &str); 4] = [
     ("refused-0", "check the credentials"),
     ("forbidden-0", "check the credentials"),
     ("changed-0", "changed since it was opened"),

@@ -24,6 +24,8 @@ enum Fault {
     Broken,
     /// `busy-N`: the first N answers are status 503.
     Busy,
+    /// `down-N`: every answer is status N; `failing-N`: every answer to a request for bytes.
+    Down(u64),
     /// `refused-0`: every answer is status 403; `forbidden-0`: every answer to a request for bytes.
     Refused,
     /// `late-N`: every answer comes N milliseconds late.
@@ -50,11 +52,12 @@ impl Seen {
     fn fault(&self, head: &str) -> Fault {
         let Some(line) = head.lines().next() else { return Fault::None };
         // A list names its folder in a query.
-        let is_list = line.contains("list-type");
+        let is_list = line.contains("list-type") || line.contains("comp=list");
         if line.contains("/release") {
             self.released.store(true, SeqCst);
         }
-        let path = line.replace("%2F", "/").replace("prefix=", "/");
+        // Google's client escapes more than others.
+        let path = line.replace("%2F", "/").replace("%2D", "-").replace("prefix=", "/");
         let folder = path.split('/').find_map(|part| {
             let (kind, number) = part.split_once('-')?;
             Some((kind, number.parse::<u64>().ok()?))
@@ -71,6 +74,8 @@ impl Seen {
             "short" if *times <= number && is_for_bytes => Fault::Short,
             "broken" if *times <= number => Fault::Broken,
             "busy" if *times <= number => Fault::Busy,
+            "down" => Fault::Down(number),
+            "failing" if is_for_bytes => Fault::Down(number),
             "refused" => Fault::Refused,
             "forbidden" if is_for_bytes => Fault::Refused,
             "late" => Fault::Late(number),
@@ -109,13 +114,14 @@ fn pass_on(mut client: TcpStream, server: SocketAddr, seen: &Seen) -> Result<()>
             thread::sleep(Duration::from_millis(1));
         }
         let status = match fault {
-            Fault::Broken | Fault::Once => Some("500 Internal Server Error"),
-            Fault::Busy => Some("503 Slow Down"),
-            Fault::Refused | Fault::Held => Some("403 Forbidden"),
+            Fault::Broken | Fault::Once => Some(500),
+            Fault::Busy => Some(503),
+            Fault::Refused | Fault::Held => Some(403),
+            Fault::Down(status) => Some(status),
             _ => None,
         };
         if let Some(status) = status {
-            write!(client, "HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")?;
+            write!(client, "HTTP/1.1 {status} so\r\ncontent-length: 0\r\n\r\n")?;
             continue;
         }
         if let Fault::Late(millis) = fault {
@@ -127,6 +133,7 @@ fn pass_on(mut client: TcpStream, server: SocketAddr, seen: &Seen) -> Result<()>
         let is_head = head.starts_with(b"HEAD");
         let mut answer = Vec::new();
         upstream.read_to_end(&mut answer)?;
+        answer = with_length(answer);
         if fault == Fault::Cut {
             client.write_all(&answer[..answer.len() / 2])?;
             client.shutdown(Shutdown::Both)?;
@@ -177,25 +184,49 @@ fn without_keep_alive(head: &[u8]) -> Vec<u8> {
     out.into_bytes()
 }
 
+/// The lines of an answer's head without those of these names, and its content.
+fn parts<'a>(answer: &'a [u8], but: &[&str]) -> Option<(String, &'a [u8])> {
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
+    let head = String::from_utf8_lossy(&answer[..end]);
+    let lines = head.lines().filter(|line| {
+        let line = line.to_ascii_lowercase();
+        !but.iter().any(|name| line.starts_with(name))
+    });
+    Some((lines.map(|line| format!("{line}\r\n")).collect(), &answer[end + 4..]))
+}
+
+fn joined(head: &str, line: &str, content: &[u8]) -> Vec<u8> {
+    [format!("{head}{line}\r\n\r\n").as_bytes(), content].concat()
+}
+
+/// An answer in chunks as one with a length, so that it can be cut and shortened as others are.
+fn with_length(answer: Vec<u8>) -> Vec<u8> {
+    let Some((head, mut content)) = parts(&answer, &["transfer-encoding:"]) else { return answer };
+    if content.is_empty() || parts(&answer, &[]).is_some_and(|(all, _)| all == head) {
+        return answer;
+    }
+    let mut whole = Vec::new();
+    while let Some(end) = content.windows(2).position(|two| two == b"\r\n") {
+        let length = usize::from_str_radix(&String::from_utf8_lossy(&content[..end]), 16).unwrap_or_default();
+        let chunk = content[end + 2..].get(..length).unwrap_or_default();
+        if chunk.is_empty() {
+            break;
+        }
+        whole.extend_from_slice(chunk);
+        content = content.get(end + 2 + length + 2..).unwrap_or_default();
+    }
+    joined(&head, &format!("content-length: {}", whole.len()), &whole)
+}
+
 /// The answer with half of its content, and the length of that.
 fn shortened(answer: &[u8]) -> Vec<u8> {
-    let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { return answer.to_vec() };
-    let (head, content) = (String::from_utf8_lossy(&answer[..end]), &answer[end + 4..]);
+    let Some((head, content)) = parts(answer, &["content-length:"]) else { return answer.to_vec() };
     let content = &content[..content.len() / 2];
-    let lines = head.lines().filter(|line| !line.to_ascii_lowercase().starts_with("content-length:"));
-    let head: String = lines.map(|line| format!("{line}\r\n")).collect();
-    [format!("{head}content-length: {}\r\n\r\n", content.len()).as_bytes(), content].concat()
+    joined(&head, &format!("content-length: {}", content.len()), content)
 }
 
 /// The answer with another ETag and date.
 fn of_another_version(answer: &[u8]) -> Vec<u8> {
-    let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { return answer.to_vec() };
-    let head = String::from_utf8_lossy(&answer[..end]);
-    let is_kept = |line: &&str| {
-        let line = line.to_ascii_lowercase();
-        !line.starts_with("etag:") && !line.starts_with("last-modified:")
-    };
-    let head: String = head.lines().filter(is_kept).map(|line| format!("{line}\r\n")).collect();
-    let another = "etag: \"another\"\r\nlast-modified: Thu, 01 Jan 2015 00:00:00 GMT\r\n\r\n";
-    [format!("{head}{another}").as_bytes(), &answer[end + 4..]].concat()
+    let Some((head, content)) = parts(answer, &["etag:", "last-modified:"]) else { return answer.to_vec() };
+    joined(&head, "etag: \"another\"\r\nlast-modified: Thu, 01 Jan 2015 00:00:00 GMT", content)
 }

@@ -280,10 +280,7 @@ where
                     self.stages.collate(&mut samples)
                 },
             );
-            if result.is_ok() {
-                reader.pass_over_rest();
-            }
-            let Reader { drawn, faults, .. } = reader;
+            let Reader { drawn, faults, origins: left, .. } = reader;
             match result {
                 Err(error) if may_remake(policy, remakes) && !culprits(&error, &drawn).is_empty() => {
                     remakes += 1;
@@ -303,6 +300,11 @@ where
                     unfit.extend(faults);
                 }
                 result => {
+                    // Nobody needs the rest of the batch any more, be it made or not.
+                    match shared {
+                        Some(batch) => batch.clear(),
+                        None => left.for_each(|origin| self.dataset.pass_over(origin.index)),
+                    }
                     let bad = faults.len() + unfit.len();
                     self.stages.report(faults.into_iter().chain(unfit));
                     return match result {

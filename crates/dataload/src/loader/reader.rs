@@ -19,7 +19,7 @@ const MAX_SUBSTITUTES: u64 = 256;
 /// A draw from the epoch's order, or a substitute for one.
 #[derive(Clone, Copy)]
 pub(super) struct Origin {
-    index: usize,
+    pub(super) index: usize,
     /// Its position in the order of all ranks.
     place: u64,
     /// How many substitutes were drawn for it.
@@ -39,7 +39,8 @@ pub(super) struct Reader<'a, D: Lookup, C, B> {
     /// Where other workers have read samples of this batch.
     shared: Option<&'a SharedBatch<D::Sample>>,
     prepared: Option<Prepared>,
-    origins: std::vec::IntoIter<Origin>,
+    /// Those that the collate function has not asked for.
+    pub(super) origins: std::vec::IntoIter<Origin>,
     len: usize,
     cancelled: &'a Cancellation,
     place: &'a Cell<Place>,
@@ -143,14 +144,6 @@ impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
         self.faults.push(Fault::new(self.work.epoch, index as u64, self.work.dataset.key(index), &error));
         self.replace();
         Ok(())
-    }
-
-    /// Tells of the samples that the collate function has left.
-    pub(super) fn pass_over_rest(&mut self) {
-        // Those of a shared batch were all read.
-        if self.shared.is_none() {
-            self.origins.by_ref().for_each(|left| self.work.dataset.pass_over(left.index));
-        }
     }
 
     fn replace(&mut self) {

@@ -70,4 +70,10 @@ impl<S> SharedBatch<S> {
         let outcome = self.read().samples.get_mut(position)?.take()?;
         Some(outcome.unwrap_or_else(|payload| resume_unwind(payload)))
     }
+
+    /// Drops the samples that were not taken. All were read: the batch is made, or has failed.
+    pub(super) fn clear(&self) {
+        let left = std::mem::take(&mut self.read().samples);
+        drop(left);
+    }
 }

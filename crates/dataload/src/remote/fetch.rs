@@ -12,16 +12,18 @@ use object_store::{Error, GetOptions};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
+use super::options;
 use super::stats::{FAILED, count};
-use super::store::{Store, is_refusal};
+use super::store::{Store, has_given_up, is_refusal};
 use super::version::Version;
 
 /// So many requests are under way at the same time.
 const AT_ONCE: usize = 16;
-/// How often a part is asked for before that is an error; the store itself tries again where a server is overloaded.
-const TRIES: u32 = 5;
-/// A server is silent at most so long, before an answer and within it; then the part is asked for again. An answer may
-/// take longer: where a line is slow, many share it.
+/// How often a part is asked for whose answers are cut, before that is an error. Where a server is overloaded, the store
+/// itself tries again.
+const TRIES: usize = 5;
+/// A server is silent at most so long within an answer; then the part is asked for again. An answer may take longer: where
+/// a line is slow, many share it.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// The bytes of a range of this version of a file; an error once they are not wanted any more.
@@ -53,6 +55,7 @@ pub(super) async fn fetch(
 
 /// Asks a few times, with growing pauses, unless the error says that this does not help.
 pub(super) async fn tried<T, A: Future<Output = Result<T, Error>>>(ask: impl Fn() -> A) -> Result<T, Error> {
+    let tries = options::current().retries.most.saturating_add(1).min(TRIES);
     let mut pause = Duration::from_millis(100);
     let mut tried = 1;
     loop {
@@ -62,7 +65,7 @@ pub(super) async fn tried<T, A: Future<Output = Result<T, Error>>>(ask: impl Fn(
         };
         let is_final =
             matches!(error, Error::NotFound { .. } | Error::Precondition { .. } | Error::NotSupported { .. });
-        if is_final || is_refusal(&error) || tried == TRIES {
+        if is_final || is_refusal(&error) || has_given_up(&error) || tried == tries {
             return Err(error);
         }
         tracing::debug!(%error, "asked again");
@@ -77,8 +80,10 @@ type Pieces = BoxStream<'static, Result<Bytes, Error>>;
 /// Asks once, and returns the answer's content.
 async fn once(store: &Store, key: &Key, version: &Version, range: Range<u64>) -> Result<Pieces, Error> {
     let if_match = version.if_match();
-    let options = GetOptions { range: Some(range.into()), if_match, ..GetOptions::default() };
-    let found = heard(store.get_opts(key, options)).await??;
+    let asked = GetOptions { range: Some(range.into()), if_match, ..GetOptions::default() };
+    // The store makes the request again itself.
+    let patience = options::current().retries.timeout.saturating_add(SILENCE);
+    let found = heard(store.get_opts(key, asked), patience).await??;
     if !version.is_of(&found.meta) {
         let source = "the file has another version".into();
         return Err(Error::Precondition { path: key.to_string(), source });
@@ -89,7 +94,7 @@ async fn once(store: &Store, key: &Key, version: &Version, range: Range<u64>) ->
 /// The pieces of an answer of this length.
 async fn together(mut pieces: Pieces, length: u64) -> Result<Bytes, Error> {
     let mut bytes = Vec::with_capacity(length as usize);
-    while let Some(piece) = heard(pieces.next()).await? {
+    while let Some(piece) = heard(pieces.next(), SILENCE).await? {
         bytes.extend_from_slice(&piece?);
         // A server may send on without an end.
         if bytes.len() as u64 > length {
@@ -103,8 +108,8 @@ async fn together(mut pieces: Pieces, length: u64) -> Result<Bytes, Error> {
 }
 
 /// What a server says next.
-async fn heard<T>(answer: impl Future<Output = T>) -> Result<T, Error> {
-    timeout(SILENCE, answer).await.map_err(|_| failed(format!("no answer within {} s", SILENCE.as_secs())))
+async fn heard<T>(answer: impl Future<Output = T>, patience: Duration) -> Result<T, Error> {
+    timeout(patience, answer).await.map_err(|_| failed(format!("no answer within {} s", patience.as_secs())))
 }
 
 /// An error that only shows here, and that the client has not counted.

@@ -31,8 +31,9 @@ pub(super) fn version(text: &str, store: &Store, key: &Key) -> Result<Version, D
     }
 }
 
-/// Looks for all of these files, several at a time, whatever was known of them: they are as they are now.
-pub(crate) fn require<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), DataError> {
+/// Looks for all of these files, several at a time, whatever was known of them. Where they `are_opened` next, they are
+/// those of now.
+pub(crate) fn require<'a>(files: impl IntoIterator<Item = &'a PathBuf>, are_opened: bool) -> Result<(), DataError> {
     let mut asked = Vec::new();
     for file in files {
         let text = url(file)?;
@@ -42,7 +43,9 @@ pub(crate) fn require<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Resul
         let mut answers = stream::iter(asked).buffer_unordered(AT_ONCE);
         while let Some((text, answer)) = answers.next().await {
             let found = answer.map_err(failed(&text))?;
-            told().insert(text, Version::from(&found));
+            if are_opened {
+                told().insert(text, Version::from(&found));
+            }
         }
         Ok(())
     })?

@@ -11,6 +11,7 @@ use super::store::{Store, failed, locate, wait};
 use super::url;
 use super::version::Version;
 use crate::DataError;
+use crate::read::Scheme;
 use crate::shards::limit;
 
 /// The files that match, sorted by name. Web servers do not list their files.
@@ -39,7 +40,7 @@ pub(crate) fn matching(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
 /// The files below a folder, in no order, and as the list describes them.
 pub(crate) fn below(folder: &Path) -> Result<Vec<(PathBuf, Version)>, DataError> {
     let text = url(folder)?.trim_end_matches('/');
-    if text.starts_with("http") {
+    if Scheme::of(folder) == Some(Scheme::Web) {
         let expected = "a folder of a store (`s3://`, `gs://`, `az://`), as web servers do not list files";
         return Err(DataError::layout(folder, expected, "an address of the web"));
     }
@@ -75,7 +76,7 @@ fn parts(pattern: &str) -> Result<(&str, &str), DataError> {
     let start = pattern.find("://").map(|at| at + 3).and_then(|from| Some(from + pattern[from..].find('/')? + 1));
     let start = start.ok_or_else(|| DataError::option("shards", "a bucket and a name", pattern))?;
     let (place, keys) = pattern.split_at(start);
-    match place.starts_with("http") {
+    match Scheme::of(Path::new(place)) == Some(Scheme::Web) {
         true => Err(DataError::option(
             "shards",
             "names without `*`, `?` and `[`, as web servers do not list files",

@@ -94,6 +94,12 @@ impl Open {
     }
 }
 
+/// Files that nobody reads are opened anew, by the options of then.
+pub(super) fn close_unread() {
+    let unread = std::mem::take(&mut Open::lock().recent);
+    drop(unread);
+}
+
 /// The bytes of a chunk.
 fn range(chunk: u64, version: &Version) -> Range<u64> {
     chunk * CHUNK..((chunk + 1) * CHUNK).min(version.size)

@@ -3,7 +3,9 @@
 use std::env;
 use std::path::PathBuf;
 use std::sync::{OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
+use super::object::close_unread;
 use crate::DataError;
 use crate::read::is_url;
 
@@ -23,6 +25,14 @@ pub struct RemoteOptions {
     pub(super) cache: PathBuf,
     pub(super) cache_bytes: u64,
     pub(super) ahead_bytes: u64,
+    pub(super) retries: Retries,
+}
+
+/// How often a request is made again, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Retries {
+    pub(super) most: usize,
+    pub(super) timeout: Duration,
 }
 
 impl Default for RemoteOptions {
@@ -30,7 +40,8 @@ impl Default for RemoteOptions {
         let home = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
         let cache = home.unwrap_or_else(env::temp_dir).join("overdrive/remote");
-        Self { cache, cache_bytes: 64 << 30, ahead_bytes: 16 << 20 }
+        let retries = Retries { most: 10, timeout: Duration::from_secs(180) };
+        Self { cache, cache_bytes: 64 << 30, ahead_bytes: 16 << 20, retries }
     }
 }
 
@@ -54,6 +65,28 @@ impl RemoteOptions {
         self.ahead_bytes = bytes;
         self
     }
+
+    /// How often a request is made again at most, where its server is out of order or busy (408, 429, 500 and above) or
+    /// cannot be reached; default 10, with pauses that grow from 0.1 s to 15 s. After that it is a [`DataError::Remote`].
+    ///
+    /// An answer that stops or is too short is asked for anew up to four times besides, but not more often than this.
+    ///
+    /// # Source
+    /// `RetryConfig` of the crate `object_store`.
+    pub fn max_retries(mut self, retries: usize) -> Self {
+        self.retries.most = retries;
+        self
+    }
+
+    /// No request is made again once it has taken so long; default 180 s. The request that is under way then may take 30 s
+    /// more without an answer.
+    ///
+    /// # Source
+    /// `RetryConfig` of the crate `object_store`.
+    pub fn retry_timeout(mut self, time: Duration) -> Self {
+        self.retries.timeout = time;
+        self
+    }
 }
 
 fn options() -> &'static RwLock<RemoteOptions> {
@@ -61,7 +94,8 @@ fn options() -> &'static RwLock<RemoteOptions> {
     OPTIONS.get_or_init(RwLock::default)
 }
 
-/// Sets how remote files are read that are opened from now on, by the whole process.
+/// Sets how remote files are read that are opened from now on, by the whole process. Those that are being read keep the
+/// options they were opened with.
 ///
 /// URLs stand where paths do: `s3://bucket/key`, `gs://`, `az://container/key`, `http://`, `https://`. Credentials and
 /// endpoints are read from the environment, by the names of the crate `object_store`: `AWS_ACCESS_KEY_ID`,
@@ -80,6 +114,7 @@ pub fn configure_remote(new: RemoteOptions) -> Result<(), DataError> {
         return Err(DataError::option("cache_bytes", format!("{LEAST} or more"), new.cache_bytes));
     }
     *options().write().unwrap_or_else(PoisonError::into_inner) = new;
+    close_unread();
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 use std::{env, io, thread};
@@ -12,13 +12,14 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
 use object_store::path::Path as Key;
-use object_store::{ClientOptions, Error, ObjectStore, ObjectStoreScheme};
+use object_store::{ClientOptions, Error, ObjectStore, ObjectStoreScheme, RetryConfig};
 use tokio::runtime::{Builder, Handle, Runtime};
 use url::{Position, Url};
 
 use super::client::Counting;
+use super::options::{self, Retries};
 use crate::DataError;
-use crate::read::NotFetched;
+use crate::read::{NotFetched, READABLE, Scheme, require_known};
 
 pub(super) type Store = Arc<dyn ObjectStore>;
 
@@ -71,6 +72,11 @@ pub(super) fn is_refusal(error: &Error) -> bool {
     }
 }
 
+/// Whether the store itself has made a request again as often as it may. The type of its error is private.
+pub(super) fn has_given_up(error: &Error) -> bool {
+    matches!(error, Error::Generic { source, .. } if source.to_string().contains("Error performing GET"))
+}
+
 /// What an error is for whoever reads the file.
 pub(super) fn told(error: &Error) -> io::Error {
     let (kind, what) = match error {
@@ -82,11 +88,30 @@ pub(super) fn told(error: &Error) -> io::Error {
         Error::NotSupported { .. } => (io::ErrorKind::Unsupported, "the server does not give parts of files"),
         _ => (io::ErrorKind::Other, "it could not be fetched"),
     };
-    io::Error::new(kind, NotFetched(format!("{what} ({error})")))
+    io::Error::new(kind, NotFetched(format!("{what} ({})", with_cause(error))))
 }
 
 pub(super) fn failed(url: &str) -> impl Fn(Error) -> DataError {
     move |error| DataError::Remote { url: PathBuf::from(url), error: told(&error) }
+}
+
+/// The environment does not say what a store needs.
+fn unset(url: &str) -> impl Fn(Error) -> DataError {
+    move |error| {
+        let why = format!("check the credentials and endpoints in the environment ({})", with_cause(&error));
+        let error = io::Error::new(io::ErrorKind::InvalidInput, NotFetched(why));
+        DataError::Remote { url: PathBuf::from(url), error }
+    }
+}
+
+/// An error with what it came of, which those of clients leave out: a name that is not found, a certificate.
+fn with_cause(error: &Error) -> String {
+    let (said, mut cause) = (error.to_string(), error as &dyn std::error::Error);
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let cause = cause.to_string();
+    if said.contains(&cause) { said } else { format!("{said}: {cause}") }
 }
 
 /// A request takes as long as its answer keeps coming; but for what the environment says.
@@ -95,23 +120,31 @@ fn patient() -> ClientOptions {
 }
 
 /// A client of the store, set by the environment.
-fn build(kind: &ObjectStoreScheme, url: &Url) -> Result<Store, Error> {
+fn build(kind: &ObjectStoreScheme, url: &Url, retries: Retries) -> Result<Store, Error> {
+    let Retries { most: max_retries, timeout: retry_timeout } = retries;
+    let retries = RetryConfig { max_retries, retry_timeout, ..RetryConfig::default() };
     let allowed = (url.scheme() == "http").then(|| ("allow_http".to_owned(), "true".to_owned()));
     let settings = settings().chain(allowed);
     // The builders have no trait in common.
     macro_rules! built {
-        ($builder:expr) => {{
-            let builder = $builder.with_client_options(patient());
+        ($builder:expr) => {
+            built!($builder, patient())
+        };
+        ($builder:expr, $client:expr) => {{
+            let builder = $builder.with_client_options($client);
             let builder = settings.fold(builder, |builder, (name, value)| match name.to_ascii_lowercase().parse() {
                 Ok(key) => builder.with_config(key, value),
                 Err(_) => builder,
             });
-            Arc::new(builder.with_http_connector(Counting).build()?)
+            Arc::new(builder.with_retry(retries).with_http_connector(Counting).build()?)
         }};
     }
     Ok(match kind {
         ObjectStoreScheme::AmazonS3 => built!(AmazonS3Builder::new().with_url(url.as_str())),
-        ObjectStoreScheme::GoogleCloudStorage => built!(GoogleCloudStorageBuilder::new().with_url(url.as_str())),
+        ObjectStoreScheme::GoogleCloudStorage => {
+            // As that builder has it unless set: only an address of the user's own is not encrypted.
+            built!(GoogleCloudStorageBuilder::new().with_url(url.as_str()), patient().with_allow_http(true))
+        }
         ObjectStoreScheme::MicrosoftAzure => built!(MicrosoftAzureBuilder::new().with_url(url.as_str())),
         _ => built!(HttpBuilder::new().with_url(&url[..Position::BeforePath])),
     })
@@ -119,19 +152,14 @@ fn build(kind: &ObjectStoreScheme, url: &Url) -> Result<Store, Error> {
 
 /// The store that a URL names, and the file's key in it.
 pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
-    static STORES: LazyLock<Mutex<HashMap<String, Store>>> = LazyLock::new(Mutex::default);
+    static STORES: LazyLock<Mutex<HashMap<(String, Retries), Store>>> = LazyLock::new(Mutex::default);
     // A client needs the encryption that is chosen there.
     runtime()?;
-    let invalid = |error: &dyn std::fmt::Display| {
-        DataError::option(
-            "url",
-            "`s3://bucket/key`, `gs://`, `az://`, `http://` or `https://`",
-            format!("{text}: {error}"),
-        )
-    };
+    let invalid = |error: &dyn std::fmt::Display| DataError::option("url", READABLE, format!("{text}: {error}"));
+    require_known(FilePath::new(text))?;
     let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid(&"no scheme"))?;
     let (authority, key) = rest.split_once('/').ok_or_else(|| invalid(&"no name after the server's"))?;
-    let is_web = scheme.starts_with("http");
+    let is_web = Scheme::of(FilePath::new(text)) == Some(Scheme::Web);
     // A bucket's key may hold any character; an address of the web is escaped, and may begin with a bucket.
     let place = match (is_web, key.split_once('/')) {
         (true, Some((first, _))) => format!("{scheme}://{authority}/{first}/"),
@@ -144,10 +172,11 @@ pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
     let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
     let (kind, web_key) = ObjectStoreScheme::parse(&parsed).map_err(|error| invalid(&error))?;
     let key = if is_web { web_key } else { Key::parse(key).map_err(|error| invalid(&error))? };
+    let place = (place, options::current().retries);
     let store = match stores.get(&place) {
         Some(store) => Arc::clone(store),
         None => {
-            let store = build(&kind, &parsed).map_err(failed(text))?;
+            let store = build(&kind, &parsed, place.1).map_err(unset(text))?;
             Arc::clone(stores.entry(place).or_insert(store))
         }
     };

@@ -43,7 +43,8 @@ const MAX_DEPTH: usize = 32;
 /// `braceexpand` as used by Python's webdataset.
 pub fn expand_shards(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let files = matching(pattern)?;
-    require(&files)?;
+    // Who opens one, and when, is not known: it is opened as it is then.
+    look_for(&files, false)?;
     Ok(files)
 }
 
@@ -73,20 +74,26 @@ pub(crate) fn listed(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Res
     Ok(files)
 }
 
-/// Checks that every path is a file, so that a missing shard is reported at the start and not hours later.
+/// Checks that every file of a dataset is there, so that a missing shard is reported at the start and not hours later.
+#[cfg(any(feature = "mds", feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
 pub(crate) fn require(files: &[PathBuf]) -> Result<(), DataError> {
+    look_for(files, true)
+}
+
+/// Whether all of these are files. Those elsewhere, where they `are_opened` next, are opened as they are now.
+fn look_for(files: &[PathBuf], are_opened: bool) -> Result<(), DataError> {
     let (remote, local): (Vec<_>, Vec<_>) = files.iter().partition(|path| is_url(path));
     local.into_iter().try_for_each(|path| require_regular(path))?;
-    require_remote(remote)
+    require_remote(remote, are_opened)
 }
 
 #[cfg(feature = "remote")]
-fn require_remote(files: Vec<&PathBuf>) -> Result<(), DataError> {
-    if files.is_empty() { Ok(()) } else { crate::remote::require(files) }
+fn require_remote(files: Vec<&PathBuf>, are_opened: bool) -> Result<(), DataError> {
+    if files.is_empty() { Ok(()) } else { crate::remote::require(files, are_opened) }
 }
 
 #[cfg(not(feature = "remote"))]
-fn require_remote(files: Vec<&PathBuf>) -> Result<(), DataError> {
+fn require_remote(files: Vec<&PathBuf>, _are_opened: bool) -> Result<(), DataError> {
     files.first().map_or(Ok(()), |path| Err(no_remote(path)))
 }
 
@@ -100,9 +107,11 @@ fn glob_into(pattern: &str, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
 }
 
 fn find(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
-    #[cfg(feature = "remote")]
     if is_url(Path::new(pattern)) {
+        #[cfg(feature = "remote")]
         return crate::remote::matching(pattern);
+        #[cfg(not(feature = "remote"))]
+        return Err(no_remote(Path::new(pattern)));
     }
     wildcards::matching(pattern)
 }

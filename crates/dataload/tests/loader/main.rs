@@ -210,12 +210,17 @@ fn dropping_an_epoch_joins_its_threads_at_once() -> Result<(), DataError> {
     Ok(())
 }
 
-#[cfg(target_os = "linux")]
 fn loader_threads() -> usize {
+    threads("dataload-")
+}
+
+/// How many threads of this process have names that begin so.
+#[cfg(target_os = "linux")]
+fn threads(name: &str) -> usize {
     let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     threads
         .filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok())
-        .filter(|name| name.starts_with("dataload-"))
+        .filter(|found| found.starts_with(name))
         .count()
 }
 

@@ -12,7 +12,7 @@ use overdrive_dataload::{
 };
 use tch::{Device, Tensor};
 
-use super::{WORKERS, alone, listed, loader_threads, wait_until};
+use super::{WORKERS, alone, listed, loader_threads, threads, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -266,4 +266,42 @@ fn a_sample_that_the_collate_function_leaves_is_not_waited_for() {
     is_open.store(1, SeqCst);
     drop(epoch);
     wait_until(|| loader_threads() == 0);
+}
+
+fn reader_threads() -> usize {
+    // The kernel keeps fifteen characters of a name.
+    threads("dataload-reader")
+}
+
+/// A sample that is counted as long as it is held.
+type Counted = Arc<()>;
+
+/// So many samples, the first of each two but 0 bad, and how many are held.
+fn every_other_is_bad(samples: usize, good: std::ops::Range<usize>) -> (impl Dataset<Sample = Counted>, Counted) {
+    let counter = Counted::default();
+    let held = counter.clone();
+    let samples = FnDataset::new(samples, move |index| match index % 2 == 0 && !good.contains(&index) {
+        true => Err(DataError::other("torn")),
+        false => Ok(held.clone()),
+    });
+    (samples, counter)
+}
+
+#[test]
+fn batches_that_failed_hold_no_samples() {
+    let _alone = alone();
+    // One worker shares no batch, three share the first and the last one.
+    for workers in [1, 3] {
+        let (samples, counter) = every_other_is_bad(82, 0..2);
+        // All batches may be made before one is taken.
+        let builder = DataLoader::builder(samples).batch_size(2).readers(3).num_workers(workers).prefetch_factor(41);
+        let loader = builder.collate(|samples: Vec<Counted>| Ok(samples.len())).build().unwrap();
+        let mut epoch = loader.iter();
+        // The readers do not stop because they hold the rests of batches that failed, and nothing is left of these.
+        wait_until(|| epoch.ready() == 41 && reader_threads() == 0);
+        // One is in the dataset.
+        assert_eq!(Arc::strong_count(&counter), 2, "{workers} workers");
+        assert_eq!(epoch.next().unwrap().unwrap(), 2);
+        assert!(epoch.next().unwrap().unwrap_err().to_string().contains("torn"));
+    }
 }
