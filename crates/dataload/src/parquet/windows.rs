@@ -68,7 +68,7 @@ impl Windows {
 
     fn begin(&self, number: usize) -> Decoding {
         let dataset = &self.batches.dataset;
-        let (groups, columns) = (self.plan.groups_of(number), dataset.columns.len());
+        let (groups, columns) = (self.plan.groups_of(number), dataset.selected().len());
         dataset.decoded.fetch_add(groups.len() as u64, Relaxed);
         let of_column = |column| (0..groups.len()).map(move |group| Part { column, group });
         let mut waiting: Vec<Part> = (0..columns).flat_map(of_column).collect();
@@ -160,7 +160,7 @@ impl Windows {
     }
 
     fn parts_of(&self, window: usize) -> usize {
-        self.plan.groups_of(window).len() * self.batches.dataset.columns.len()
+        self.plan.groups_of(window).len() * self.batches.dataset.selected().len()
     }
 
     fn decode(&self, number: usize, part: Part, cancelled: &Cancellation) -> Result<(), DataError> {
@@ -179,7 +179,7 @@ impl Windows {
                 drop(open);
                 begun.lost = (0..groups.len()).map(|group| Part { column, group }).collect();
                 let order = order.get_or_init(|| self.batches.order_of(&self.plan, number));
-                let shuffled = Array::gather(&arrays, order, |bytes| spare.take(bytes))?;
+                let shuffled = Array::gather(&arrays.iter().collect::<Vec<_>>(), order, |bytes| spare.take(bytes))?;
                 self.reuse(arrays);
                 open = self.open();
                 if let Some(window) = open.windows.get_mut(&number) {
@@ -196,8 +196,9 @@ impl Windows {
 
     /// Keeps the memory of arrays, at most that of two windows.
     fn reuse(&self, arrays: Vec<Array>) {
-        let most =
-            2 * self.batches.dataset.columns.len() * self.plan.windows.iter().map(|it| it.0.len()).max().unwrap_or(0);
+        let most = 2
+            * self.batches.dataset.selected().len()
+            * self.plan.windows.iter().map(|it| it.0.len()).max().unwrap_or(0);
         arrays.into_iter().for_each(|array| self.batches.spare.give(array.values, most));
     }
 
