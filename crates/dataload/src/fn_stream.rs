@@ -48,9 +48,7 @@ where
     F: Fn(usize) -> Result<I, DataError> + Send + Sync,
 {
     fn samples(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<Fuse<I>, DataError> {
-        if shard >= self.shards {
-            return Err(DataError::IndexOutOfRange { index: shard, len: self.shards });
-        }
+        DataError::check_index(shard, self.shards)?;
         let mut samples = (self.open)(shard)?.fuse();
         for _ in 0..position {
             cancelled.check()?;

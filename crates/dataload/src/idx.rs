@@ -78,13 +78,9 @@ impl<R: Read> IdxReader<'_, R> {
         let declared = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64));
         let room = self.most.saturating_sub(self.at);
         match declared {
-            Some(declared) if declared == room || (declared < room && !self.exact) => match declared {
-                0..=MAX_VALUES => Ok(declared),
-                bytes => {
-                    let (path, what, limit) = (self.path.to_owned(), "the array", MAX_VALUES);
-                    Err(DataError::TooLarge { path, what, bytes, limit })
-                }
-            },
+            Some(declared) if declared == room || (declared < room && !self.exact) => {
+                DataError::check_bytes(MAX_VALUES, declared, "the array", self.path).map(|()| declared)
+            }
             _ => {
                 let declared = declared.map_or("more than 2^64".to_owned(), |declared| declared.to_string());
                 let found = if self.exact { format!("{room} bytes") } else { format!("room for at most {room} bytes") };

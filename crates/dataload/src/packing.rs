@@ -58,9 +58,7 @@ impl<D: IterableDataset<Sample = Vec<i64>>> Packing<D> {
     /// # Errors
     /// [`DataError::InvalidOption`] for a length of 0.
     pub fn new(documents: D, length: usize) -> Result<Self, DataError> {
-        if length == 0 {
-            return Err(DataError::option("length", "at least 1", 0));
-        }
+        DataError::at_least_1("length", length)?;
         Ok(Self { documents, length, keep_last: false })
     }
 

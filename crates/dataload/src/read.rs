@@ -190,9 +190,7 @@ pub(crate) fn list_remote(folder: &Path) -> Result<Vec<(PathBuf, Version)>, Data
 /// Reads a whole file of at most `limit` bytes; of a file elsewhere this version, or that of today.
 pub(crate) fn read_file(path: &Path, version: Option<&Version>, limit: u64) -> Result<Vec<u8>, DataError> {
     let (file, bytes) = Input::open_version(path, version)?;
-    if bytes > limit {
-        return Err(DataError::TooLarge { path: path.to_owned(), what: "the file", bytes, limit });
-    }
+    DataError::check_bytes(limit, bytes, "the file", path)?;
     let mut content = Vec::with_capacity(bytes as usize);
     // If the file grows meanwhile, reading stops at the limit instead of filling memory.
     file.take(limit).read_to_end(&mut content).map_err(DataError::io(path))?;

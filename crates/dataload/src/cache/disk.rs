@@ -205,9 +205,7 @@ where
     }
 
     fn get(&self, index: usize) -> Result<D::Sample, DataError> {
-        if index >= self.len {
-            return Err(DataError::IndexOutOfRange { index, len: self.len });
-        }
+        DataError::check_index(index, self.len)?;
         if let Some(sample) = self.read(index) {
             return Ok(sample);
         }

@@ -60,9 +60,7 @@ impl Parts {
     /// The part that has a row of the dataset, and the row's number in it.
     pub(crate) fn find(&self, row: usize) -> Result<(usize, usize), DataError> {
         let len = self.rows();
-        if row >= len {
-            return Err(DataError::IndexOutOfRange { index: row, len });
-        }
+        DataError::check_index(row, len)?;
         // The last one that begins at or before the row, which skips empty ones.
         let part = self.0.partition_point(|part| part.first_row <= row) - 1;
         Ok((part, row - self.0[part].first_row))

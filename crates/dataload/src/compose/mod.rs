@@ -12,6 +12,7 @@ mod zip;
 
 pub use chain::Chain;
 pub use concat::Concat;
+pub(crate) use concat::locate;
 pub use filter::Filter;
 pub use interleave::{InterleaveBuilder, StoppingStrategy, interleave_datasets};
 pub use map_style::{MapStyle, map_style};

@@ -167,9 +167,7 @@ impl<D: IterableDataset + 'static> IterableDataset for StreamMixture<D> {
         position: u64,
         cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<D::Sample>>, DataError> {
-        if shard >= self.shards {
-            return Err(DataError::IndexOutOfRange { index: shard, len: self.shards });
-        }
+        DataError::check_index(shard, self.shards)?;
         let mixture = Self { streams: self.streams.clone(), weights: self.weights.clone(), ..*self };
         let mut turns = Turns::new(mixture, shard, cancelled.clone());
         for _ in 0..position {

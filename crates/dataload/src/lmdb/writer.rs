@@ -57,9 +57,7 @@ impl LmdbWriterBuilder {
     /// [`DataError::InvalidOption`] for transactions of no entries; [`DataError::Layout`] when the path is a folder and
     /// should be a file, and for a URL; [`DataError::Io`].
     pub fn create(self) -> Result<LmdbWriter, DataError> {
-        if self.commit_every == 0 {
-            return Err(DataError::option("commit_every", "at least 1", 0));
-        }
+        DataError::at_least_1("commit_every", self.commit_every)?;
         require_local(&self.path)?;
         if !self.subdir && self.path.is_dir() {
             return Err(DataError::layout(&self.path, "the name of a file, or the option subdir", "a folder"));

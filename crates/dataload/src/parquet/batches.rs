@@ -67,9 +67,7 @@ impl Plan {
 
 impl ParquetBatches {
     pub(super) fn new(dataset: ParquetDataset, batch_size: usize) -> Result<Self, DataError> {
-        if batch_size == 0 {
-            return Err(DataError::option("batch_size", "at least 1", batch_size));
-        }
+        DataError::at_least_1("batch_size", batch_size)?;
         let (window, window_bytes, shuffle, rank) = (None, None, false, Rank::new(1, 0)?);
         Ok(Self { dataset, batch_size, window, window_bytes, shuffle, rank, seed: 0, spare: Arc::default() })
     }
@@ -192,9 +190,7 @@ impl ParquetBatches {
         cancelled: &Cancellation,
     ) -> Result<Table, DataError> {
         let len = self.len();
-        if number >= len {
-            return Err(DataError::IndexOutOfRange { index: number, len });
-        }
+        DataError::check_index(number, len)?;
         let windows = Windows::new(self.clone(), epoch, number..number + 1, &BTreeSet::new(), pinned)?;
         windows.get(number, false, cancelled)
     }

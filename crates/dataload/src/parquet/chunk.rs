@@ -129,13 +129,7 @@ impl Chunk<'_> {
     }
 
     fn check_bytes(&self, bytes: usize) -> Result<(), DataError> {
-        match bytes as u64 <= self.max_bytes {
-            true => Ok(()),
-            false => {
-                let (path, what) = (self.place.source.path().to_owned(), "a column of a row group");
-                Err(DataError::TooLarge { path, what, bytes: bytes as u64, limit: self.max_bytes })
-            }
-        }
+        DataError::check_bytes(self.max_bytes, bytes as u64, "a column of a row group", self.place.source.path())
     }
 
     fn read_texts(

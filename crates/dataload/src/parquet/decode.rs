@@ -168,14 +168,8 @@ impl ParquetDataset {
 
     fn check_bytes(&self, group: usize, element: Element) -> Result<(), DataError> {
         let group = self.groups[group];
-        let (bytes, limit) = (group.rows.saturating_mul(element.bytes()) as u64, self.options.max_column_bytes);
-        match bytes <= limit {
-            true => Ok(()),
-            false => {
-                let (path, what) = (self.files[group.file].source.path().to_owned(), "a column of a row group");
-                Err(DataError::TooLarge { path, what, bytes, limit })
-            }
-        }
+        let (bytes, path) = (group.rows.saturating_mul(element.bytes()) as u64, self.files[group.file].source.path());
+        DataError::check_bytes(self.options.max_column_bytes, bytes, "a column of a row group", path)
     }
 
     fn run(&self, tasks: Vec<Task<'_>>, cancelled: &Cancellation) -> Result<(), DataError> {

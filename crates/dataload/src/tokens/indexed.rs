@@ -97,9 +97,7 @@ impl IndexedTokens {
     /// # Errors
     /// [`DataError::IndexOutOfRange`].
     pub fn document(&self, document: usize) -> Result<Range<usize>, DataError> {
-        if document >= self.documents() {
-            return Err(DataError::IndexOutOfRange { index: document, len: self.documents() });
-        }
+        DataError::check_index(document, self.documents())?;
         let [start, end] = [document, document + 1].map(|entry| self.index.boundary(entry) as usize);
         Ok(start..end)
     }
@@ -113,9 +111,7 @@ impl Dataset for IndexedTokens {
     }
 
     fn get(&self, index: usize) -> Result<Vec<i64>, DataError> {
-        if index >= self.index.sequences {
-            return Err(DataError::IndexOutOfRange { index, len: self.index.sequences });
-        }
+        DataError::check_index(index, self.index.sequences)?;
         let range = self.index.range(index, &self.tokens);
         self.tokens.tokens(range.ok_or_else(|| self.index.astray(index, &self.tokens))?)
     }
