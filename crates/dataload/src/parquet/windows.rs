@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::batches::{ParquetBatches, Plan, WINDOW_BYTES};
 use super::window::{Decoding, Part, Window};
 use crate::columns::{Array, Table};
-use crate::loader::Lookup;
+use crate::loader::{Lookup, lock};
 use crate::{Cancellation, DataError};
 
 /// What the windows may take that are decoded ahead only because those before them have fewer parts than there are
@@ -62,10 +62,6 @@ impl Windows {
         Ok(Self { batches, plan, pinned, first, workers, bytes_ahead: BYTES_AHEAD, open, changed })
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn begin(&self, number: usize) -> Decoding {
         let dataset = &self.batches.dataset;
         let (groups, columns) = (self.plan.groups_of(number), dataset.selected().len());
@@ -96,7 +92,7 @@ impl Windows {
         cancelled: &Cancellation,
     ) -> Result<Vec<Arc<Window>>, DataError> {
         let mut found = Vec::with_capacity(windows.len());
-        let mut open = self.open();
+        let mut open = lock(&self.open);
         while found.len() < windows.len() {
             cancelled.check()?;
             let next = windows.start + found.len();
@@ -110,7 +106,7 @@ impl Windows {
                     true => self.decode(of, part, cancelled)?,
                     false => self.decode_ahead(of, part, cancelled),
                 }
-                open = self.open();
+                open = lock(&self.open);
             } else {
                 open = self.changed.wait(open).unwrap_or_else(PoisonError::into_inner);
             }
@@ -168,7 +164,7 @@ impl Windows {
         let ParquetBatches { dataset, spare, .. } = &self.batches;
         let (groups, column) = (self.plan.groups_of(number), part.column);
         let array = dataset.decode_chunk(groups[part.group].0, column, spare, cancelled)?;
-        let mut open = self.open();
+        let mut open = lock(&self.open);
         // Where all of its batches have failed, the window is not there any more.
         if let Some(window) = open.windows.get_mut(&number) {
             let arrays = &mut window.columns[column];
@@ -181,7 +177,7 @@ impl Windows {
                 let order = order.get_or_init(|| self.batches.order_of(&self.plan, number));
                 let shuffled = Array::gather(&arrays.iter().collect::<Vec<_>>(), order, |bytes| spare.take(bytes))?;
                 self.reuse(arrays);
-                open = self.open();
+                open = lock(&self.open);
                 if let Some(window) = open.windows.get_mut(&number) {
                     window.columns[column].push(Some(shuffled));
                 }
@@ -211,7 +207,7 @@ impl Windows {
 
     /// Records that a batch was made of these windows, and keeps the memory of those that no batch needs any more.
     fn made(&self, windows: Range<usize>) {
-        let mut open = self.open();
+        let mut open = lock(&self.open);
         let mut unused = Vec::new();
         for number in windows {
             open.left[number] = open.left[number].saturating_sub(1);
@@ -249,7 +245,7 @@ impl Lookup for Windows {
     }
 
     fn read_ahead(&self, cancelled: &Cancellation) -> bool {
-        let part = self.next_part(&mut self.open(), &(0..0), false);
+        let part = self.next_part(&mut lock(&self.open), &(0..0), false);
         if let Some((number, part)) = part {
             self.decode_ahead(number, part, cancelled);
         }
@@ -257,7 +253,7 @@ impl Lookup for Windows {
     }
 
     fn parts_ahead(&self) -> usize {
-        let open = self.open();
+        let open = lock(&self.open);
         let begun = open.windows.values().filter(|window| !window.failed).map(|window| window.waiting.len());
         begun.chain(self.ahead(&open).map(|number| self.parts_of(number))).sum()
     }
@@ -278,7 +274,7 @@ struct Begun<'a> {
 impl Drop for Begun<'_> {
     /// Gives lost parts back: to a thread that will report why.
     fn drop(&mut self) {
-        let mut open = self.windows.open();
+        let mut open = lock(&self.windows.open);
         let window = open.windows.get_mut(&self.number).filter(|_| !self.lost.is_empty());
         if let Some(window) = window {
             window.lost(std::mem::take(&mut self.lost), self.windows.plan.groups_of(self.number).len());
@@ -308,10 +304,10 @@ mod tests {
     fn parts_of_the_window_that_is_due_come_first() -> Result<(), DataError> {
         let windows = windows(8, 2)?;
         let begin = |number: usize, is_first| {
-            let part = windows.next_part(&mut windows.open(), &(number..number + 1), is_first);
+            let part = windows.next_part(&mut lock(&windows.open), &(number..number + 1), is_first);
             part.map(|(number, _)| number)
         };
-        let begin_window = |number| windows.open().windows.insert(number, windows.begin(number)).is_none();
+        let begin_window = |number| lock(&windows.open).windows.insert(number, windows.begin(number)).is_none();
         assert!(begin_window(0) && begin_window(1));
         // The second batch's thread helps with the first window.
         assert_eq!([begin(1, false), begin(0, true)], [Some(0), Some(0)]);
@@ -319,7 +315,7 @@ mod tests {
         assert_eq!([begin(0, true), begin(1, false), begin(0, true)], [None, Some(1), None]);
         // Later batches' begin what there is.
         assert_eq!([begin(1, false), begin(1, false)], [Some(1), None]);
-        windows.open().unneeded = 2;
+        lock(&windows.open).unneeded = 2;
         assert_eq!([begin(0, true), begin(1, false)], [None, Some(2)]);
         Ok(())
     }
@@ -328,7 +324,7 @@ mod tests {
     fn windows_ahead_are_few_or_small() -> Result<(), DataError> {
         let ahead = |workers, bytes_ahead| {
             let windows = Windows { bytes_ahead, ..windows(8, workers)? };
-            let numbers: Vec<usize> = windows.ahead(&windows.open()).collect();
+            let numbers: Vec<usize> = windows.ahead(&lock(&windows.open)).collect();
             assert_eq!(windows.parts_ahead(), 2 * numbers.len());
             Ok::<_, DataError>(numbers.len())
         };
