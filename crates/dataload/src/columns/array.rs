@@ -36,6 +36,12 @@ impl From<u32> for Place {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How many bytes of values this thread has copied from arrays to others.
+    pub(crate) static COPIED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 impl Array {
     /// One value for each row.
     pub(crate) fn of_values(element: Element, rows: usize, values: Words) -> Self {
@@ -78,6 +84,8 @@ impl Array {
         }
         let stride = first.stride();
         let mut values = take(rows.len().saturating_mul(stride))?;
+        #[cfg(test)]
+        COPIED.set(COPIED.get() + values.bytes().len());
         gather_fixed(arrays, stride, rows, values.bytes_mut());
         let masks: Option<Vec<&Self>> = arrays.iter().map(|array| array.mask.as_deref()).collect();
         let mask = masks.map(|masks| Self::gather(&masks, rows, Words::new).map(Box::new)).transpose()?;
@@ -111,6 +119,8 @@ impl Array {
         }
         let stride = first.stride();
         let mut values = Words::with(ranges.iter().map(|(_, range)| range.len() * stride).sum(), pinned)?;
+        #[cfg(test)]
+        COPIED.set(COPIED.get() + values.bytes().len());
         let mut rest = values.bytes_mut();
         for (array, range) in ranges {
             let (here, tail) = rest.split_at_mut(range.len() * stride);

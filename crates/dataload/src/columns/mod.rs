@@ -17,6 +17,8 @@ mod selection;
 mod table;
 mod words;
 
+#[cfg(test)]
+pub(crate) use array::COPIED;
 pub(crate) use array::{Array, Place};
 pub(crate) use element::Element;
 pub use field::{Field, FieldKind};

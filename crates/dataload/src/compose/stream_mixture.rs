@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::mixture::normalized;
 use crate::loader::{fingerprint, names};
 use crate::rng::unit;
+use crate::stream::pass_over;
 use crate::{
     Cancellation, DataError, Deferred, IterableDataset, Philox, Samples, ShardStream, StoppingStrategy, StreamPosition,
 };
@@ -170,12 +171,7 @@ impl<D: IterableDataset + 'static> IterableDataset for StreamMixture<D> {
         DataError::check_index(shard, self.shards)?;
         let mixture = Self { streams: self.streams.clone(), weights: self.weights.clone(), ..*self };
         let mut turns = Turns::new(mixture, shard, cancelled.clone());
-        for _ in 0..position {
-            cancelled.check()?;
-            if turns.next().is_none() {
-                break;
-            }
-        }
+        pass_over(&mut turns, position, cancelled)?;
         Ok(Box::new(turns))
     }
 

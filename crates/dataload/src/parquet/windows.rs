@@ -289,6 +289,7 @@ mod tests {
 
     use super::*;
     use crate::ParquetDataset;
+    use crate::columns::{COPIED, Column};
 
     /// Twelve windows of one row group of 8, 8 or 4 rows each, with two parts.
     fn windows(batch_size: usize, workers: usize) -> Result<Windows, DataError> {
@@ -333,6 +334,37 @@ mod tests {
         assert_eq!([ahead(16, usize::MAX)?, ahead(1000, usize::MAX)?], [8, 12]);
         let third = windows(8, 1)?.batches.dataset.decoded_bytes(2);
         assert_eq!([ahead(16, 0)?, ahead(16, third - 1)?, ahead(16, third)?], [2, 2, 3]);
+        Ok(())
+    }
+
+    /// A batch owns its memory, and a window's is shared by its batches, so the floor is one copy. To shuffle, the rows of
+    /// a window are put in order once: each batch would look them up in all row groups otherwise. Lists and strings are
+    /// not copied more often than numbers, and what is read whole is not copied where it is of one row group.
+    #[test]
+    fn values_are_copied_once_for_a_batch_and_once_more_to_shuffle() -> Result<(), DataError> {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/nested.parquet");
+        let bytes_of = |table: &Table| match table.columns().next() {
+            Some((_, Column::Tensor(tensor))) => tensor.numel() * tensor.kind().elt_size_in_bytes(),
+            Some((_, Column::Ragged(lists))) => lists.parts().2.numel() * lists.parts().2.kind().elt_size_in_bytes(),
+            Some((_, Column::Bytes(texts))) => texts.iter().map(<[u8]>::len).sum(),
+            None => 0,
+        };
+        for column in ["date", "ints", "deep", "words", "category"] {
+            let rows = ParquetDataset::from_files([&file])?.select([column])?;
+            for (shuffle, copies) in [(false, 1), (true, 2)] {
+                let batches = rows.batches(4)?.window(2).shuffle(shuffle);
+                let windows = Windows::new(batches, 0, 0..usize::MAX, &BTreeSet::new(), false)?;
+                COPIED.set(0);
+                let batch = |number| windows.get(number, false, &Cancellation::default());
+                let batches = (0..windows.len()).map(batch).collect::<Result<Vec<_>, _>>()?;
+                let bytes: usize = batches.iter().map(bytes_of).sum();
+                assert!(bytes > 0);
+                assert_eq!(COPIED.get(), copies * bytes, "{column}, shuffled: {shuffle}");
+            }
+            COPIED.set(0);
+            assert!(bytes_of(&rows.read_row_groups(&[1])?) > 0);
+            assert_eq!(COPIED.get(), 0, "{column}");
+        }
         Ok(())
     }
 
