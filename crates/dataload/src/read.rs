@@ -115,12 +115,12 @@ impl Seek for Input {
     }
 }
 
-#[cfg(all(unix, feature = "remote"))]
+#[cfg(unix)]
 pub(crate) fn write_all_at(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
     std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
 }
 
-#[cfg(all(windows, feature = "remote"))]
+#[cfg(windows)]
 pub(crate) fn write_all_at(file: &File, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match std::os::windows::fs::FileExt::seek_write(file, bytes, offset) {
@@ -134,6 +134,13 @@ pub(crate) fn write_all_at(file: &File, mut offset: u64, mut bytes: &[u8]) -> io
         }
     }
     Ok(())
+}
+
+/// A path with one more ending, whatever dots it has.
+pub(crate) fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(ending);
+    path.into()
 }
 
 /// Deflate never expands a byte to more than this many, so a header that declares more is wrong.

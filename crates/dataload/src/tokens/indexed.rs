@@ -8,6 +8,7 @@ use overdrive_ffi::MappedFile;
 
 use super::{TokenDtype, TokenFile};
 use crate::local::map;
+use crate::read::with_ending;
 use crate::{DataError, Dataset};
 
 pub(super) const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
@@ -61,12 +62,7 @@ impl IndexedTokens {
         let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         let named = ["bin", "idx"].iter().any(|known| ending.eq_ignore_ascii_case(known));
         let prefix = if named { path.with_extension("") } else { path.to_owned() };
-        [".idx", ".bin"].map(|ending| {
-            // Not `with_extension`, since a prefix may have dots of its own.
-            let mut name = prefix.clone().into_os_string();
-            name.push(ending);
-            name.into()
-        })
+        [".idx", ".bin"].map(|ending| with_ending(&prefix, ending))
     }
 
     /// Opens `PREFIX.bin` and `PREFIX.idx`; the path may also be that of one of the two.
