@@ -48,6 +48,7 @@ pub(crate) enum Input {
 
 impl Input {
     /// Opens it, and returns it with its length in bytes.
+    #[cfg(any(feature = "csv", feature = "jsonl", feature = "parquet"))]
     pub(crate) fn open(path: &Path) -> Result<(Self, u64), DataError> {
         Self::open_version(path, None)
     }

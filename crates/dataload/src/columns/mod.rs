@@ -27,6 +27,7 @@ pub use ragged::Ragged;
 pub(crate) use recent::Recent;
 pub use row::{Row, Value};
 pub(crate) use selection::{Leaf, OnNull, Selected, Selection};
+#[cfg(feature = "arrow")]
 pub(crate) use table::mask_name;
 pub use table::{BytesColumn, Column, Table};
 pub(crate) use words::{Spare, Words};

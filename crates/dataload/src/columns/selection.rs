@@ -128,6 +128,7 @@ impl<L: Leaf> Selection<L> {
         Ok(self)
     }
 
+    #[cfg(feature = "arrow")]
     pub(crate) fn leaves(&self) -> &[L] {
         &self.leaves
     }

@@ -1,7 +1,7 @@
 //! Datasets made of other datasets. `Map` and `Subset` are in `dataset.rs`, next to the trait whose methods make them.
 
 mod chain;
-mod concat;
+pub(crate) mod concat;
 mod filter;
 mod interleave;
 mod map_style;
@@ -12,7 +12,6 @@ mod zip;
 
 pub use chain::Chain;
 pub use concat::Concat;
-pub(crate) use concat::locate;
 pub use filter::Filter;
 pub use interleave::{InterleaveBuilder, StoppingStrategy, interleave_datasets};
 pub use map_style::{MapStyle, map_style};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::index::ShardIndex;
-use crate::compose::locate;
+use crate::compose::concat::locate;
 use crate::{DataError, Dataset, IterableDataset};
 
 /// Shards whose samples can be read in any order: those of a [`WebDataset`](crate::WebDataset) or a
