@@ -6,8 +6,8 @@ use arrow_data::ArrayData;
 
 use super::columns::{ArrowColumns, refused};
 use super::layout::{Leaf, leaves};
-use super::node::{arrays, nodes};
-use super::read::Reader;
+use super::node::{Node, arrays};
+use super::read::{ReadError, Reader};
 use crate::DataError;
 use crate::columns::{Array, Leaf as _, OnNull, Selected, Table, Words};
 
@@ -68,22 +68,21 @@ impl ArrowColumns {
     fn take(&self, selected: &Selected, data: &[ArrayData], rows: usize) -> Result<Taken, DataError> {
         let leaf = self.selection.leaf(selected);
         let missing = || DataError::option("batch", format!("the arrays of column {:?}", selected.name), "fewer");
-        let nodes = nodes(leaf, data).ok_or_else(missing)?;
-        let dictionary = self.dictionary(selected, data)?;
+        let arrays = arrays(leaf, data).ok_or_else(missing)?;
+        let nodes: Vec<Node<'_>> = arrays.iter().map(|array| Node::of(array)).collect();
+        let dictionary = dictionary(leaf, &arrays).transpose().map_err(|bad| refused(&selected.name, bad))?;
         let reader = Reader { leaf, nulls: &selected.nulls, dictionary: dictionary.as_ref(), limit: u64::MAX };
         let (array, in_place) =
             reader.read_beside(&nodes, 0..rows, true).map_err(|bad| refused(&selected.name, bad))?;
-        let buffer = || arrays(leaf, data)?.last()?.buffers().first().cloned();
+        let buffer = || arrays.last()?.buffers().first().cloned();
         Ok((array, in_place.and_then(|bytes| Some((buffer()?, bytes)))))
     }
+}
 
-    /// The dictionary of a column, if it is dictionary-encoded.
-    fn dictionary(&self, selected: &Selected, data: &[ArrayData]) -> Result<Option<Array>, DataError> {
-        let leaf = self.selection.leaf(selected);
-        let values = arrays(leaf, data).and_then(|arrays| arrays.last().map(|codes| codes.child_data()));
-        let (Some(of_values), Some(values @ [_])) = (leaf.of_dictionary(), values) else { return Ok(None) };
-        let reader = Reader { leaf: &of_values, nulls: &OnNull::Error, dictionary: None, limit: u64::MAX };
-        let nodes = nodes(&of_values, values).unwrap_or_default();
-        reader.read(&nodes, 0..values[0].len()).map(Some).map_err(|bad| refused(&selected.name, bad))
-    }
+/// The dictionary of a column with these arrays, if it is dictionary-encoded.
+fn dictionary(leaf: &Leaf, arrays: &[&ArrayData]) -> Option<Result<Array, ReadError>> {
+    let of_values = leaf.of_dictionary()?;
+    let [values] = arrays.last()?.child_data() else { return None };
+    let reader = Reader { leaf: &of_values, nulls: &OnNull::Error, dictionary: None, limit: u64::MAX };
+    Some(reader.read(&[Node::of(values)], 0..values.len()))
 }

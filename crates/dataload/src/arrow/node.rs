@@ -85,11 +85,6 @@ pub(super) struct Node<'a> {
     pub(super) buffers: Vec<Piece<'a>>,
 }
 
-/// The arrays of a column, from arrays in memory.
-pub(super) fn nodes<'a>(leaf: &Leaf, columns: &'a [ArrayData]) -> Option<Vec<Node<'a>>> {
-    arrays(leaf, columns).map(|arrays| arrays.into_iter().map(Node::of).collect())
-}
-
 /// The arrays from the schema's field to the values of a column.
 pub(super) fn arrays<'a>(leaf: &Leaf, columns: &'a [ArrayData]) -> Option<Vec<&'a ArrayData>> {
     let mut children = columns;

@@ -37,7 +37,7 @@ impl Table {
         rows: usize,
         pinned: bool,
     ) -> Result<Self, DataError> {
-        let (mut columns, mut masks) = (Vec::new(), Vec::new());
+        let (mut columns, mut masks) = (Vec::with_capacity(arrays.len()), Vec::new());
         for (name, mut array) in names.zip(arrays) {
             let mask = array.mask.take();
             columns.push((name.clone(), array.into_values(pinned)?));
