@@ -20,24 +20,18 @@ impl Bytes for MappedFile {
     }
 }
 
-impl Bytes for [u8] {
-    fn copy(&self, at: usize, out: &mut [u8]) -> bool {
-        let found = self.get(at..).and_then(|rest| rest.get(..out.len()));
-        found.map(|found| out.copy_from_slice(found)).is_some()
-    }
+macro_rules! bytes_in_memory {
+    ($($owner:ty),*) => {$(
+        impl Bytes for $owner {
+            fn copy(&self, at: usize, out: &mut [u8]) -> bool {
+                let found = self.get(at..).and_then(|rest| rest.get(..out.len()));
+                found.map(|found| out.copy_from_slice(found)).is_some()
+            }
+        }
+    )*};
 }
 
-impl Bytes for Vec<u8> {
-    fn copy(&self, at: usize, out: &mut [u8]) -> bool {
-        self.as_slice().copy(at, out)
-    }
-}
-
-impl Bytes for Buffer {
-    fn copy(&self, at: usize, out: &mut [u8]) -> bool {
-        self.as_slice().copy(at, out)
-    }
-}
+bytes_in_memory!(Vec<u8>, Buffer);
 
 /// A buffer of an array.
 #[derive(Clone)]
