@@ -151,9 +151,7 @@ where
     }
 
     fn get(&self, index: usize) -> Result<S, DataError> {
-        if index >= self.len {
-            return Err(DataError::IndexOutOfRange { index, len: self.len });
-        }
+        DataError::check_index(index, self.len)?;
         (self.get)(index)
     }
 }

@@ -3,6 +3,7 @@
 use std::iter::Fuse;
 use std::sync::Arc;
 
+use crate::stream::pass_over;
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
 /// A closure as a stream of shards.
@@ -48,16 +49,9 @@ where
     F: Fn(usize) -> Result<I, DataError> + Send + Sync,
 {
     fn samples(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<Fuse<I>, DataError> {
-        if shard >= self.shards {
-            return Err(DataError::IndexOutOfRange { index: shard, len: self.shards });
-        }
+        DataError::check_index(shard, self.shards)?;
         let mut samples = (self.open)(shard)?.fuse();
-        for _ in 0..position {
-            cancelled.check()?;
-            if samples.next().is_none() {
-                break;
-            }
-        }
+        pass_over(&mut samples, position, cancelled)?;
         Ok(samples)
     }
 }

@@ -1,14 +1,11 @@
 //! The idx format of MNIST: a four-byte magic, big-endian dimensions, then the values in row-major order.
 
-use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
-
-use flate2::bufread::MultiGzDecoder;
+use std::sync::Arc;
 
 use crate::DataError;
-use crate::read::{Input, MAX_DEFLATE_RATIO};
+use crate::content::Content;
 
-const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const UNSIGNED_BYTE: u8 = 0x08;
 /// The most values that are read into memory: 4 GiB.
 const MAX_VALUES: u64 = 1 << 32;
@@ -22,126 +19,51 @@ pub struct IdxArray {
     pub data: Vec<u8>,
 }
 
-/// Reads an idx file of unsigned bytes, raw or gzip-compressed (recognised by its content, not by its name).
+/// Reads an idx file of unsigned bytes, raw or compressed with gzip or zstd (recognised by its content, not by its name).
 ///
 /// Memory use depends on what the file really holds, whatever its header declares.
 ///
 /// # Errors
 /// [`DataError::Io`] when the file cannot be read; [`DataError::Corrupt`] for a bad magic number, another element type,
-/// fewer or more values than the header says, or damaged gzip data; [`DataError::TooLarge`] above 4 GiB.
+/// fewer or more values than the header says, or damaged compressed data; [`DataError::TooLarge`] above 4 GiB.
 pub fn read_idx(path: impl AsRef<Path>) -> Result<IdxArray, DataError> {
-    let path = path.as_ref();
-    let (file, file_bytes) = Input::open(path)?;
-    let mut file = BufReader::with_capacity(1 << 16, file);
-    if file.fill_buf().map_err(DataError::io(path))?.starts_with(&GZIP_MAGIC) {
-        let most = file_bytes.saturating_mul(MAX_DEFLATE_RATIO);
-        IdxReader { path, content: MultiGzDecoder::new(file), at: 0, most, exact: false }.read()
-    } else {
-        IdxReader { path, content: file, at: 0, most: file_bytes, exact: true }.read()
+    let mut content = Content::open(Arc::from(path.as_ref()))?;
+    let [zero, also_zero, element, dimensions] = word(&mut content, "an idx magic number")?;
+    if (zero, also_zero) != (0, 0) {
+        return Err(content.corrupt(0, "an idx magic number 00 00 tt dd", format!("{zero:02x} {also_zero:02x}")));
+    }
+    if element != UNSIGNED_BYTE {
+        return Err(content.corrupt(2, "element type 08 (unsigned byte)", format!("{element:02x}")));
+    }
+    if !(1..=4).contains(&dimensions) {
+        return Err(content.corrupt(3, "1 to 4 dimensions", dimensions.to_string()));
+    }
+    let mut shape = Vec::with_capacity(dimensions.into());
+    for _ in 0..dimensions {
+        shape.push(u32::from_be_bytes(word(&mut content, "a dimension of four bytes")?) as usize);
+    }
+    let start = content.at();
+    let declared = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64));
+    let declared =
+        declared.ok_or_else(|| content.corrupt(start, "less than 2^64 values", format!("the shape {shape:?}")))?;
+    if declared > MAX_VALUES {
+        // A file without so many values is damaged.
+        content.skip(declared, "values")?;
+    }
+    DataError::check_bytes(MAX_VALUES, declared, "the array", content.path())?;
+    let data = content.bytes(declared, "values")?;
+    // Reading past the values makes gzip verify its checksum.
+    match content.fill(&mut [0])? {
+        0 => Ok(IdxArray { shape, data }),
+        _ => Err(content.corrupt(start + declared, "the end of the file", "more bytes")),
     }
 }
 
-struct IdxReader<'a, R> {
-    path: &'a Path,
-    content: R,
-    /// Bytes of content read so far.
-    at: u64,
-    /// The most bytes that the content can have.
-    most: u64,
-    /// Whether `most` is the exact length of the content; for gzip it is only an upper bound.
-    exact: bool,
-}
-
-impl<R: Read> IdxReader<'_, R> {
-    fn read(mut self) -> Result<IdxArray, DataError> {
-        let [zero, also_zero, element, dimensions] = self.word("an idx magic number")?;
-        if (zero, also_zero) != (0, 0) {
-            return Err(self.corrupt(0, "an idx magic number 00 00 tt dd", format!("{zero:02x} {also_zero:02x}")));
-        }
-        if element != UNSIGNED_BYTE {
-            return Err(self.corrupt(2, "element type 08 (unsigned byte)", format!("{element:02x}")));
-        }
-        if !(1..=4).contains(&dimensions) {
-            return Err(self.corrupt(3, "1 to 4 dimensions", dimensions.to_string()));
-        }
-        let mut shape = Vec::with_capacity(dimensions.into());
-        for _ in 0..dimensions {
-            shape.push(u32::from_be_bytes(self.word("a dimension of four bytes")?) as usize);
-        }
-        let declared = self.check_declared(&shape)?;
-        let data = self.values(declared)?;
-        Ok(IdxArray { shape, data })
-    }
-
-    /// The number of values that the header declares; an impossible number is refused before anything is allocated.
-    fn check_declared(&self, shape: &[usize]) -> Result<u64, DataError> {
-        let declared = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64));
-        let room = self.most.saturating_sub(self.at);
-        match declared {
-            Some(declared) if declared == room || (declared < room && !self.exact) => match declared {
-                0..=MAX_VALUES => Ok(declared),
-                bytes => {
-                    let (path, what, limit) = (self.path.to_owned(), "the array", MAX_VALUES);
-                    Err(DataError::TooLarge { path, what, bytes, limit })
-                }
-            },
-            _ => {
-                let declared = declared.map_or("more than 2^64".to_owned(), |declared| declared.to_string());
-                let found = if self.exact { format!("{room} bytes") } else { format!("room for at most {room} bytes") };
-                Err(self.corrupt(self.at, format!("{declared} values for shape {shape:?}"), found))
-            }
-        }
-    }
-
-    fn values(&mut self, declared: u64) -> Result<Vec<u8>, DataError> {
-        let mut values = Vec::new();
-        if self.exact {
-            // The length has been checked against the file. For gzip, memory grows with the decompressed content
-            // instead.
-            values.try_reserve_exact(declared as usize).map_err(|error| self.damaged(error.into()))?;
-        }
-        let outcome = (&mut self.content).take(declared).read_to_end(&mut values);
-        let start = self.at;
-        self.at += values.len() as u64;
-        outcome.map_err(|error| self.damaged(error))?;
-        if (values.len() as u64) < declared {
-            let found = format!("the end after {} of them", values.len());
-            return Err(self.corrupt(start, format!("{declared} values"), found));
-        }
-        // Reading past the values detects trailing bytes, and makes gzip verify its checksum.
-        match self.content.read(&mut [0]) {
-            Ok(0) => Ok(values),
-            Ok(_) => Err(self.corrupt(self.at, "the end of the file", "more bytes")),
-            Err(error) => Err(self.damaged(error)),
-        }
-    }
-
-    fn word(&mut self, expected: &str) -> Result<[u8; 4], DataError> {
-        let mut word = [0; 4];
-        match self.content.read_exact(&mut word) {
-            Ok(()) => {
-                self.at += 4;
-                Ok(word)
-            }
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                Err(self.corrupt(self.at, expected, "the end of the file"))
-            }
-            Err(error) => Err(self.damaged(error)),
-        }
-    }
-
-    fn damaged(&self, error: io::Error) -> DataError {
-        use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
-        match error.kind() {
-            InvalidData | InvalidInput | UnexpectedEof if !self.exact => {
-                self.corrupt(self.at, "intact gzip data", error.to_string())
-            }
-            _ => DataError::Io { path: self.path.to_owned(), error },
-        }
-    }
-
-    fn corrupt(&self, offset: u64, expected: impl Into<String>, found: impl Into<String>) -> DataError {
-        DataError::corrupt(self.path, offset, expected, found)
+fn word(content: &mut Content, expected: &str) -> Result<[u8; 4], DataError> {
+    let (start, mut word) = (content.at(), [0; 4]);
+    match content.fill(&mut word)? {
+        4 => Ok(word),
+        _ => Err(content.corrupt(start, expected, "the end of the file")),
     }
 }
 

@@ -10,6 +10,7 @@ mod batch_sampler;
 mod batch_samples;
 mod cache;
 mod cancellation;
+mod checks;
 mod collate;
 // Lists of different lengths are always there, tables only with a format that has them.
 #[cfg_attr(not(any(feature = "arrow", feature = "parquet")), allow(dead_code, unused_imports))]

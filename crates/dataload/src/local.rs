@@ -11,7 +11,7 @@ use crate::DataError;
 use crate::read::no_remote;
 use crate::read::{is_url, open_regular};
 #[cfg(feature = "remote")]
-use crate::remote::Whole;
+use crate::remote::fetch_whole as fetch;
 
 /// A file that is here as a whole. It must be read by offset or mapped: its position is shared.
 // Only LMDB needs more than the file.
@@ -29,7 +29,7 @@ impl LocalFile {
     /// Opens a file; one elsewhere is fetched whole into the cache first, which takes as long as it takes.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         if is_url(path) {
-            return Self::fetch(path);
+            return fetch(path);
         }
         let (file, bytes) = open_regular(path)?;
         let metadata = file.metadata().map_err(DataError::io(path))?;
@@ -37,17 +37,11 @@ impl LocalFile {
         let state = modified.map_or(0, |since| since.as_nanos() as u64);
         Ok(Self { file, bytes, name: path.to_owned(), state })
     }
+}
 
-    #[cfg(feature = "remote")]
-    fn fetch(path: &Path) -> Result<Self, DataError> {
-        let Whole { file, bytes, name, state } = Whole::fetch(path)?;
-        Ok(Self { file, bytes, name, state })
-    }
-
-    #[cfg(not(feature = "remote"))]
-    fn fetch(path: &Path) -> Result<Self, DataError> {
-        Err(no_remote(path))
-    }
+#[cfg(not(feature = "remote"))]
+fn fetch(path: &Path) -> Result<LocalFile, DataError> {
+    Err(no_remote(path))
 }
 
 /// Maps a file of this machine or elsewhere.

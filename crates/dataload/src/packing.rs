@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::stream::pass_over;
 use crate::{Cancellation, Collate, DataError, Deferred, IterableDataset, PackTokens, PackedTokens, Samples};
 
 /// The tokens of one pack, with where its documents begin.
@@ -58,9 +59,7 @@ impl<D: IterableDataset<Sample = Vec<i64>>> Packing<D> {
     /// # Errors
     /// [`DataError::InvalidOption`] for a length of 0.
     pub fn new(documents: D, length: usize) -> Result<Self, DataError> {
-        if length == 0 {
-            return Err(DataError::option("length", "at least 1", 0));
-        }
+        DataError::at_least_1("length", length)?;
         Ok(Self { documents, length, keep_last: false })
     }
 
@@ -110,23 +109,18 @@ impl<D: IterableDataset<Sample = Vec<i64>>> IterableDataset for Packing<D> {
 impl<D: IterableDataset<Sample = Vec<i64>>> Packing<D> {
     fn packs(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<Packs, DataError> {
         let documents = self.documents.open_deferred(shard, 0, cancelled)?;
-        let (length, keep_last, cancelled) = (self.length, self.keep_last, cancelled.clone());
+        let (length, keep_last) = (self.length, self.keep_last);
         let mut packs = Packs {
             documents,
             length,
             keep_last,
-            cancelled,
+            cancelled: cancelled.clone(),
             open: Pack::default(),
             full: VecDeque::new(),
             read: 0,
             ended: false,
         };
-        for _ in 0..position {
-            packs.cancelled.check()?;
-            if packs.next().is_none() {
-                break;
-            }
-        }
+        pass_over(&mut packs, position, cancelled)?;
         Ok(packs)
     }
 }

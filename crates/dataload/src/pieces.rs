@@ -37,9 +37,7 @@ impl<D: Dataset> Pieces<D> {
     /// [`DataError::InvalidOption`] for a `max_length` of 0, or a number of lengths that differs from the number of
     /// samples.
     pub fn new(dataset: D, lengths: &[usize], max_length: usize) -> Result<Self, DataError> {
-        if max_length == 0 {
-            return Err(DataError::option("max_length", "at least 1", 0));
-        }
+        DataError::at_least_1("max_length", max_length)?;
         if lengths.len() != dataset.len() {
             return Err(DataError::option(
                 "lengths",

@@ -13,9 +13,7 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn new(world_size: usize, rank: usize) -> Result<Self, DataError> {
-        if world_size == 0 {
-            return Err(DataError::option("world_size", "at least 1", 0));
-        }
+        DataError::at_least_1("world_size", world_size)?;
         if rank >= world_size {
             return Err(DataError::option("rank", format!("a number below world_size, {world_size}"), rank));
         }

@@ -88,6 +88,7 @@ pub(crate) enum Input {
 
 impl Input {
     /// Opens it, and returns it with its length in bytes.
+    #[cfg(any(feature = "csv", feature = "jsonl", feature = "parquet"))]
     pub(crate) fn open(path: &Path) -> Result<(Self, u64), DataError> {
         Self::open_version(path, None)
     }
@@ -155,12 +156,12 @@ impl Seek for Input {
     }
 }
 
-#[cfg(all(unix, feature = "remote"))]
+#[cfg(unix)]
 pub(crate) fn write_all_at(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
     std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
 }
 
-#[cfg(all(windows, feature = "remote"))]
+#[cfg(windows)]
 pub(crate) fn write_all_at(file: &File, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match std::os::windows::fs::FileExt::seek_write(file, bytes, offset) {
@@ -174,6 +175,13 @@ pub(crate) fn write_all_at(file: &File, mut offset: u64, mut bytes: &[u8]) -> io
         }
     }
     Ok(())
+}
+
+/// A path with one more ending, whatever dots it has.
+pub(crate) fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(ending);
+    path.into()
 }
 
 /// Deflate never expands a byte to more than this many, so a header that declares more is wrong.
@@ -233,9 +241,7 @@ pub(crate) fn list_remote(folder: &Path) -> Result<Vec<(PathBuf, Version)>, Data
 /// Reads a whole file of at most `limit` bytes; of a file elsewhere this version, or that of today.
 pub(crate) fn read_file(path: &Path, version: Option<&Version>, limit: u64) -> Result<Vec<u8>, DataError> {
     let (file, bytes) = Input::open_version(path, version)?;
-    if bytes > limit {
-        return Err(DataError::TooLarge { path: path.to_owned(), what: "the file", bytes, limit });
-    }
+    DataError::check_bytes(limit, bytes, "the file", path)?;
     let mut content = Vec::with_capacity(bytes as usize);
     // If the file grows meanwhile, reading stops at the limit instead of filling memory.
     file.take(limit).read_to_end(&mut content).map_err(DataError::io(path))?;

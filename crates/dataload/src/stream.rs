@@ -110,6 +110,17 @@ pub trait IterableDataset: Send + Sync {
     }
 }
 
+/// Passes over `count` items, or all where there are fewer; gives up when `cancelled`.
+pub(crate) fn pass_over(items: &mut impl Iterator, count: u64, cancelled: &Cancellation) -> Result<(), DataError> {
+    for _ in 0..count {
+        cancelled.check()?;
+        if items.next().is_none() {
+            break;
+        }
+    }
+    Ok(())
+}
+
 macro_rules! forward_iterable {
     ($($pointer:ty),*) => {$(
         impl<D: IterableDataset + ?Sized> IterableDataset for $pointer {

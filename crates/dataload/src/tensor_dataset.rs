@@ -100,9 +100,7 @@ impl<T: TensorBatch + Send> Dataset for TensorDataset<T> {
     }
 
     fn get(&self, index: usize) -> Result<T, DataError> {
-        if index >= self.table.len {
-            return Err(DataError::IndexOutOfRange { index, len: self.table.len });
-        }
+        DataError::check_index(index, self.table.len)?;
         let row = self.table.gather(&[index as i64], false)?;
         row.map_tensors(&mut |tensor| Ok(tensor.f_squeeze_dim(0)?))
     }

@@ -114,10 +114,7 @@ fn read_header(content: &mut Content) -> Result<Header, DataError> {
         return Err(content.corrupt(8, "the header's length", "the end of the file"));
     }
     let length = u64::from(u32::from_le_bytes(length));
-    if length > MAX_HEADER_BYTES {
-        let (path, what) = (content.path().to_path_buf(), "the header");
-        return Err(DataError::TooLarge { path, what, bytes: length, limit: MAX_HEADER_BYTES });
-    }
+    DataError::check_bytes(MAX_HEADER_BYTES, length, "the header", content.path())?;
     let at = content.at();
     let header = content.bytes(length, "a header")?;
     // Latin-1 before version 3, but the header of a numeric array is ASCII.

@@ -66,10 +66,7 @@ impl SafeTensorsFile {
             return Err(content.corrupt(0, "the eight bytes of the header's length", "the end of the file"));
         }
         let length = u64::from_le_bytes(length);
-        if length > MAX_HEADER_BYTES {
-            let (path, what) = (content.path().to_path_buf(), "the header");
-            return Err(DataError::TooLarge { path, what, bytes: length, limit: MAX_HEADER_BYTES });
-        }
+        DataError::check_bytes(MAX_HEADER_BYTES, length, "the header", content.path())?;
         let header = content.bytes(length, "the header")?;
         let bad = |found: String| content.corrupt(LENGTH_BYTES, "a safetensors header", found);
         let header: Metadata = serde_json::from_slice(&header).map_err(|error| bad(error.to_string()))?;

@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use arrow_schema::Schema;
 
-use super::columns::ArrowColumns;
+use super::columns::{ArrowColumns, describe, read};
 use super::file::{ArrowFile, Backing};
-use super::layout::Leaf;
 use super::message::Arrays;
 use super::unpack::Unpacked;
 use crate::DataError;
-use crate::columns::{Array, Field, Recent, Table};
+use crate::columns::{Array, Field, Part, Parts, Recent, Selected, Table, same_columns};
 use crate::shards::matching;
 
 /// How many record batches stay decompressed, or with their headers parsed.
@@ -67,20 +66,10 @@ const MAX_COLUMN_BYTES: u64 = 1 << 32;
 #[doc(alias = "Feather")]
 pub struct ArrowDataset {
     pub(super) files: Arc<[ArrowFile]>,
-    pub(super) batches: Arc<[Place]>,
+    pub(super) batches: Parts,
     pub(super) columns: ArrowColumns,
     recent: Arc<Recent<usize, Loaded>>,
     max_column_bytes: u64,
-}
-
-/// A record batch, and the position of its rows in the dataset.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    pub(super) file: usize,
-    /// The index of the batch in its file.
-    pub(super) index: usize,
-    pub(super) first_row: usize,
-    pub(super) rows: usize,
 }
 
 /// A record batch whose header is parsed, and whose selected columns are decompressed.
@@ -119,24 +108,17 @@ impl ArrowDataset {
     }
 
     fn new(opened: impl Iterator<Item = Result<ArrowFile, DataError>>) -> Result<Self, DataError> {
-        let (mut files, mut batches, mut first_row) = (Vec::<ArrowFile>::new(), Vec::new(), 0usize);
+        let (mut files, mut batches) = (Vec::<ArrowFile>::new(), Parts::default());
         for file in opened {
             let file = file?;
-            if let Some(first) = files.first() {
-                same_columns(first, &file)?;
-            }
-            for (index, &(_, rows)) in file.batches.iter().enumerate() {
-                batches.push(Place { file: files.len(), index, first_row, rows });
-                first_row = first_row.checked_add(rows).ok_or_else(|| {
-                    DataError::layout(&file.path, "rows that can be counted", format!("{rows} rows in batch {index}"))
-                })?;
-            }
+            same_columns(&files.first().unwrap_or(&file).leaves, &file.leaves, &file.path)?;
+            batches.add(files.len(), &file.path, file.batches.iter().map(|&(_, rows)| Some(rows)))?;
             files.push(file);
         }
         let Some(first) = files.first() else { return Err(DataError::option("files", "at least one file", 0)) };
         let columns = ArrowColumns::new(&first.schema);
         let (recent, max_column_bytes) = (Arc::new(Recent::new(KEPT_BATCHES)), MAX_COLUMN_BYTES);
-        Ok(Self { files: files.into(), batches: batches.into(), columns, recent, max_column_bytes })
+        Ok(Self { files: files.into(), batches, columns, recent, max_column_bytes })
     }
 
     /// Reads only these columns, in this order; see [`ArrowColumns::select`].
@@ -209,7 +191,7 @@ impl ArrowDataset {
 
     /// How many rows the files have.
     pub fn rows(&self) -> usize {
-        self.batches.last().map_or(0, |batch| batch.first_row + batch.rows)
+        self.batches.rows()
     }
 
     /// The number of rows of each record batch, file after file.
@@ -238,80 +220,47 @@ impl ArrowDataset {
     /// # Source
     /// `pyarrow.ipc.RecordBatchFileReader.get_batch`.
     pub fn read_record_batches(&self, batches: &[usize]) -> Result<Table, DataError> {
-        let (mut rows, mut read) = (0usize, Vec::new());
+        let (mut rows, mut columns) = (0usize, Vec::new());
+        columns.resize_with(self.columns.fields().len(), Vec::new);
+        let mut add = |read: Vec<Array>| columns.iter_mut().zip(read).for_each(|(column, array)| column.push(array));
         for &batch in batches {
-            let len = self.batches.len();
-            let place = self.batches.get(batch).ok_or(DataError::IndexOutOfRange { index: batch, len })?;
-            rows = rows.saturating_add(place.rows);
-            read.push(self.arrays(batch, 0..place.rows)?);
+            let part = self.batches.get(batch)?;
+            rows = rows.saturating_add(part.rows);
+            add(self.arrays(batch, 0..part.rows)?);
         }
-        let columns = join(read, self.columns.empty()?)?;
-        let (names, arrays): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
-        Ok(Table::new(names.into_iter(), arrays, rows, false)?.with_masks(self.columns.masks()))
+        if batches.is_empty() {
+            add(self.columns.empty()?);
+        }
+        let arrays = columns.into_iter().map(Array::concat).collect::<Result<_, _>>()?;
+        Table::new(self.columns.selection.names(), arrays, rows, false)
     }
 
     /// Rows of the selected columns of a record batch.
-    pub(super) fn arrays(&self, batch: usize, rows: Range<usize>) -> Result<Vec<(Arc<str>, Array)>, DataError> {
-        let Place { file: number, index, .. } = self.batches[batch];
-        let file = &self.files[number];
-        let leaves = || self.columns.selected().iter().map(|selected| self.columns.leaf(selected));
+    pub(super) fn arrays(&self, batch: usize, rows: Range<usize>) -> Result<Vec<Array>, DataError> {
+        let Part { file: number, index, .. } = self.batches[batch];
+        let (file, selection) = (&self.files[number], &self.columns.selection);
         let loaded = self.recent.get(batch, || {
             let arrays = file.arrays(index)?;
-            let unpacked = file.unpack(&arrays, leaves(), self.max_column_bytes)?;
+            let leaves = selection.selected().iter().map(|selected| selection.leaf(selected));
+            let unpacked = file.unpack(&arrays, leaves, self.max_column_bytes)?;
             Ok(Loaded { arrays, unpacked })
         })?;
-        let mut columns = Vec::with_capacity(self.columns.selected().len());
-        for selected in self.columns.selected() {
-            let leaf = self.columns.leaf(selected);
+        let of_column = |selected: &Selected| {
+            let leaf = selection.leaf(selected);
             let nodes = match leaf.stored() {
                 Some(_) => file.nodes(&loaded.arrays, &loaded.unpacked, leaf)?,
                 None => Vec::new(),
             };
-            let read = selected.read(leaf, &nodes, rows.clone(), file.dictionary(leaf), self.max_column_bytes);
-            columns.extend(read.or_else(|bad| {
-                let described = selected.describe(bad)?;
+            read(selected, leaf, &nodes, rows.clone(), file.dictionary(leaf), self.max_column_bytes).or_else(|bad| {
+                let described = describe(&selected.name, bad)?;
+                let (at, expected) = (file.batches[index].0.body.start as u64, described.expected);
                 let found = format!("{} of record batch {index}", described.found);
                 Err(match described.is_damage {
-                    true => DataError::corrupt(
-                        &file.path,
-                        file.batches[index].0.body.start as u64,
-                        described.expected,
-                        found,
-                    ),
-                    false => DataError::layout(&file.path, described.expected, found),
+                    true => DataError::corrupt(&file.path, at, expected, found),
+                    false => DataError::layout(&file.path, expected, found),
                 })
-            })?);
-        }
-        Ok(columns)
-    }
-}
-
-/// Joins the tables of several record batches, column by column; `empty` if there are none.
-fn join(read: Vec<Vec<(Arc<str>, Array)>>, empty: Vec<(Arc<str>, Array)>) -> Result<Vec<(Arc<str>, Array)>, DataError> {
-    let mut columns: Vec<(Arc<str>, Vec<Array>)> = empty.iter().map(|(name, _)| (name.clone(), Vec::new())).collect();
-    for batch in read {
-        columns.iter_mut().zip(batch).for_each(|((_, pieces), (_, array))| pieces.push(array));
-    }
-    let joined = columns.into_iter().zip(empty).map(|((name, pieces), (_, empty))| match pieces.len() {
-        0 => Ok((name, empty)),
-        _ => Ok((name, Array::concat(pieces)?)),
-    });
-    joined.collect()
-}
-
-fn same_columns(first: &ArrowFile, file: &ArrowFile) -> Result<(), DataError> {
-    let is_unlike = |first: &Leaf, leaf: &Leaf| first.field.name() != leaf.field.name() || first.levels != leaf.levels;
-    let differs = first.leaves.iter().zip(&file.leaves).find(|(first, leaf)| is_unlike(first, leaf));
-    let describe = |leaf: &Leaf| format!("{:?} of {:?}", leaf.field.name(), leaf.field.kind());
-    match differs {
-        Some((first, leaf)) => {
-            let expected = format!("the first file's column {}", describe(first));
-            Err(DataError::layout(&file.path, expected, describe(leaf)))
-        }
-        None if first.leaves.len() != file.leaves.len() => {
-            let expected = format!("the first file's {} columns", first.leaves.len());
-            Err(DataError::layout(&file.path, expected, file.leaves.len().to_string()))
-        }
-        None => Ok(()),
+            })
+        };
+        selection.selected().iter().map(of_column).collect()
     }
 }

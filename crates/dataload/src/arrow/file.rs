@@ -10,14 +10,13 @@ use arrow_ipc::{Endianness, MessageHeader, MetadataVersion, Schema as FileSchema
 use arrow_schema::{DataType, Field, Schema};
 use overdrive_ffi::MappedFile;
 
-use super::columns::OnNull;
 use super::layout::{Leaf, LevelKind, leaves};
 use super::message::{Arrays, Block, Messages, first_line};
 use super::node::{Bytes, Node, Piece};
 use super::read::{ReadError, Reader};
 use super::unpack::Unpacked;
 use crate::DataError;
-use crate::columns::Array;
+use crate::columns::{Array, OnNull};
 use crate::local::map;
 
 const MAGIC: &[u8] = b"ARROW1";
@@ -245,8 +244,7 @@ impl ArrowFile {
                 messages.corrupt(block.body.start, format!("values in dictionary {id}, none of them null"), found)
             })
         });
-        let (values, _) = values?;
-        self.dictionaries.insert(id, values);
+        self.dictionaries.insert(id, values?);
         Ok(())
     }
 

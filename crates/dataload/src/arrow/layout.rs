@@ -2,7 +2,7 @@
 
 use arrow_schema::{DataType, Field as ArrowField, Schema, UnionMode};
 
-use crate::columns::{Element, Field, FieldKind};
+use crate::columns::{self, Element, Field, FieldKind};
 
 /// A column of values: a field of the schema, or one within its structures and lists.
 #[derive(Clone, PartialEq)]
@@ -144,6 +144,24 @@ impl Stored {
             }
             _ => return unsupported(),
         }))
+    }
+}
+
+impl columns::Leaf for Leaf {
+    fn field(&self) -> &Field {
+        &self.field
+    }
+
+    fn element(&self) -> Option<Element> {
+        self.stored().map(Stored::element)
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        self.field.name() == other.field.name() && self.levels == other.levels
+    }
+
+    fn describe(&self) -> String {
+        format!("{:?} of {:?}", self.field.name(), self.field.kind())
     }
 }
 

@@ -11,7 +11,7 @@ use crate::DataError;
 use crate::columns::Words;
 
 /// The largest size of a header, which takes some dozens of bytes per column.
-const MAX_HEADER_BYTES: usize = 1 << 26;
+const MAX_HEADER_BYTES: u64 = 1 << 26;
 const CONTINUATION: [u8; 4] = [0xff; 4];
 
 /// The place of a message in its file.
@@ -55,10 +55,7 @@ impl Messages<'_> {
 
     /// Copies bytes of the file to memory with the alignment that flatbuffers need.
     pub(super) fn bytes(&self, range: &Range<usize>, what: &'static str) -> Result<Words, DataError> {
-        if range.len() > MAX_HEADER_BYTES {
-            let (path, bytes) = (self.path.to_owned(), range.len() as u64);
-            return Err(DataError::TooLarge { path, what, bytes, limit: MAX_HEADER_BYTES as u64 });
-        }
+        DataError::check_bytes(MAX_HEADER_BYTES, range.len() as u64, what, self.path)?;
         let mut words = Words::new(range.len())?;
         match self.content.copy(range.start, words.bytes_mut()) {
             true => Ok(words),

@@ -20,24 +20,18 @@ impl Bytes for MappedFile {
     }
 }
 
-impl Bytes for [u8] {
-    fn copy(&self, at: usize, out: &mut [u8]) -> bool {
-        let found = self.get(at..).and_then(|rest| rest.get(..out.len()));
-        found.map(|found| out.copy_from_slice(found)).is_some()
-    }
+macro_rules! bytes_in_memory {
+    ($($owner:ty),*) => {$(
+        impl Bytes for $owner {
+            fn copy(&self, at: usize, out: &mut [u8]) -> bool {
+                let found = self.get(at..).and_then(|rest| rest.get(..out.len()));
+                found.map(|found| out.copy_from_slice(found)).is_some()
+            }
+        }
+    )*};
 }
 
-impl Bytes for Vec<u8> {
-    fn copy(&self, at: usize, out: &mut [u8]) -> bool {
-        self.as_slice().copy(at, out)
-    }
-}
-
-impl Bytes for Buffer {
-    fn copy(&self, at: usize, out: &mut [u8]) -> bool {
-        self.as_slice().copy(at, out)
-    }
-}
+bytes_in_memory!(Vec<u8>, Buffer);
 
 /// A buffer of an array.
 #[derive(Clone)]
@@ -83,11 +77,6 @@ pub(super) struct Node<'a> {
     pub(super) valid: Option<(Piece<'a>, usize)>,
     /// The buffers after the validity bitmap.
     pub(super) buffers: Vec<Piece<'a>>,
-}
-
-/// The arrays of a column, from arrays in memory.
-pub(super) fn nodes<'a>(leaf: &Leaf, columns: &'a [ArrayData]) -> Option<Vec<Node<'a>>> {
-    arrays(leaf, columns).map(|arrays| arrays.into_iter().map(Node::of).collect())
 }
 
 /// The arrays from the schema's field to the values of a column.

@@ -5,11 +5,10 @@
 
 use std::ops::Range;
 
-use super::columns::OnNull;
 use super::layout::{Leaf, LevelKind};
 use super::node::Node;
 use crate::DataError;
-use crate::columns::{Array, FieldKind};
+use crate::columns::{Array, FieldKind, OnNull};
 
 /// More elements than fit into any memory, so offsets that claim more are damaged.
 const MOST_ELEMENTS: i64 = 1 << 48;
@@ -68,9 +67,20 @@ pub(super) struct Walk<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The values of `rows`; where nulls are masked, also which rows are null. `nodes` are the arrays on the way to the
-    /// values, the outermost first.
-    pub(super) fn read(self, nodes: &[Node<'_>], rows: Range<usize>) -> Result<(Array, Option<Vec<bool>>), ReadError> {
+    /// The values of `rows`, with a mask where nulls are masked. `nodes` are the arrays on the way to the values, the
+    /// outermost first.
+    pub(super) fn read(self, nodes: &[Node<'_>], rows: Range<usize>) -> Result<Array, ReadError> {
+        self.read_beside(nodes, rows, false).map(|(array, _)| array)
+    }
+
+    /// The same, with an array that has no values if these may stay `in_place` and can: the first so many bytes of their
+    /// buffer.
+    pub(super) fn read_beside(
+        self,
+        nodes: &[Node<'_>],
+        rows: Range<usize>,
+        in_place: bool,
+    ) -> Result<(Array, Option<usize>), ReadError> {
         let mut walk = Walk {
             reader: self,
             nodes,
@@ -91,12 +101,17 @@ impl<'a> Reader<'a> {
                 LevelKind::List { wide } => walk.lists(node, *wide)?,
                 LevelKind::FixedList(length) => walk.fixed_lists(depth, node, *length)?,
                 LevelKind::Values(stored) => {
-                    let (values, text) = walk.values(stored, node)?;
+                    let stay = if in_place { walk.bytes_in_place(stored, node) } else { None };
+                    let (values, text) = match stay {
+                        Some(_) => Default::default(),
+                        None => walk.values(stored, node)?,
+                    };
                     walk.set_mask();
                     walk.offsets.extend(text);
                     let (element, per_row) = (stored.element(), walk.per_row);
-                    let array = Array { element, rows: rows.len(), per_row, offsets: walk.offsets, values };
-                    return Ok((array, walk.mask));
+                    let mask = walk.mask.map(|mask| Array::of_bools(&mask).map(Box::new)).transpose()?;
+                    let array = Array { element, rows: rows.len(), per_row, offsets: walk.offsets, values, mask };
+                    return Ok((array, stay));
                 }
                 LevelKind::Unsupported(_) => break,
             }

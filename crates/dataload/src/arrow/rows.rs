@@ -25,8 +25,7 @@ impl ArrowDataset {
     }
 
     fn row(&self, batch: usize, row: usize) -> Result<Row, DataError> {
-        let arrays = self.arrays(batch, row..row + 1)?;
-        Row::new(arrays.into_iter().map(|(name, array)| (name, Ok(array))))
+        Row::new(self.columns.selection.names(), self.arrays(batch, row..row + 1)?)
     }
 
     fn rows_from(
@@ -34,11 +33,8 @@ impl ArrowDataset {
         shard: usize,
         position: u64,
     ) -> Result<impl Iterator<Item = Result<Row, DataError>> + Send + use<>, DataError> {
-        let len = self.batches.len();
-        let rows = self.batches.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?.rows;
-        let first = usize::try_from(position).unwrap_or(usize::MAX).min(rows);
         let dataset = self.clone();
-        Ok((first..rows).map(move |row| dataset.row(shard, row)))
+        Ok(self.batches.rows_from(shard, position)?.map(move |row| dataset.row(shard, row)))
     }
 }
 
@@ -51,13 +47,8 @@ impl Dataset for ArrowDataset {
     }
 
     fn get(&self, index: usize) -> Result<Row, DataError> {
-        let len = self.rows();
-        if index >= len {
-            return Err(DataError::IndexOutOfRange { index, len });
-        }
-        // The last record batch that begins at or before the row, which skips empty ones.
-        let batch = self.batches.partition_point(|batch| batch.first_row <= index) - 1;
-        self.row(batch, index - self.batches[batch].first_row)
+        let (batch, row) = self.batches.find(index)?;
+        self.row(batch, row)
     }
 }
 
@@ -89,12 +80,12 @@ impl IterableDataset for ArrowDataset {
 
     /// The bytes of a row, and so the ends of windows, depend on the columns that are read.
     fn fingerprint(&self) -> u64 {
-        self.columns.fingerprint()
+        self.columns.selection.fingerprint()
     }
 
     /// The file, and the index of the record batch in it.
     fn shard_name(&self, shard: usize) -> Option<String> {
-        let batch = self.batches.get(shard)?;
+        let batch = self.batches.get(shard).ok()?;
         Some(format!("{}, record batch {}", self.files[batch.file].path.display(), batch.index))
     }
 }

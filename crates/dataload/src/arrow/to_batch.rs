@@ -9,14 +9,14 @@ use arrow_schema::{ArrowError, DataType, Field, Schema};
 use tch::{Kind, Tensor};
 
 use crate::DataError;
-use crate::columns::{Array, Column, Element, Table};
+use crate::columns::{Array, Column, Element, Table, mask_name};
 
 impl Table {
     /// Converts the columns to a record batch in new memory. `texts` are the columns of strings; other columns of
     /// [`Bytes`](Column::Bytes) become binary values.
     ///
     /// Tensors become primitive arrays or fixed-size lists, and [`Ragged`](crate::Ragged) columns lists with 64-bit
-    /// offsets. A column `name.is_null`, as [`mask_null`](crate::ArrowColumns::mask_null) makes it, becomes the nulls
+    /// offsets. A column `name.is_null`, as [`mask_null`](crate::ArrowColumns::mask_null) and `ParquetDataset`'s method make it, becomes the nulls
     /// of the column `name`.
     ///
     /// ```
@@ -48,7 +48,7 @@ impl Table {
             return Err(DataError::option("texts", "names of columns of strings", format!("{name:?}")));
         }
         let mask_of = |name: &str| {
-            let mask = format!("{name}.is_null");
+            let mask = mask_name(name);
             self.get(&mask).filter(|_| self.is_mask(&mask))
         };
         let (mut fields, mut arrays) = (Vec::new(), Vec::new());

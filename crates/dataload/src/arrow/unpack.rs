@@ -69,10 +69,7 @@ impl Unpacked {
                     Err(_) => return Err(messages.corrupt(range.start, "the length of a buffer", length.to_string())),
                 },
             };
-            if length > limit {
-                let (path, what) = (messages.path.to_owned(), "a decompressed buffer");
-                return Err(DataError::TooLarge { path, what, bytes: length, limit });
-            }
+            DataError::check_bytes(limit, length, "a decompressed buffer", messages.path)?;
             let read = match (is_packed, codec) {
                 (false, _) => packed.take(length).read_to_end(&mut bytes),
                 (true, Codec::Lz4) => {

@@ -1,8 +1,8 @@
 //! Reads the values at the end of a column's arrays: numbers, strings and indices of a dictionary.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::columns::OnNull;
 use super::layout::Stored;
 use super::node::{Node, Piece};
 use super::read::{ReadError, Walk};
@@ -26,6 +26,16 @@ impl Walk<'_> {
                 Ok((array.values, array.offsets.into_iter().next()))
             }
         }
+    }
+
+    /// How many bytes the needed values take, if they are the first of their buffer and stored as a tensor's are.
+    pub(super) fn bytes_in_place(&self, stored: &Stored, node: &Node<'_>) -> Option<usize> {
+        let Stored::Plain(element) = stored else { return None };
+        let [range] = self.ranges.as_slice() else { return None };
+        let bytes = self.count().checked_mul(element.bytes())?;
+        let as_stored = !matches!(element, Element::Bool | Element::Uint16 | Element::Uint32);
+        let are_first = node.offset + range.start == 0 && node.buffers.first()?.has(0, bytes);
+        (bytes > 0 && as_stored && are_first && !self.missing.contains(&true)).then_some(bytes)
     }
 
     fn limited(&self, bytes: u64) -> Result<usize, ReadError> {
@@ -62,8 +72,7 @@ impl Walk<'_> {
             }
             (rest, position) = (tail, position + range.len());
         }
-        if let OnNull::Fill(_) | OnNull::Mask = self.reader.nulls {
-            let fill = self.fill(size);
+        if let Some(fill) = self.reader.nulls.fill(size) {
             let places = values.bytes_mut().chunks_exact_mut(size).zip(&self.missing);
             places.filter(|(_, missing)| **missing).for_each(|(place, _)| place.copy_from_slice(&fill));
         }
@@ -71,11 +80,8 @@ impl Walk<'_> {
     }
 
     /// The value that replaces a null; it has `size` bytes, or any size if that is 0.
-    fn fill(&self, size: usize) -> Vec<u8> {
-        match self.reader.nulls {
-            OnNull::Fill(fill) => fill.to_vec(),
-            _ => vec![0; size],
-        }
+    fn fill(&self, size: usize) -> Arc<[u8]> {
+        self.reader.nulls.fill(size).unwrap_or_default()
     }
 
     fn texts(&self, node: &Node<'_>, wide: bool) -> Result<(Words, Option<Vec<i64>>), ReadError> {
@@ -194,7 +200,10 @@ impl Walk<'_> {
     fn decode(&self, codes: &[u32], element: Element) -> Result<Array, ReadError> {
         let is_text = element == Element::Bytes;
         if codes.is_empty() {
-            return Ok(Array::empty(element, usize::from(is_text)));
+            return Ok(Array {
+                offsets: vec![vec![0]; usize::from(is_text)],
+                ..Array::of_values(element, 0, Words::default())
+            });
         }
         let known = self.reader.dictionary.ok_or_else(|| self.malformed(0, "a dictionary before the rows"))?;
         if u32::try_from(known.rows).is_err() {
@@ -207,7 +216,7 @@ impl Walk<'_> {
             let mut words = Words::new(fill.len())?;
             words.bytes_mut().copy_from_slice(&fill);
             let offsets = if is_text { vec![vec![0, fill.len() as i64]] } else { Vec::new() };
-            let null = Array { element, rows: 1, per_row: None, offsets, values: words };
+            let null = Array { offsets, ..Array::of_values(element, 1, words) };
             with_null = Array::copied(vec![(known, 0..known.rows), (&null, 0..null.rows)], false)?;
             values = &with_null;
         }
@@ -216,7 +225,7 @@ impl Walk<'_> {
             None => element.bytes() as u64,
         };
         self.limited(codes.iter().map(length).fold(0, u64::saturating_add))?;
-        Ok(Array::gather(std::slice::from_ref(values), codes, Words::new)?)
+        Ok(Array::gather(&[values], codes, Words::new)?)
     }
 }
 

@@ -19,9 +19,7 @@ impl<S: Sampler> FixedBatches<S> {
     /// # Errors
     /// [`DataError::InvalidOption`] when `batch_size` is 0.
     pub fn new(sampler: S, batch_size: usize, drop_last: bool) -> Result<Self, DataError> {
-        if batch_size == 0 {
-            return Err(DataError::option("batch_size", "at least 1", batch_size));
-        }
+        DataError::at_least_1("batch_size", batch_size)?;
         Ok(Self { sampler, batch_size, drop_last })
     }
 

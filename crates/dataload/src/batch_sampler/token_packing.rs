@@ -117,9 +117,7 @@ impl TokenPackingBuilder {
     pub fn build(mut self) -> Result<TokenPacking, DataError> {
         let most = self.max_sequences.unwrap_or(usize::MAX);
         for (option, value) in [("capacity", self.capacity), ("max_sequences", most)] {
-            if value == 0 {
-                return Err(DataError::option(option, "at least 1", 0));
-            }
+            DataError::at_least_1(option, value)?;
         }
         if self.truncate {
             self.lengths.iter_mut().for_each(|length| *length = self.capacity.min(*length));

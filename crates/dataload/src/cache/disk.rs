@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 use overdrive_core::LockedFile;
 
 use crate::cache::Storable;
-use crate::read::{read_at, require_local};
+use crate::read::{read_at, require_local, write_all_at};
 use crate::{DataError, Dataset};
 
 const MAGIC: &[u8; 8] = b"ODCACHE2";
@@ -126,7 +126,7 @@ where
             if file_bytes < HEADER_BYTES + table_bytes && is_unfinished(&file, &header, file_bytes).map_err(io)? {
                 // The file has no samples yet. The header is written last, so a file with a header has its table.
                 file.set_len(0).and_then(|()| file.set_len(HEADER_BYTES + table_bytes)).map_err(io)?;
-                write_at(&file, &header, 0).map_err(io)?;
+                write_all_at(&file, 0, &header).map_err(io)?;
                 vec![Entry::default(); len]
             } else {
                 let mut found = [0; HEADER_BYTES as usize];
@@ -181,7 +181,9 @@ where
         let Some(offset) = *end else { return };
         let entry = Entry { offset, len: bytes.len() as u64, checksum: Entry::checksum_of(index, offset, &bytes) };
         let place = HEADER_BYTES + ENTRY_BYTES * index as u64;
-        match write_at(&self.file, &bytes, offset).and_then(|()| write_at(&self.file, &entry.to_bytes(index), place)) {
+        match write_all_at(&self.file, offset, &bytes)
+            .and_then(|()| write_all_at(&self.file, place, &entry.to_bytes(index)))
+        {
             Ok(()) => {
                 *end = Some(offset + entry.len);
                 self.entries.write().unwrap_or_else(PoisonError::into_inner)[index] = entry;
@@ -205,9 +207,7 @@ where
     }
 
     fn get(&self, index: usize) -> Result<D::Sample, DataError> {
-        if index >= self.len {
-            return Err(DataError::IndexOutOfRange { index, len: self.len });
-        }
+        DataError::check_index(index, self.len)?;
         if let Some(sample) = self.read(index) {
             return Ok(sample);
         }
@@ -256,20 +256,6 @@ fn is_unfinished(file: &File, header: &[u8], file_bytes: u64) -> io::Result<bool
     let mut found = vec![0; file_bytes.min(HEADER_BYTES) as usize];
     read_at(file, &mut found, 0)?;
     Ok(found.iter().zip(header).all(|(&found, &wanted)| found == 0 || found == wanted))
-}
-
-#[cfg(unix)]
-fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
-}
-
-#[cfg(windows)]
-fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let written = std::os::windows::fs::FileExt::seek_write(file, bytes, offset)?;
-        (bytes, offset) = (&bytes[written..], offset + written as u64);
-    }
-    Ok(())
 }
 
 impl<D> fmt::Debug for DiskCached<D> {

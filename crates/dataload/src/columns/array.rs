@@ -18,6 +18,8 @@ pub(crate) struct Array {
     /// the last one. Strings are lists of bytes.
     pub(crate) offsets: Vec<Vec<i64>>,
     pub(crate) values: Words,
+    /// Which rows are null, as bools, where that is asked for.
+    pub(crate) mask: Option<Box<Array>>,
 }
 
 /// A row of one of several arrays.
@@ -34,16 +36,29 @@ impl From<u32> for Place {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How many bytes of values this thread has copied from arrays to others.
+    pub(crate) static COPIED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 impl Array {
+    /// One value for each row.
+    pub(crate) fn of_values(element: Element, rows: usize, values: Words) -> Self {
+        Self { element, rows, per_row: None, offsets: Vec::new(), values, mask: None }
+    }
+
+    /// Bools, one for each row.
+    pub(crate) fn of_bools(bools: &[bool]) -> Result<Self, DataError> {
+        let mut values = Words::new(bools.len())?;
+        values.bytes_mut().copy_from_slice(bytemuck::cast_slice(bools));
+        Ok(Self::of_values(Element::Bool, bools.len(), values))
+    }
+
     /// Lists or strings with these offsets and values.
     pub(crate) fn of_lists(element: Element, offsets: Vec<Vec<i64>>, values: Words) -> Self {
         let rows = offsets.first().map_or(0, |offsets| offsets.len().saturating_sub(1));
-        Self { element, rows, per_row: None, offsets, values }
-    }
-
-    /// An array without rows.
-    pub(crate) fn empty(element: Element, levels: usize) -> Self {
-        Self { element, rows: 0, per_row: None, offsets: vec![vec![0]; levels], values: Words::default() }
+        Self { element, rows, per_row: None, offsets, values, mask: None }
     }
 
     /// The common length of all lists, for a column of one level of lists; otherwise the first list of another length,
@@ -58,19 +73,24 @@ impl Array {
     /// Rows of several arrays of one column, in the order of `rows`, in the memory that `take` gives for so many bytes if
     /// each has equally many. There is at least one array, and no row is beyond its array.
     pub(crate) fn gather<R: Copy + Into<Place>>(
-        arrays: &[Self],
+        arrays: &[&Self],
         rows: &[R],
         take: impl FnOnce(usize) -> Result<Words, DataError>,
     ) -> Result<Self, DataError> {
-        let first = arrays.first().ok_or(DataError::EmptyBatch)?;
+        let &first = arrays.first().ok_or(DataError::EmptyBatch)?;
         if !first.offsets.is_empty() {
             let ranges: Vec<_> = places(arrays, rows).map(|(array, row)| (array, row..row + 1)).collect();
             return Self::copied(if ranges.is_empty() { vec![(first, 0..0)] } else { ranges }, false);
         }
         let stride = first.stride();
         let mut values = take(rows.len().saturating_mul(stride))?;
+        #[cfg(test)]
+        COPIED.set(COPIED.get() + values.bytes().len());
         gather_fixed(arrays, stride, rows, values.bytes_mut());
-        Ok(Self { element: first.element, rows: rows.len(), per_row: first.per_row, offsets: Vec::new(), values })
+        let masks: Option<Vec<&Self>> = arrays.iter().map(|array| array.mask.as_deref()).collect();
+        let mask = masks.map(|masks| Self::gather(&masks, rows, Words::new).map(Box::new)).transpose()?;
+        let gathered = Self::of_values(first.element, rows.len(), values);
+        Ok(Self { per_row: first.per_row, mask, ..gathered })
     }
 
     /// Ranges of rows of arrays of one column, at least one, copied one behind the other: to pinned memory when `pinned`,
@@ -78,6 +98,9 @@ impl Array {
     pub(crate) fn copied(mut ranges: Vec<(&Self, Range<usize>)>, pinned: bool) -> Result<Self, DataError> {
         let &(first, _) = ranges.first().ok_or(DataError::EmptyBatch)?;
         let (element, per_row) = (first.element, first.per_row);
+        let masks = ranges.iter().map(|(array, range)| Some((array.mask.as_deref()?, range.clone())));
+        let masks: Option<Vec<_>> = masks.collect();
+        let mask = masks.map(|masks| Self::copied(masks, pinned).map(Box::new)).transpose()?;
         let pinned = pinned && !(first.offsets.len() == 1 && element == Element::Bytes);
         let rows = ranges.iter().map(|(_, range)| range.len()).sum();
         // Level by level, ranges of lists become ranges of their elements.
@@ -96,13 +119,15 @@ impl Array {
         }
         let stride = first.stride();
         let mut values = Words::with(ranges.iter().map(|(_, range)| range.len() * stride).sum(), pinned)?;
+        #[cfg(test)]
+        COPIED.set(COPIED.get() + values.bytes().len());
         let mut rest = values.bytes_mut();
         for (array, range) in ranges {
             let (here, tail) = rest.split_at_mut(range.len() * stride);
             here.copy_from_slice(&array.values.bytes()[range.start * stride..range.end * stride]);
             rest = tail;
         }
-        Ok(Self { element, rows, per_row, offsets, values })
+        Ok(Self { element, rows, per_row, offsets, values, mask })
     }
 
     /// Joins arrays of the same column, of which there is at least one; a single one is not copied.
@@ -119,14 +144,17 @@ impl Array {
     }
 }
 
-fn places<'a, R: Copy + Into<Place>>(arrays: &'a [Array], rows: &'a [R]) -> impl Iterator<Item = (&'a Array, usize)> {
+fn places<'a, R: Copy + Into<Place>>(
+    arrays: &'a [&'a Array],
+    rows: &'a [R],
+) -> impl Iterator<Item = (&'a Array, usize)> {
     rows.iter().map(|&row| {
         let Place { array, row } = row.into();
-        (&arrays[array as usize], row as usize)
+        (arrays[array as usize], row as usize)
     })
 }
 
-fn gather_fixed<R: Copy + Into<Place>>(arrays: &[Array], stride: usize, rows: &[R], out: &mut [u8]) {
+fn gather_fixed<R: Copy + Into<Place>>(arrays: &[&Array], stride: usize, rows: &[R], out: &mut [u8]) {
     match stride {
         1 => gather_chunks::<1, R>(arrays, rows, out),
         2 => gather_chunks::<2, R>(arrays, rows, out),
@@ -139,7 +167,7 @@ fn gather_fixed<R: Copy + Into<Place>>(arrays: &[Array], stride: usize, rows: &[
     }
 }
 
-fn gather_chunks<const N: usize, R: Copy + Into<Place>>(arrays: &[Array], rows: &[R], out: &mut [u8]) {
+fn gather_chunks<const N: usize, R: Copy + Into<Place>>(arrays: &[&Array], rows: &[R], out: &mut [u8]) {
     let values: Vec<&[[u8; N]]> = arrays.iter().map(|array| array.values.bytes().as_chunks().0).collect();
     let rows = out.as_chunks_mut::<N>().0.iter_mut().zip(rows);
     match values[..] {
@@ -169,16 +197,16 @@ mod tests {
 
     #[test]
     fn lists_of_texts_are_joined_and_gathered() {
-        let arrays = || vec![texts(&[&["ab", ""], &[]]), texts(&[]), texts(&[&["c"], &["d", "ef", "g"]])];
-        let array = Array::concat(arrays()).unwrap();
+        let arrays = || [texts(&[&["ab", ""], &[]]), texts(&[]), texts(&[&["c"], &["d", "ef", "g"]])];
+        let array = Array::concat(arrays().into()).unwrap();
         assert_eq!((array.rows, &array.offsets[0]), (4, &vec![0, 2, 2, 3, 6]));
         assert_eq!((&array.offsets[1], array.values.bytes()), (&vec![0, 2, 2, 3, 4, 6, 7], &b"abcdefg"[..]));
         // From the joined array, from those that were joined, and ranges of both.
         let (joined, apart) = ([array], arrays());
         let (place, memory) = (|array, row| Place { array, row }, |_| unreachable!("for lists"));
         let gathered = [
-            Array::gather(&joined, &[3_u32, 1, 0, 3], memory),
-            Array::gather(&apart, &[place(2, 1), place(0, 1), place(0, 0), place(2, 1)], memory),
+            Array::gather(&[&joined[0]], &[3_u32, 1, 0, 3], memory),
+            Array::gather(&apart.each_ref(), &[place(2, 1), place(0, 1), place(0, 0), place(2, 1)], memory),
             Array::copied(vec![(&apart[2], 1..2), (&joined[0], 1..2), (&apart[0], 0..1), (&joined[0], 3..4)], false),
         ];
         for some in gathered.map(Result::unwrap) {
@@ -200,23 +228,34 @@ mod tests {
 
     #[test]
     fn rows_of_one_length_are_gathered_from_several_arrays() {
-        let array = |values: &[u8]| Array {
-            element: Element::Uint8,
-            rows: values.len() / 2,
-            per_row: Some(2),
-            offsets: Vec::new(),
-            values: {
-                let mut words = Words::new(values.len()).unwrap();
-                words.bytes_mut().copy_from_slice(values);
-                words
-            },
+        let array = |values: &[u8]| {
+            let mut words = Words::new(values.len()).unwrap();
+            words.bytes_mut().copy_from_slice(values);
+            Array { per_row: Some(2), ..Array::of_values(Element::Uint8, values.len() / 2, words) }
         };
         let arrays = [array(&[0, 1, 2, 3]), array(&[]), array(&[4, 5])];
         let places = [(2, 0), (0, 0), (0, 1)].map(|(array, row)| Place { array, row });
-        let rows = Array::gather(&arrays, &places, Words::new).unwrap();
+        let rows = Array::gather(&arrays.each_ref(), &places, Words::new).unwrap();
         assert_eq!((rows.rows, rows.per_row, rows.values.bytes()), (3, Some(2), &[4, 5, 0, 1, 2, 3][..]));
         let rows = Array::copied(vec![(&arrays[2], 0..1), (&arrays[1], 0..0), (&arrays[0], 1..2)], false).unwrap();
         assert_eq!((rows.rows, rows.per_row, rows.values.bytes()), (2, Some(2), &[4, 5, 2, 3][..]));
+    }
+
+    #[test]
+    fn masks_go_with_their_rows() -> Result<(), DataError> {
+        let masked =
+            |array: Array, bools: &[bool]| Array { mask: Some(Box::new(Array::of_bools(bools).unwrap())), ..array };
+        let numbers = |bytes: usize| Array::of_values(Element::Uint8, bytes, Words::new(bytes).unwrap());
+        let place = |array, row| Place { array, row };
+        for [one, two] in [[numbers(2), numbers(1)], [texts(&[&["a"], &[]]), texts(&[&["b"]])]] {
+            let (one, two) = (masked(one, &[false, true]), masked(two, &[true]));
+            let gathered = Array::gather(&[&one, &two], &[place(1, 0), place(0, 0), place(0, 1)], Words::new)?;
+            assert_eq!(gathered.mask.unwrap().values.bytes(), [1, 0, 1]);
+            let copied = Array::copied(vec![(&one, 1..2), (&one, 0..1)], false)?;
+            assert_eq!(copied.mask.unwrap().values.bytes(), [1, 0]);
+            assert_eq!(Array::concat(vec![one, two])?.mask.unwrap().values.bytes(), [0, 1, 1]);
+        }
+        Ok(())
     }
 
     #[test]
@@ -226,18 +265,18 @@ mod tests {
             let array = |values: &[u8]| {
                 let mut words = Words::new(values.len()).unwrap();
                 words.bytes_mut().copy_from_slice(values);
-                Array { element: Element::Uint8, rows: 0, per_row: None, offsets: Vec::new(), values: words }
+                Array::of_values(Element::Uint8, 0, words)
             };
             let expected: Vec<u8> =
                 [4, 0, 2].iter().flat_map(|row| &values[row * stride..(row + 1) * stride]).copied().collect();
             let mut out = vec![0; 3 * stride];
-            gather_fixed(&[array(&values)], stride, &[4_u32, 0, 2], &mut out);
+            gather_fixed(&[&array(&values)], stride, &[4_u32, 0, 2], &mut out);
             assert_eq!(out, expected);
             // The same rows of two arrays.
             let (apart, place) = (values.split_at(3 * stride), |array, row| Place { array, row });
             let apart = [array(apart.0), array(apart.1)];
             out.fill(0);
-            gather_fixed(&apart, stride, &[place(1, 1), place(0, 0), place(0, 2)], &mut out);
+            gather_fixed(&apart.each_ref(), stride, &[place(1, 1), place(0, 0), place(0, 2)], &mut out);
             assert_eq!(out, expected);
         }
     }

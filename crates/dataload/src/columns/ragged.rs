@@ -209,7 +209,7 @@ impl Ragged {
     }
 
     /// What the values are, and the offsets of each level with them.
-    #[cfg(feature = "arrow")]
+    #[cfg(any(feature = "arrow", test))]
     pub(crate) fn parts(&self) -> (Element, &[Vec<i64>], &Tensor) {
         (self.element, &self.offsets, &self.values)
     }

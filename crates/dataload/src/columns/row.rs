@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use super::array::Array;
 use super::element::Element;
-use super::table::Column;
+use super::table::{Column, mask_name};
 use crate::{DataError, Deferred};
 
 /// One row of the selected columns.
@@ -33,9 +33,14 @@ pub enum Value {
 
 impl Row {
     /// A row of the columns with these names, each an array of one row.
-    pub(crate) fn new(columns: impl Iterator<Item = (Arc<str>, Result<Array, DataError>)>) -> Result<Self, DataError> {
-        let values = columns.map(|(name, array)| Ok((name, value(array?)?)));
-        Ok(Self { values: values.collect::<Result<_, DataError>>()? })
+    pub(crate) fn new(names: impl Iterator<Item = Arc<str>>, arrays: Vec<Array>) -> Result<Self, DataError> {
+        let mut values = Vec::with_capacity(arrays.len());
+        for (name, mut array) in names.zip(arrays) {
+            let mask = array.mask.take().map(|mask| Ok::<_, DataError>((mask_name(&name).into(), value(*mask)?)));
+            values.push((name, value(array)?));
+            values.extend(mask.transpose()?);
+        }
+        Ok(Self { values })
     }
 
     /// The values with the names of their columns, in the selected order.

@@ -37,19 +37,17 @@ impl Table {
         rows: usize,
         pinned: bool,
     ) -> Result<Self, DataError> {
-        let columns = names.zip(arrays).map(|(name, array)| Ok((name, array.into_values(pinned)?)));
-        Ok(Self { rows, columns: columns.collect::<Result<_, DataError>>()?, masks: Vec::new() })
-    }
-
-    #[cfg(feature = "arrow")]
-    pub(crate) fn from_columns(columns: Vec<(Arc<str>, Column)>, rows: usize) -> Self {
-        Self { rows, columns, masks: Vec::new() }
-    }
-
-    #[cfg(feature = "arrow")]
-    pub(crate) fn with_masks(mut self, masks: Vec<Arc<str>>) -> Self {
-        self.masks = masks;
-        self
+        let (mut columns, mut masks) = (Vec::with_capacity(arrays.len()), Vec::new());
+        for (name, mut array) in names.zip(arrays) {
+            let mask = array.mask.take();
+            columns.push((name.clone(), array.into_values(pinned)?));
+            if let Some(mask) = mask {
+                let name: Arc<str> = mask_name(&name).into();
+                masks.push(name.clone());
+                columns.push((name, mask.into_values(pinned)?));
+            }
+        }
+        Ok(Self { rows, columns, masks })
     }
 
     #[cfg(feature = "arrow")]
@@ -140,6 +138,11 @@ impl TensorBatch for Table {
             }
         }
     }
+}
+
+/// The name of the column that says where the column `name` has nulls.
+pub(crate) fn mask_name(name: &str) -> String {
+    format!("{name}.is_null")
 }
 
 fn other_values(expected: &str, name: &str, found: Option<&Column>) -> DataError {

@@ -18,6 +18,19 @@ enum Memory {
     Plain(Vec<i64>),
     /// Page-locked, for a copy to a device.
     Pinned(HostBuffer),
+    #[cfg(feature = "arrow")]
+    Arrow(ArrowMemory),
+}
+
+/// What an Arrow array had, and nobody shares.
+#[cfg(feature = "arrow")]
+struct ArrowMemory(arrow_buffer::MutableBuffer);
+
+#[cfg(feature = "arrow")]
+impl AsMut<[u8]> for ArrowMemory {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.0.as_slice_mut()
+    }
 }
 
 const WORD_BYTES: usize = size_of::<i64>();
@@ -39,10 +52,27 @@ impl Words {
         }
     }
 
+    /// The first `bytes` bytes of an Arrow buffer: copied where others share it, or it is not aligned for `kind`.
+    #[cfg(feature = "arrow")]
+    pub(crate) fn of_arrow(buffer: arrow_buffer::Buffer, bytes: usize, kind: Kind) -> Result<Self, DataError> {
+        let buffer = match buffer.as_ptr().addr().is_multiple_of(kind.elt_size_in_bytes()) {
+            true => match buffer.into_mutable() {
+                Ok(owned) => return Ok(Self { memory: Memory::Arrow(ArrowMemory(owned)), bytes }),
+                Err(shared) => shared,
+            },
+            false => buffer,
+        };
+        let mut words = Self::new(bytes)?;
+        words.bytes_mut().copy_from_slice(&buffer[..bytes]);
+        Ok(words)
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.memory {
             Memory::Plain(words) => &bytemuck::cast_slice(words)[..self.bytes],
             Memory::Pinned(buffer) => &buffer.as_slice()[..self.bytes],
+            #[cfg(feature = "arrow")]
+            Memory::Arrow(buffer) => &buffer.0[..self.bytes],
         }
     }
 
@@ -50,14 +80,16 @@ impl Words {
         match &mut self.memory {
             Memory::Plain(words) => &mut bytemuck::cast_slice_mut(words)[..self.bytes],
             Memory::Pinned(buffer) => &mut buffer.as_mut_slice()[..self.bytes],
+            #[cfg(feature = "arrow")]
+            Memory::Arrow(buffer) => &mut buffer.0[..self.bytes],
         }
     }
 
-    /// Appends `bytes` bytes of unspecified content, and returns them to be written. Not for pinned memory, which
-    /// cannot grow.
+    /// Appends `bytes` bytes of unspecified content, and returns them to be written. Only for plain memory: other
+    /// memory cannot grow.
     pub(crate) fn extend(&mut self, bytes: usize) -> Result<&mut [u8], DataError> {
         let (start, end) = (self.bytes, self.bytes.saturating_add(bytes));
-        let Memory::Plain(words) = &mut self.memory else { return Err(too_many(end, "pinned memory does not grow")) };
+        let Memory::Plain(words) = &mut self.memory else { return Err(too_many(end, "only plain memory grows")) };
         let missing = end.div_ceil(WORD_BYTES).saturating_sub(words.len());
         words.try_reserve(missing).map_err(|error| too_many(end, error))?;
         words.resize(words.len() + missing, 0);
@@ -69,6 +101,8 @@ impl Words {
         match self.memory {
             Memory::Plain(words) => Ok(overdrive_ffi::tensor_from_vec(words, kind, shape)?),
             Memory::Pinned(buffer) => Ok(buffer.into_tensor(kind, shape)?),
+            #[cfg(feature = "arrow")]
+            Memory::Arrow(buffer) => Ok(overdrive_ffi::tensor_from_owner(buffer, kind, shape)?),
         }
     }
 }

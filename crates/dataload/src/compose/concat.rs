@@ -74,11 +74,9 @@ pub(super) fn cumulative(lens: impl Iterator<Item = usize>) -> Result<Vec<usize>
 }
 
 /// The part that `index` falls into, and its position there.
-pub(super) fn locate(cumulative_sizes: &[usize], index: usize) -> Result<(usize, usize), DataError> {
+pub(crate) fn locate(cumulative_sizes: &[usize], index: usize) -> Result<(usize, usize), DataError> {
     let len = cumulative_sizes.last().copied().unwrap_or(0);
-    if index >= len {
-        return Err(DataError::IndexOutOfRange { index, len });
-    }
+    DataError::check_index(index, len)?;
     let part = cumulative_sizes.partition_point(|&end| end <= index);
     let start = part.checked_sub(1).map_or(0, |before| cumulative_sizes[before]);
     Ok((part, index - start))

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::stream::pass_over;
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
 /// A stream of the samples that a predicate keeps; made by
@@ -58,11 +59,11 @@ where
             }
         };
         let mut items = self.stream.open_deferred(shard, 0, cancelled)?;
-        let cancelled = cancelled.clone();
+        let stop = cancelled.clone();
         let mut kept = std::iter::from_fn(move || {
             loop {
                 // Many items may be left out in a row, without an end.
-                if let Err(error) = cancelled.check() {
+                if let Err(error) = stop.check() {
                     return Some(Err(error));
                 }
                 if let Some(item) = items.next()?.map(&decide).transpose() {
@@ -70,13 +71,7 @@ where
                 }
             }
         });
-        for _ in 0..position {
-            match kept.next() {
-                None => break,
-                Some(Err(DataError::Cancelled)) => return Err(DataError::Cancelled),
-                Some(_) => {}
-            }
-        }
+        pass_over(&mut kept, position, cancelled)?;
         Ok(Box::new(kept))
     }
 }

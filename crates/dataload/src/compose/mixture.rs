@@ -107,9 +107,7 @@ impl Mixture {
     /// # Errors
     /// [`DataError::InvalidOption`] for 0.
     pub fn num_samples(mut self, num_samples: usize) -> Result<Self, DataError> {
-        if num_samples == 0 {
-            return Err(DataError::option("num_samples", "at least 1", 0));
-        }
+        DataError::at_least_1("num_samples", num_samples)?;
         self.num_samples = num_samples;
         Ok(self)
     }

@@ -1,7 +1,7 @@
 //! Datasets made of other datasets. `Map` and `Subset` are in `dataset.rs`, next to the trait whose methods make them.
 
 mod chain;
-mod concat;
+pub(crate) mod concat;
 mod filter;
 mod interleave;
 mod map_style;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::mixture::normalized;
 use crate::loader::{fingerprint, names};
 use crate::rng::unit;
+use crate::stream::pass_over;
 use crate::{
     Cancellation, DataError, Deferred, IterableDataset, Philox, Samples, ShardStream, StoppingStrategy, StreamPosition,
 };
@@ -167,17 +168,10 @@ impl<D: IterableDataset + 'static> IterableDataset for StreamMixture<D> {
         position: u64,
         cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<D::Sample>>, DataError> {
-        if shard >= self.shards {
-            return Err(DataError::IndexOutOfRange { index: shard, len: self.shards });
-        }
+        DataError::check_index(shard, self.shards)?;
         let mixture = Self { streams: self.streams.clone(), weights: self.weights.clone(), ..*self };
         let mut turns = Turns::new(mixture, shard, cancelled.clone());
-        for _ in 0..position {
-            cancelled.check()?;
-            if turns.next().is_none() {
-                break;
-            }
-        }
+        pass_over(&mut turns, position, cancelled)?;
         Ok(Box::new(turns))
     }
 

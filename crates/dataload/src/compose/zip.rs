@@ -53,9 +53,7 @@ impl<P: ZipParts> Dataset for Zip<P> {
     }
 
     fn get(&self, index: usize) -> Result<P::Sample, DataError> {
-        if index >= self.len {
-            return Err(DataError::IndexOutOfRange { index, len: self.len });
-        }
+        DataError::check_index(index, self.len)?;
         self.parts.sample(index)
     }
 

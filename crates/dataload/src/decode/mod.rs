@@ -20,11 +20,7 @@ pub(crate) fn check_size(height: usize, width: usize, channels: usize, path: &Pa
 }
 
 fn check_bytes(bytes: u64, path: &Path) -> Result<(), DataError> {
-    let limit = MAX_IMAGE_BYTES;
-    match bytes <= limit {
-        true => Ok(()),
-        false => Err(DataError::TooLarge { path: path.to_owned(), what: "the decoded image", bytes, limit }),
-    }
+    DataError::check_bytes(MAX_IMAGE_BYTES, bytes, "the decoded image", path)
 }
 
 type Decoder = fn(&[u8], Color, &Path) -> Result<Image, DataError>;

@@ -9,7 +9,7 @@ use ::lmdb::{Database, Environment, EnvironmentFlags, Error, Transaction, WriteF
 use super::builder::DATA_FILE;
 use super::{checksums, refused};
 use crate::DataError;
-use crate::read::require_local;
+use crate::read::{require_local, with_ending};
 
 /// LMDB's limit.
 const MAX_KEY_BYTES: usize = 511;
@@ -57,17 +57,13 @@ impl LmdbWriterBuilder {
     /// [`DataError::InvalidOption`] for transactions of no entries; [`DataError::Layout`] when the path is a folder and
     /// should be a file, and for a URL; [`DataError::Io`].
     pub fn create(self) -> Result<LmdbWriter, DataError> {
-        if self.commit_every == 0 {
-            return Err(DataError::option("commit_every", "at least 1", 0));
-        }
+        DataError::at_least_1("commit_every", self.commit_every)?;
         require_local(&self.path)?;
         if !self.subdir && self.path.is_dir() {
             return Err(DataError::layout(&self.path, "the name of a file, or the option subdir", "a folder"));
         }
         let path = if self.subdir { self.path.join(DATA_FILE) } else { self.path.clone() };
-        let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        let part = PathBuf::from(part);
+        let part = with_ending(&path, ".part");
         let new_folder = (self.subdir && !self.path.exists()).then(|| self.path.clone());
         if self.subdir {
             fs::create_dir_all(&self.path).map_err(DataError::io(&self.path))?;

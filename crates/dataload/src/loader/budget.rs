@@ -3,10 +3,11 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use tch::Tensor;
 
+use crate::loader::lock;
 use crate::loader::tuner::local_ranks;
 use crate::loader::work::{Made, Outcome};
 use crate::tensor_batch::{Footprint, footprint_of};
@@ -69,10 +70,6 @@ impl<B> Budget<B> {
         Self { allowance, held: Mutex::default(), freed: Condvar::new() }
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn footprint(&self, made: &Made<B>) -> Footprint {
         match &made.result {
             Ok(Outcome::Batch { batch, .. }) => (self.allowance.footprint)(batch),
@@ -90,7 +87,7 @@ impl<B> Budget<B> {
         cancelled: &Cancellation,
         meanwhile: impl Fn() -> Result<bool, DataError>,
     ) -> Result<Option<Making<'_, B>>, DataError> {
-        let mut held = self.held();
+        let mut held = lock(&self.held);
         let mut is_idle = false;
         while !cancelled.is_cancelled() {
             if held.admits(self.allowance.limits) {
@@ -105,7 +102,7 @@ impl<B> Budget<B> {
             } else {
                 drop(held);
                 is_idle = !meanwhile()?;
-                held = self.held();
+                held = lock(&self.held);
             }
         }
         Ok(None)
@@ -114,7 +111,7 @@ impl<B> Budget<B> {
     /// Records that the training loop takes a batch.
     pub(crate) fn taken(&self, made: &Made<B>) {
         let Footprint { host, device } = made.bytes;
-        let mut held = self.held();
+        let mut held = lock(&self.held);
         held.ready -= 1;
         held.bytes.host = held.bytes.host.saturating_sub(host);
         held.bytes.device = held.bytes.device.saturating_sub(device);
@@ -129,7 +126,7 @@ impl<B> Budget<B> {
 
     /// Wakes the threads that wait to begin, after they were cancelled.
     pub(crate) fn wake(&self) {
-        let _held = self.held();
+        let _held = lock(&self.held);
         self.freed.notify_all();
     }
 }
@@ -156,7 +153,7 @@ impl<B> Making<'_, B> {
 
 impl<B> Drop for Making<'_, B> {
     fn drop(&mut self) {
-        let mut held = self.budget.held();
+        let mut held = lock(&self.budget.held);
         held.making -= 1;
         if let Some(Footprint { host, device }) = self.bytes {
             held.ready += 1;

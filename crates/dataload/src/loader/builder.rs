@@ -305,9 +305,7 @@ impl Options {
     pub(crate) fn assemble<C, B: 'static>(self, collate: C) -> Result<(Stages<C, B>, Machinery<B>), DataError> {
         let budget = Footprint { host: self.host_budget(), device: self.device_budget };
         let (min, max) = self.num_workers.bounds();
-        if self.prefetch_factor == 0 {
-            return Err(DataError::option("prefetch_factor", "at least 1", 0));
-        }
+        DataError::at_least_1("prefetch_factor", self.prefetch_factor)?;
         if max > MAX_WORKERS {
             return Err(DataError::option("num_workers", format!("at most {MAX_WORKERS}"), max));
         }

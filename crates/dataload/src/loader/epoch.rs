@@ -61,6 +61,7 @@ enum Crew<B> {
     Ended,
 }
 
+/// Locks a mutex, also after a panic of a thread that held it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -108,9 +108,7 @@ where
         let shuffle_buffer_bytes = source.shuffle_buffer_bytes.unwrap_or(SHUFFLE_BUFFER_BYTES);
         let sizes = [("shuffle_buffer", shuffle_buffer), ("shuffle_buffer_bytes", shuffle_buffer_bytes)];
         for (option, value) in [("batch_size", batch_size)].into_iter().chain(sizes) {
-            if value == 0 {
-                return Err(DataError::option(option, "at least 1", value));
-            }
+            DataError::at_least_1(option, value)?;
         }
         if rank >= world_size {
             return Err(DataError::option("rank", format!("less than world_size, {world_size}"), rank));

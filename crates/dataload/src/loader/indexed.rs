@@ -237,9 +237,7 @@ where
         let reading = Cell::new(Duration::ZERO);
         let read = |index: usize, place: u64| {
             let (begun, len) = (Instant::now(), self.dataset.len());
-            if index >= len {
-                return Err(DataError::IndexOutOfRange { index, len });
-            }
+            DataError::check_index(index, len)?;
             let mut sample = self.dataset.get(index, false, cancelled)?;
             reading.set(reading.get() + begun.elapsed());
             let draw = Drawn::new((), index as u64, place).draw();

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::loader::lock;
+
 /// For how long the receiver waits for several messages before it takes what there is.
 const PATIENCE: Duration = Duration::from_millis(1);
 
@@ -32,13 +34,9 @@ impl<T> Mailbox<T> {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sends a message; an urgent one wakes the receiver, however many it waits for.
     pub(super) fn send(&self, message: T, is_urgent: bool) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.closed {
             return;
         }
@@ -50,7 +48,7 @@ impl<T> Mailbox<T> {
 
     /// Wakes the receiver if it waits for more messages than there are: they do not come soon.
     pub(super) fn flush(&self) {
-        let state = self.state();
+        let state = lock(&self.state);
         if !state.messages.is_empty() {
             self.wake(state);
         }
@@ -66,7 +64,7 @@ impl<T> Mailbox<T> {
 
     /// Drops the messages that nobody took, and those that are still sent.
     pub(super) fn close(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.closed = true;
         let messages = std::mem::take(&mut state.messages);
         drop(state);
@@ -76,7 +74,7 @@ impl<T> Mailbox<T> {
     /// Moves all messages into `taken`, false if none came until `deadline`. Where there is none yet, waits for `several`
     /// of them, or for one if those do not come quickly.
     pub(super) fn receive(&self, taken: &mut VecDeque<T>, several: usize, deadline: Option<Instant>) -> bool {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if several > 1 {
             let soon = Instant::now() + PATIENCE;
             state = self.wait(state, several, Some(deadline.map_or(soon, |deadline| deadline.min(soon))));
@@ -134,9 +132,9 @@ mod tests {
     fn a_receiver_is_woken_for_as_many_as_it_waits_for_or_an_urgent_one() {
         let woken = |awaited: usize, sent: usize, is_urgent: bool| {
             let mailbox = Mailbox::new();
-            mailbox.state().awaited = awaited;
+            lock(&mailbox.state).awaited = awaited;
             (0..sent).for_each(|number| mailbox.send(number, is_urgent));
-            mailbox.state().awaited == 0
+            lock(&mailbox.state).awaited == 0
         };
         assert!(!woken(3, 2, false) && woken(3, 3, false) && woken(3, 1, true) && woken(1, 1, false));
     }
@@ -144,12 +142,12 @@ mod tests {
     #[test]
     fn a_receiver_takes_what_there_is_when_no_more_comes_soon() {
         let mailbox = Mailbox::new();
-        mailbox.state().awaited = 8;
+        lock(&mailbox.state).awaited = 8;
         mailbox.flush();
-        assert_eq!(mailbox.state().awaited, 8, "nothing is there");
+        assert_eq!(lock(&mailbox.state).awaited, 8, "nothing is there");
         (0..3).for_each(|number| mailbox.send(number, false));
         mailbox.flush();
-        assert_eq!(mailbox.state().awaited, 0);
+        assert_eq!(lock(&mailbox.state).awaited, 0);
     }
 
     #[test]

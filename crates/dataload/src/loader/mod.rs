@@ -45,6 +45,7 @@ use overdrive_core::{Shard, ShardedBy, StateDict, StateError, Stateful};
 
 pub use builder::{DataLoaderBuilder, SampleSource};
 pub use epoch::Epoch;
+pub(crate) use epoch::lock;
 pub use fault::{Fault, OnError};
 pub use from_dataset::FromDataset;
 pub(crate) use from_dataset::MAX_ORDER;
@@ -70,7 +71,7 @@ use crate::tensor_batch::Footprint;
 use crate::{Dataset, IterableDataset};
 use budget::Allowance;
 use builder::Machinery;
-use epoch::{SharedProgress, Tuning, lock};
+use epoch::{SharedProgress, Tuning};
 use fault::FaultLog;
 use position::{EpochProgress, LaneBounds, Position};
 use stats::Counters;

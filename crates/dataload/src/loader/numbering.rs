@@ -1,9 +1,10 @@
 //! Which batches of a stream there are, and which thread cuts the next one out of it.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::Cancellation;
+use crate::loader::lock;
 
 /// How long the cutting of one batch takes before threads that wait for their turn do other work. Short cuts are not
 /// helped: threads that read single small samples from the same lanes would only be in each other's way.
@@ -55,14 +56,10 @@ impl Numbering {
         Self { numbers: Mutex::new(numbers), free: Condvar::new(), settled: Condvar::new() }
     }
 
-    fn numbers(&self) -> MutexGuard<'_, Numbers> {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits until this thread may cut the next batch; `None` at the end, or when cancelled. Where that takes long it
     /// calls `meanwhile` again and again, as long as that returns true.
     pub(crate) fn due(&self, cancelled: &Cancellation, meanwhile: impl Fn() -> bool) -> Option<Turn<'_>> {
-        let mut numbers = self.numbers();
+        let mut numbers = lock(&self.numbers);
         // The batch whose cutting takes long.
         let mut slow = None;
         // Cancellation is checked first: a thread that was cancelled while it cut leaves the lanes in the middle of a
@@ -72,7 +69,7 @@ impl Numbering {
             if numbers.cutting && slow == Some(number) {
                 drop(numbers);
                 slow = meanwhile().then_some(number);
-                numbers = self.numbers();
+                numbers = lock(&self.numbers);
             } else if numbers.cutting {
                 let back = self.free.wait_timeout(numbers, PATIENCE).unwrap_or_else(PoisonError::into_inner);
                 (numbers, slow) = (back.0, back.1.timed_out().then_some(number));
@@ -91,7 +88,7 @@ impl Numbering {
 
     /// Records whether a batch was empty; true when so many in a row were empty that the epoch has to end.
     pub(crate) fn settle(&self, is_empty: bool) -> bool {
-        let mut numbers = self.numbers();
+        let mut numbers = lock(&self.numbers);
         numbers.empty_in_a_row = if is_empty { numbers.empty_in_a_row + 1 } else { 0 };
         numbers.limit = numbers.limit.map(|limit| limit.saturating_add(usize::from(is_empty)));
         numbers.ended |= numbers.empty_in_a_row >= MAX_EMPTY_BATCHES;
@@ -100,7 +97,7 @@ impl Numbering {
 
     /// Records that a batch is no longer being made.
     pub(crate) fn finished(&self) {
-        self.numbers().making -= 1;
+        lock(&self.numbers).making -= 1;
         self.settled.notify_all();
     }
 }
@@ -109,14 +106,14 @@ impl Turn<'_> {
     /// Records that the batch was cut, and is being made from now on.
     pub(crate) fn cut(&mut self) {
         self.rest = false;
-        let mut numbers = self.numbering.numbers();
+        let mut numbers = lock(&self.numbering.numbers);
         (numbers.next, numbers.making) = (self.number + 1, numbers.making + 1);
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut numbers = self.numbering.numbers();
+        let mut numbers = lock(&self.numbering.numbers);
         (numbers.cutting, numbers.rest) = (false, self.rest);
         numbers.ended |= self.ended;
         self.numbering.free.notify_one();

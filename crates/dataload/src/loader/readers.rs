@@ -1,12 +1,13 @@
 //! Threads that read the samples of an epoch before its workers need them.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use std::vec;
 
 use crate::loader::guard::survived;
+use crate::loader::lock;
 use crate::loader::stats::Counters;
 use crate::loader::thread::begin;
 use crate::loader::work::Lookup;
@@ -119,10 +120,6 @@ impl<D: Dataset + 'static> Readers<D> {
 }
 
 impl<S> Shared<S> {
-    fn lock(&self) -> MutexGuard<'_, State<S>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reads samples until there are no more.
     fn read(&self, dataset: &impl Dataset<Sample = S>, measure: Option<&(dyn Fn(&S) -> usize + Send + Sync)>) {
         while let Some(index) = self.begin() {
@@ -132,7 +129,7 @@ impl<S> Shared<S> {
                 Begun::Read(sample, bytes)
             };
             let read = survived(sample).unwrap_or_else(Begun::Panicked);
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.reading -= 1;
             state.put(index, read);
             drop(state);
@@ -142,7 +139,7 @@ impl<S> Shared<S> {
 
     /// Waits for room, and takes the next index; `None` at the end.
     fn begin(&self) -> Option<usize> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             if state.is_over {
                 return None;
@@ -160,7 +157,7 @@ impl<S> Shared<S> {
 
     /// What the readers have of this index, once it is there; `None` where they have not begun it, and then need not.
     fn take(&self, index: usize, cancelled: &Cancellation) -> Result<Option<Begun<S>>, DataError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             // Where an index is drawn several times, another worker may have taken what this one waited for.
             if !state.is_under_way(index) {
@@ -176,7 +173,7 @@ impl<S> Shared<S> {
 
     /// Drops what the readers have of this index, now or once it is there, without waiting for it.
     fn pass_over(&self, index: usize) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         match state.is_under_way(index) {
             true => *state.unneeded.entry(index).or_default() += 1,
             false => drop(state.pop(index)),
@@ -283,7 +280,7 @@ impl<D: Dataset + 'static> Lookup for Readers<D> {
 impl<D: Dataset> Drop for Readers<D> {
     /// Ends the threads after the samples that they are reading. One that does not end in time is in the user's code.
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.state);
         state.is_over = true;
         self.shared.changed.notify_all();
         let deadline = Instant::now() + GRACE;

@@ -1,10 +1,11 @@
 //! The samples of a batch that all workers read together, because they would wait for each other otherwise.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::batch_samples::Prepared;
+use crate::loader::lock;
 use crate::{Cancellation, DataError};
 
 /// The most pieces in which a batch is shared: one by one, many small samples would take longer than on one worker.
@@ -39,10 +40,6 @@ impl<S> SharedBatch<S> {
         self.draws.len()
     }
 
-    fn read(&self) -> MutexGuard<'_, Read<S>> {
-        self.read.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reads samples that no worker has begun, until all are. True for the worker that has read the last one: it makes
     /// the batch. So none waits for a slow sample but the worker that is in it.
     pub(super) fn help(&self, cancelled: &Cancellation, read: impl Fn(usize, u64) -> Ready<S>) -> bool {
@@ -56,7 +53,7 @@ impl<S> SharedBatch<S> {
                 Err(error) => Ok(Err(error)),
             };
             let outcomes: Vec<_> = self.draws.iter().skip(start).take(piece).map(outcome).collect();
-            let mut read = self.read();
+            let mut read = lock(&self.read);
             read.missing -= outcomes.len();
             is_last = read.missing == 0;
             let samples = read.samples[start..].iter_mut();
@@ -67,13 +64,13 @@ impl<S> SharedBatch<S> {
 
     /// The sample at this position of the batch; `None` where it was taken before. A panic continues here.
     pub(super) fn take(&self, position: usize) -> Option<Ready<S>> {
-        let outcome = self.read().samples.get_mut(position)?.take()?;
+        let outcome = lock(&self.read).samples.get_mut(position)?.take()?;
         Some(outcome.unwrap_or_else(|payload| resume_unwind(payload)))
     }
 
     /// Drops the samples that were not taken. All were read: the batch is made, or has failed.
     pub(super) fn clear(&self) {
-        let left = std::mem::take(&mut self.read().samples);
+        let left = std::mem::take(&mut lock(&self.read).samples);
         drop(left);
     }
 }

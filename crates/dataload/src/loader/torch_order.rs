@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::loader::epoch::lock;
+use crate::loader::lock;
 use crate::{DataError, Generator};
 
 /// The generator of a loader; with `None`, libtorch's default one.

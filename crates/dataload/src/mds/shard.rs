@@ -81,10 +81,7 @@ impl ShardReader {
             None => self.content.skip(span.start.saturating_sub(self.content.at()), "what is before a sample")?,
         }
         let bytes = span.end.saturating_sub(span.start);
-        if bytes > MAX_SAMPLE_BYTES {
-            let path = self.content.path().to_path_buf();
-            return Err(DataError::TooLarge { path, what: "a sample", bytes, limit: MAX_SAMPLE_BYTES });
-        }
+        DataError::check_bytes(MAX_SAMPLE_BYTES, bytes, "a sample", self.content.path())?;
         let bytes = self.content.bytes(bytes, "a sample")?;
         MdsSample::new(bytes, span.start, self.content.path(), &self.columns)
     }

@@ -11,7 +11,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use crate::DataError;
-use crate::read::require_local;
+use crate::read::{require_local, with_ending};
 
 const BUFFER_BYTES: usize = 1 << 18;
 
@@ -39,9 +39,7 @@ enum Encoder {
 impl Output {
     pub(crate) fn create(path: &Path) -> Result<Self, DataError> {
         require_local(path)?;
-        let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        let part = PathBuf::from(part);
+        let part = with_ending(path, ".part");
         let ending = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         #[cfg(not(feature = "zstd"))]
         if ending == "zst" {
@@ -101,6 +99,15 @@ impl Output {
 }
 
 impl Encoder {
+    fn writer(&mut self) -> &mut dyn Write {
+        match self {
+            Self::Plain(file) => file,
+            Self::Gzip(encoder) => encoder,
+            #[cfg(feature = "zstd")]
+            Self::Zstd(encoder) => encoder,
+        }
+    }
+
     fn finish(self) -> io::Result<File> {
         let buffered = match self {
             Self::Plain(file) => file,
@@ -114,25 +121,13 @@ impl Encoder {
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = match &mut self.encoder {
-            Some(Encoder::Plain(file)) => file.write(bytes),
-            Some(Encoder::Gzip(encoder)) => encoder.write(bytes),
-            #[cfg(feature = "zstd")]
-            Some(Encoder::Zstd(encoder)) => encoder.write(bytes),
-            None => Err(io::ErrorKind::BrokenPipe.into()),
-        }?;
+        let count = self.encoder.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.writer().write(bytes)?;
         self.written += count as u64;
         Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match &mut self.encoder {
-            Some(Encoder::Plain(file)) => file.flush(),
-            Some(Encoder::Gzip(encoder)) => encoder.flush(),
-            #[cfg(feature = "zstd")]
-            Some(Encoder::Zstd(encoder)) => encoder.flush(),
-            None => Ok(()),
-        }
+        self.encoder.as_mut().map_or(Ok(()), |encoder| encoder.writer().flush())
     }
 }
 

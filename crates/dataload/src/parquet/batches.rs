@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::thread;
 
 use super::dataset::ParquetDataset;
 use super::epoch::ParquetEpoch;
@@ -68,9 +67,7 @@ impl Plan {
 
 impl ParquetBatches {
     pub(super) fn new(dataset: ParquetDataset, batch_size: usize) -> Result<Self, DataError> {
-        if batch_size == 0 {
-            return Err(DataError::option("batch_size", "at least 1", batch_size));
-        }
+        DataError::at_least_1("batch_size", batch_size)?;
         let (window, window_bytes, shuffle, rank) = (None, None, false, Rank::new(1, 0)?);
         Ok(Self { dataset, batch_size, window, window_bytes, shuffle, rank, seed: 0, spare: Arc::default() })
     }
@@ -175,9 +172,8 @@ impl ParquetBatches {
         ParquetEpoch::start(self.clone(), epoch, number)
     }
 
-    /// One batch of an epoch, a function of (seed, epoch, number). Each call decodes all of the batch's window, on
-    /// [`threads`](ParquetDataset::threads) threads: take batches that follow each other from an
-    /// [`epoch`](Self::epoch) or a [`loader`](Self::loader).
+    /// One batch of an epoch, a function of (seed, epoch, number). Each call decodes all of the batch's window on the
+    /// calling thread: take batches that follow each other from an [`epoch`](Self::epoch) or a [`loader`](Self::loader).
     ///
     /// # Errors
     /// [`DataError::IndexOutOfRange`] for a number that is not below [`len`](Self::len); as [`ParquetDataset::read`].
@@ -194,17 +190,9 @@ impl ParquetBatches {
         cancelled: &Cancellation,
     ) -> Result<Table, DataError> {
         let len = self.len();
-        if number >= len {
-            return Err(DataError::IndexOutOfRange { index: number, len });
-        }
+        DataError::check_index(number, len)?;
         let windows = Windows::new(self.clone(), epoch, number..number + 1, &BTreeSet::new(), pinned)?;
-        thread::scope(|scope| {
-            for _ in 1..self.dataset.options.threads {
-                // Where no thread can be started, this one decodes all.
-                _ = thread::Builder::new().spawn_scoped(scope, || while windows.read_ahead(cancelled) {});
-            }
-            windows.get(number, false, cancelled)
-        })
+        windows.get(number, false, cancelled)
     }
 
     /// The range of a batch's rows in its epoch.
@@ -301,7 +289,7 @@ impl ParquetBatches {
             let ranges = pieces.iter().map(|(window, (array, rows))| (&window.columns[column][*array], rows.clone()));
             Array::copied(ranges.collect(), pinned)
         };
-        let arrays = (0..self.dataset.columns.len()).map(column).collect::<Result<_, _>>()?;
+        let arrays = (0..self.dataset.selected().len()).map(column).collect::<Result<_, _>>()?;
         self.dataset.table(arrays, places.len(), pinned)
     }
 }

@@ -9,7 +9,7 @@ use super::field::Leaf;
 use super::guard::guarded;
 use super::lists::{BadLevels, Lists};
 use super::pages::{ChunkPlace, Pages};
-use crate::columns::{Array, Element, Words};
+use crate::columns::{Array, Element, OnNull, Words};
 use crate::{Cancellation, DataError};
 
 /// Rows decoded at a time: few enough for their values to stay in the L1 cache.
@@ -21,8 +21,7 @@ const TEXT_STEP: usize = 256;
 pub(super) struct Chunk<'a> {
     pub(super) leaf: &'a Leaf,
     pub(super) element: Element,
-    /// The value that replaces nulls, as bytes.
-    pub(super) fill: Option<&'a [u8]>,
+    pub(super) nulls: &'a OnNull,
     pub(super) place: ChunkPlace,
     pub(super) rows: usize,
     /// The number of definition level entries: one per row where there are no lists.
@@ -40,10 +39,11 @@ struct Step<T> {
 }
 
 impl Chunk<'_> {
-    /// Reads a column of one value per row into `out`, which has exactly the room for them.
-    pub(super) fn read_into(&self, pages: Pages, out: &mut [u8]) -> Result<(), DataError> {
+    /// Reads a column of one value per row into `out`, which has exactly the room for them, and which of them are null
+    /// into `mask`, which is all 0, if nulls are masked.
+    pub(super) fn read_into(&self, pages: Pages, out: &mut [u8], mask: Option<&mut [u8]>) -> Result<(), DataError> {
         let reader = get_column_reader(self.leaf.descriptor.clone(), Box::new(pages));
-        dispatch(self.element, reader, Flat { chunk: self, out }).unwrap_or_else(|| Err(self.other_type()))
+        dispatch(self.element, reader, Flat { chunk: self, out, mask }).unwrap_or_else(|| Err(self.other_type()))
     }
 
     /// Reads a column of lists, strings, or lists of strings into `memory`, which is empty and grows.
@@ -89,7 +89,7 @@ impl Chunk<'_> {
             BadLevels::Malformed => self.place.corrupt("levels that form lists", "levels that contradict each other"),
             BadLevels::Null { at } => DataError::layout(
                 self.place.source.path(),
-                format!("a value in every row of column {column:?}, or a `fill_null` for it"),
+                format!("a value in every row of column {column:?}, or a `fill_null` or `mask_null` for it"),
                 format!("a null in row {} of row group {row_group}", row + step.row_of_level(at)),
             ),
         }
@@ -106,30 +106,30 @@ impl Chunk<'_> {
 
     fn lists(&self) -> Lists {
         let max_def = self.leaf.descriptor.max_def_level();
-        Lists::new(self.leaf.list_levels.clone(), max_def, self.fill.is_some())
+        Lists::new(self.leaf.list_levels.clone(), max_def, self.nulls)
     }
 
-    /// The offsets, once it is checked that there is one list per row, and the declared number of levels.
-    fn finish(&self, lists: Lists, levels: usize) -> Result<Vec<Vec<i64>>, DataError> {
-        let offsets = lists.finish();
-        let Some(outermost) = offsets.first() else { return Ok(offsets) };
-        match (outermost.len() - 1, levels as u64) {
-            (rows, levels) if rows == self.rows && levels == self.levels => Ok(offsets),
-            (rows, levels) => {
-                let expected = format!("{} rows of {} levels", self.rows, self.levels);
-                Err(self.place.corrupt(&expected, format!("{rows} of {levels}")))
-            }
+    /// The column of these values, and of strings that end there, once it is checked that there is one list per row, and
+    /// the declared number of levels.
+    fn finish(&self, lists: Lists, levels: usize, ends: Option<Vec<i64>>, values: Words) -> Result<Array, DataError> {
+        let (mut offsets, mask) = lists.finish();
+        if let Some(outermost) = offsets.first()
+            && (outermost.len() - 1, levels as u64) != (self.rows, self.levels)
+        {
+            let expected = format!("{} rows of {} levels", self.rows, self.levels);
+            return Err(self.place.corrupt(&expected, format!("{} of {levels}", outermost.len() - 1)));
         }
+        offsets.extend(ends);
+        let mask = mask.map(|mut mask| {
+            // Where nothing can be null, there are no levels.
+            mask.resize(self.rows, false);
+            Array::of_bools(&mask).map(Box::new)
+        });
+        Ok(Array { mask: mask.transpose()?, ..Array::of_lists(self.element, offsets, values) })
     }
 
     fn check_bytes(&self, bytes: usize) -> Result<(), DataError> {
-        match bytes as u64 <= self.max_bytes {
-            true => Ok(()),
-            false => {
-                let (path, what) = (self.place.source.path().to_owned(), "a column of a row group");
-                Err(DataError::TooLarge { path, what, bytes: bytes as u64, limit: self.max_bytes })
-            }
-        }
+        DataError::check_bytes(self.max_bytes, bytes as u64, "a column of a row group", self.place.source.path())
     }
 
     fn read_texts(
@@ -140,7 +140,7 @@ impl Chunk<'_> {
         let mut step = Step::new();
         let mut lists = self.lists();
         let mut present = Vec::new();
-        let mut ends = vec![0];
+        let (mut ends, fill) = (vec![0], self.nulls.fill(0));
         let (mut row, mut levels) = (0, 0);
         while row < self.rows {
             let rows = self.step(&mut reader, TEXT_STEP.min(self.rows - row), &mut step)?;
@@ -153,7 +153,7 @@ impl Chunk<'_> {
             }
             let mut texts = step.values.iter().map(ByteArray::data);
             let texts = present.iter().map(|&present| {
-                let text = if present { texts.next() } else { self.fill };
+                let text = if present { texts.next() } else { fill.as_deref() };
                 text.ok_or_else(|| self.place.corrupt("as many strings as levels", "fewer"))
             });
             let texts = texts.collect::<Result<Vec<&[u8]>, _>>()?;
@@ -169,9 +169,7 @@ impl Chunk<'_> {
             row += rows;
             levels += step.defs.len();
         }
-        let mut offsets = self.finish(lists, levels)?;
-        offsets.push(ends);
-        Ok(Array::of_lists(self.element, offsets, values))
+        self.finish(lists, levels, Some(ends), values)
     }
 }
 
@@ -194,6 +192,7 @@ impl<T> Step<T> {
 struct Flat<'a, 'b> {
     chunk: &'a Chunk<'a>,
     out: &'b mut [u8],
+    mask: Option<&'b mut [u8]>,
 }
 
 impl Consumer for Flat<'_, '_> {
@@ -205,9 +204,10 @@ impl Consumer for Flat<'_, '_> {
         per: usize,
         convert: fn(&[T::T], &mut [E]) -> Option<usize>,
     ) -> Self::Output {
-        let chunk = self.chunk;
+        let Self { chunk, out, mut mask } = self;
         let max_def = chunk.leaf.descriptor.max_def_level();
-        let out: &mut [E] = bytemuck::cast_slice_mut(self.out);
+        let out: &mut [E] = bytemuck::cast_slice_mut(out);
+        let fill = chunk.nulls.fill(per * size_of::<E>());
         let mut step = Step::new();
         let mut row = 0;
         while row < chunk.rows {
@@ -218,8 +218,12 @@ impl Consumer for Flat<'_, '_> {
                 return Err(chunk.out_of_range(row, &step, position));
             }
             if values < rows {
-                let spread = spread(out, per, &step.defs, max_def, values, chunk.fill);
+                let spread = spread(out, per, &step.defs, max_def, values, fill.as_deref());
                 spread.map_err(|bad| chunk.bad_levels(row, &step, bad))?;
+                if let Some(mask) = &mut mask {
+                    let places = mask[row..row + rows].iter_mut().zip(&step.defs);
+                    places.for_each(|(null, &def)| *null = u8::from(def < max_def));
+                }
             }
             row += rows;
         }
@@ -281,7 +285,7 @@ impl Consumer for InLists<'_> {
     ) -> Self::Output {
         let Self { chunk, mut values } = self;
         let mut step = Step::new();
-        let mut lists = chunk.lists();
+        let (mut lists, fill) = (chunk.lists(), chunk.nulls.fill(per * size_of::<E>()));
         let (mut present, mut converted) = (Vec::new(), Vec::new());
         let (mut row, mut levels) = (0, 0);
         while row < chunk.rows {
@@ -300,7 +304,7 @@ impl Consumer for InLists<'_> {
                 convert(&step.values, &mut converted).map_or(Ok(()), |position| Err(out_of_range(position)))?;
                 let mut found = converted.chunks_exact(per.max(1)).map(bytemuck::cast_slice::<E, u8>);
                 for (out, &present) in out.chunks_exact_mut(per.max(1)).zip(&present) {
-                    let value = if present { found.next() } else { chunk.fill };
+                    let value = if present { found.next() } else { fill.as_deref() };
                     let value = value.ok_or_else(|| chunk.place.corrupt("as many values as levels", "fewer"))?;
                     bytemuck::cast_slice_mut(out).copy_from_slice(value);
                 }
@@ -308,7 +312,7 @@ impl Consumer for InLists<'_> {
             row += rows;
             levels += step.defs.len();
         }
-        Ok(Array::of_lists(chunk.element, chunk.finish(lists, levels)?, values))
+        chunk.finish(lists, levels, None, values)
     }
 }
 

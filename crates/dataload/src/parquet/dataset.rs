@@ -11,7 +11,7 @@ use super::buffers::Buffers;
 use super::field::{Leaf, leaves};
 use super::file::{ClosedFile, OpenFile};
 use super::footer::read_footer;
-use crate::columns::{Array, Element, Field, Recent, Spare, Table, encode};
+use crate::columns::{Array, Element, Field, Parts, Recent, Selected, Selection, Table, same_columns};
 use crate::shards::{listed, matching};
 use crate::{Cancellation, DataError};
 
@@ -41,7 +41,8 @@ const MAX_COLUMN_BYTES: u64 = 1 << 32;
 ///
 /// The columns of a structure are separate columns, `structure.column`. `uint16` becomes [`Kind::Int`](tch::Kind) and
 /// `uint32` [`Kind::Int64`](tch::Kind), which hold every value; dates, times and timestamps are read as their stored
-/// numbers. A null is an error unless [`fill_null`](Self::fill_null) sets a value for it.
+/// numbers. A null is an error unless [`fill_null`](Self::fill_null) or [`mask_null`](Self::mask_null) says what it
+/// becomes.
 ///
 /// It is also a [`Dataset`](crate::Dataset) of rows, which keeps the latest row groups in memory, and an
 /// [`IterableDataset`](crate::IterableDataset) whose shards are the row groups; so is the result of [`map`](Self::map).
@@ -52,12 +53,11 @@ const MAX_COLUMN_BYTES: u64 = 1 << 32;
 pub struct ParquetDataset {
     pub(super) files: Arc<[ParquetFile]>,
     pub(super) opened: Arc<Recent<usize, OpenFile>>,
-    pub(super) groups: Arc<[Group]>,
-    /// The selected columns, in order.
-    pub(super) columns: Arc<[Selected]>,
+    pub(super) groups: Parts,
+    pub(super) columns: Selection<Leaf>,
     pub(super) options: Options,
     pub(super) buffers: Buffers,
-    pub(super) recent: Arc<Recent<usize, Vec<Vec<Array>>>>,
+    pub(super) recent: Arc<Recent<usize, Vec<Array>>>,
     /// How many row groups all clones together have decoded.
     pub(super) decoded: Arc<AtomicU64>,
 }
@@ -67,26 +67,6 @@ pub(super) struct ParquetFile {
     pub(super) source: ClosedFile,
     pub(super) metadata: ParquetMetaData,
     pub(super) leaves: Vec<Leaf>,
-}
-
-/// A row group, and the position of its rows in the dataset.
-#[derive(Clone, Copy)]
-pub(super) struct Group {
-    pub(super) file: usize,
-    /// The row group's number in its file.
-    pub(super) index: usize,
-    pub(super) first_row: usize,
-    pub(super) rows: usize,
-}
-
-/// A selected column.
-#[derive(Clone)]
-pub(super) struct Selected {
-    pub(super) name: Arc<str>,
-    pub(super) leaf: usize,
-    pub(super) fill: Option<Arc<[u8]>>,
-    /// The length that every list must have.
-    pub(super) list_size: Option<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -125,40 +105,26 @@ impl ParquetDataset {
 
     fn new(sources: impl ExactSizeIterator<Item = Result<OpenFile, DataError>>) -> Result<Self, DataError> {
         let mut files: Vec<ParquetFile> = Vec::with_capacity(sources.len());
-        let mut groups = Vec::new();
-        let mut first_row = 0usize;
+        let mut groups = Parts::default();
         for source in sources {
             let source = source?;
             let metadata = read_footer(&source)?;
             let leaves = leaves(metadata.file_metadata().schema_descr());
-            if let Some(first) = files.first() {
-                same_columns(&first.leaves, &leaves, source.path())?;
-            }
-            for (index, group) in metadata.row_groups().iter().enumerate() {
-                let rows = usize::try_from(group.num_rows()).ok();
-                let end = rows.and_then(|rows| first_row.checked_add(rows));
-                let (Some(rows), Some(end)) = (rows, end) else {
-                    return Err(DataError::layout(
-                        source.path(),
-                        "rows that can be counted",
-                        group.num_rows().to_string(),
-                    ));
-                };
-                groups.push(Group { file: files.len(), index, first_row, rows });
-                first_row = end;
-            }
+            same_columns(files.first().map_or(&leaves, |first| &first.leaves), &leaves, source.path())?;
+            let rows = metadata.row_groups().iter().map(|group| usize::try_from(group.num_rows()).ok());
+            groups.add(files.len(), source.path(), rows)?;
             files.push(ParquetFile { source: source.close(), metadata, leaves });
         }
-        let columns = files[0].leaves.iter().map(Selected::new).collect();
+        let columns = Selection::new(files[0].leaves.clone(), Some(files[0].source.path().into()));
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             files: files.into(),
             opened: Arc::new(Recent::new(KEPT_OPEN)),
-            groups: groups.into(),
+            groups,
             columns,
             options: Options { verify_crc: true, max_column_bytes: MAX_COLUMN_BYTES, threads },
             buffers: Buffers::default(),
-            recent: empty_cache(),
+            recent: Arc::new(Recent::new(KEPT_GROUPS)),
             decoded: Arc::default(),
         })
     }
@@ -171,21 +137,8 @@ impl ParquetDataset {
     /// # Source
     /// `columns` of `pyarrow.parquet.read_table`.
     #[doc(alias = "columns")]
-    pub fn select<N: AsRef<str>>(mut self, columns: impl IntoIterator<Item = N>) -> Result<Self, DataError> {
-        let mut selected: Vec<Selected> = Vec::new();
-        for name in columns {
-            let name = name.as_ref();
-            let inside = |leaf: &Leaf| leaf.field.name().strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
-            let is_named = |leaf: &Leaf| leaf.field.name() == name || leaf.path == name || inside(leaf);
-            let before = selected.len();
-            selected.extend(self.files[0].leaves.iter().filter(|leaf| is_named(leaf)).map(Selected::new));
-            if selected.len() == before {
-                return Err(self.no_column(name));
-            }
-        }
-        self.columns = selected.into();
-        self.recent = empty_cache();
-        Ok(self)
+    pub fn select<N: AsRef<str>>(self, columns: impl IntoIterator<Item = N>) -> Result<Self, DataError> {
+        self.with_columns(|all| all.select(columns))
     }
 
     /// Reads nulls of a column of numbers as `value`, and null lists as empty ones. Call it after
@@ -199,11 +152,7 @@ impl ParquetDataset {
     /// # Source
     /// `pyarrow.compute.fill_null`.
     pub fn fill_null(self, column: &str, value: f64) -> Result<Self, DataError> {
-        let element = self.leaf(self.selected(column)?).element;
-        let fill = element.and_then(|element| encode(element, value));
-        let fill = fill.ok_or_else(|| DataError::option("fill_null", format!("a value of {element:?}"), value))?;
-        let fill: Arc<[u8]> = fill.into();
-        self.with_column(column, |selected| selected.fill = Some(fill.clone()))
+        self.with_columns(|columns| columns.fill_null(column, value))
     }
 
     /// Reads nulls of a column of strings or binary values as `value`, and null lists as empty ones. Call it after
@@ -213,16 +162,26 @@ impl ParquetDataset {
     /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] for a column of numbers,
     /// and for a value of another length where the length is fixed.
     pub fn fill_null_bytes(self, column: &str, value: &[u8]) -> Result<Self, DataError> {
-        let element = self.leaf(self.selected(column)?).element;
-        match element {
-            Some(Element::Bytes) => {}
-            Some(Element::Fixed(bytes)) if bytes == value.len() => {}
-            _ => {
-                let found = format!("{} bytes", value.len());
-                return Err(DataError::option("fill_null_bytes", format!("a value of {element:?}"), found));
-            }
-        }
-        self.with_column(column, |selected| selected.fill = Some(value.into()))
+        self.with_columns(|columns| columns.fill_null_bytes(column, value))
+    }
+
+    /// Reads nulls of a column as zeros, or as empty, and adds the column `column.is_null`, which says where they are.
+    /// Call it after [`select`](Self::select).
+    ///
+    /// Nulls within lists stay errors, because the mask has one entry per row.
+    ///
+    /// # Shapes
+    /// The column of nulls: bool `[N]`; of a single [`Row`](crate::Row), 0 or 1.
+    ///
+    /// # Errors
+    /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] where the files have a column
+    /// of that name.
+    ///
+    /// # Source
+    /// `pyarrow.compute.is_null`.
+    #[doc(alias = "is_null")]
+    pub fn mask_null(self, column: &str) -> Result<Self, DataError> {
+        self.with_columns(|columns| columns.mask_null(column))
     }
 
     /// Reads a column of lists of `length` numbers each as a tensor with one row per list. Call it after
@@ -234,13 +193,13 @@ impl ParquetDataset {
     /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] for a column that does not
     /// hold plain lists of numbers.
     pub fn list_size(self, column: &str, length: usize) -> Result<Self, DataError> {
-        let leaf = self.leaf(self.selected(column)?);
+        let leaf = self.columns.find(column)?;
         let numbers = !matches!(leaf.element, None | Some(Element::Bytes | Element::Fixed(_)));
         if leaf.field.lists() != 1 || !numbers {
             let found = format!("{} lists of {:?}", leaf.field.lists(), leaf.field.kind());
             return Err(DataError::option("list_size", "a column with one list of numbers per row", found));
         }
-        self.with_column(column, |selected| selected.list_size = Some(length))
+        self.with_columns(|columns| columns.changed(column, |selected| selected.list_size = Some(length)))
     }
 
     /// Whether the checksums of pages are verified, where the file has them; on unless set.
@@ -263,7 +222,7 @@ impl ParquetDataset {
 
     /// The selected columns, in order; all columns of the files unless [`select`](Self::select) was called.
     pub fn fields(&self) -> impl ExactSizeIterator<Item = &Field> {
-        self.columns.iter().map(|selected| &self.leaf(selected).field)
+        self.columns.fields()
     }
 
     /// The files, in order.
@@ -273,7 +232,7 @@ impl ParquetDataset {
 
     /// How many rows the files have.
     pub fn rows(&self) -> usize {
-        self.groups.last().map_or(0, |group| group.first_row + group.rows)
+        self.groups.rows()
     }
 
     /// How many row groups have been decoded since the files were opened, by this dataset and by its clones, batches
@@ -297,7 +256,7 @@ impl ParquetDataset {
     ///
     /// # Errors
     /// [`DataError::Corrupt`] with file, byte, column and row group; [`DataError::Layout`] for a null without a
-    /// [`fill_null`](Self::fill_null), a codec that this build does not support, or values that have no
+    /// [`fill_null`](Self::fill_null) or [`mask_null`](Self::mask_null), a codec that this build does not support, or values that have no
     /// [`Kind`](tch::Kind); [`DataError::TooLarge`]; [`DataError::Io`].
     ///
     /// # Syncs
@@ -320,8 +279,7 @@ impl ParquetDataset {
     /// # Source
     /// `pyarrow.parquet.ParquetFile.read_row_groups`.
     pub fn read_row_groups(&self, groups: &[usize]) -> Result<Table, DataError> {
-        let columns = self.decode(groups, self.options.threads, &Spare::default(), &Cancellation::default())?;
-        let arrays = columns.into_iter().map(Array::concat).collect::<Result<_, _>>()?;
+        let arrays = self.decode(groups, &Cancellation::default())?;
         let rows = groups.iter().map(|&group| self.groups[group].rows).sum();
         self.table(arrays, rows, false)
     }
@@ -335,53 +293,25 @@ impl ParquetDataset {
     }
 
     pub(super) fn table(&self, arrays: Vec<Array>, rows: usize, pinned: bool) -> Result<Table, DataError> {
-        Table::new(self.columns.iter().map(|selected| selected.name.clone()), arrays, rows, pinned)
+        Table::new(self.columns.names(), arrays, rows, pinned)
+    }
+
+    /// The selected columns.
+    pub(super) fn selected(&self) -> &[Selected] {
+        self.columns.selected()
     }
 
     /// The leaf of a column in the first file; those of the other files are equal.
     pub(super) fn leaf(&self, selected: &Selected) -> &Leaf {
-        &self.files[0].leaves[selected.leaf]
+        self.columns.leaf(selected)
     }
 
-    fn selected(&self, column: &str) -> Result<&Selected, DataError> {
-        self.columns.iter().find(|selected| &*selected.name == column).ok_or_else(|| self.no_column(column))
-    }
-
-    fn with_column(mut self, column: &str, change: impl Fn(&mut Selected)) -> Result<Self, DataError> {
-        let mut columns = self.columns.to_vec();
-        columns.iter_mut().filter(|selected| &*selected.name == column).for_each(change);
-        self.columns = columns.into();
-        self.recent = empty_cache();
+    fn with_columns(
+        mut self,
+        change: impl FnOnce(Selection<Leaf>) -> Result<Selection<Leaf>, DataError>,
+    ) -> Result<Self, DataError> {
+        self.columns = change(self.columns)?;
+        self.recent = Arc::new(Recent::new(KEPT_GROUPS));
         Ok(self)
-    }
-
-    fn no_column(&self, name: &str) -> DataError {
-        let names: Vec<&str> = self.files[0].leaves.iter().map(|leaf| leaf.field.name()).collect();
-        DataError::layout(self.files[0].source.path(), format!("a column {name:?}"), format!("the columns {names:?}"))
-    }
-}
-
-impl Selected {
-    fn new(leaf: &Leaf) -> Self {
-        Self { name: leaf.field.name().into(), leaf: leaf.index, fill: None, list_size: None }
-    }
-}
-
-fn empty_cache() -> Arc<Recent<usize, Vec<Vec<Array>>>> {
-    Arc::new(Recent::new(KEPT_GROUPS))
-}
-
-fn same_columns(first: &[Leaf], leaves: &[Leaf], path: &Path) -> Result<(), DataError> {
-    let describe = |leaf: &Leaf| format!("{} of {:?} in {} lists", leaf.path, leaf.field.kind(), leaf.field.lists());
-    let differs = |(first, leaf): &(&Leaf, &Leaf)| describe(first) != describe(leaf);
-    if let Some((first, leaf)) = first.iter().zip(leaves).find(differs) {
-        return Err(DataError::layout(path, format!("the first file's column {}", describe(first)), describe(leaf)));
-    }
-    match first.len() == leaves.len() {
-        true => Ok(()),
-        false => {
-            let expected = format!("the first file's {} columns", first.len());
-            Err(DataError::layout(path, expected, leaves.len().to_string()))
-        }
     }
 }

@@ -7,11 +7,11 @@ pub(super) fn check(mut bytes: &[u8], most: u32, streams: usize) -> Result<(), S
 }
 
 fn check_one(bytes: &mut &[u8], most: u32) -> Result<(), String> {
-    let block_values = varint(bytes)?;
-    let miniblocks = varint(bytes)?;
-    let mut left = varint(bytes)?;
+    let block_values = varint(bytes, "delta-packed numbers")?;
+    let miniblocks = varint(bytes, "delta-packed numbers")?;
+    let mut left = varint(bytes, "delta-packed numbers")?;
     // The first number stands alone; the others are in blocks.
-    varint(bytes)?;
+    varint(bytes, "delta-packed numbers")?;
     if left > u64::from(most) {
         return Err(format!("{left} delta-packed numbers in a page of {most} values"));
     }
@@ -22,7 +22,7 @@ fn check_one(bytes: &mut &[u8], most: u32) -> Result<(), String> {
     let miniblock_values = block_values / miniblocks;
     left = left.saturating_sub(1);
     while left > 0 {
-        varint(bytes)?;
+        varint(bytes, "delta-packed numbers")?;
         let widths = take(bytes, miniblocks)?;
         for &width in widths {
             // Miniblocks after the last number have no bytes, whatever their width.
@@ -42,16 +42,18 @@ fn take<'a>(bytes: &mut &'a [u8], count: u64) -> Result<&'a [u8], String> {
     Ok(taken)
 }
 
-fn varint(bytes: &mut &[u8]) -> Result<u64, String> {
+/// Takes a number of variable length; an error says that `what` ends, or has a longer one.
+pub(super) fn varint(bytes: &mut &[u8], what: &str) -> Result<u64, String> {
     let mut value = 0;
     for position in 0..10 {
-        let byte = take(bytes, 1)?[0];
+        let Some((&byte, rest)) = bytes.split_first() else { return Err(format!("the end of the {what}")) };
+        *bytes = rest;
         value |= u64::from(byte & 0x7f) << (7 * position);
         if byte < 0x80 {
             return Ok(value);
         }
     }
-    Err("a delta-packed number of more than ten bytes".to_owned())
+    Err(format!("a number of more than ten bytes among the {what}"))
 }
 
 #[cfg(test)]

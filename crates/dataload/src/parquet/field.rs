@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::columns::{Element, Field, FieldKind};
+use crate::columns::{self, Element, Field, FieldKind};
 use ::parquet::basic::{ConvertedType, LogicalType, Repetition, Type as Physical};
 use ::parquet::schema::types::{ColumnDescPtr, SchemaDescriptor, Type};
 
 /// One leaf of the schema.
 #[derive(Clone)]
 pub(super) struct Leaf {
-    /// The leaf's number in the file.
-    pub(super) index: usize,
     pub(super) field: Field,
     /// The full path, with the nodes that the format inserts, as in `list.list.element`.
     pub(super) path: String,
@@ -21,12 +19,35 @@ pub(super) struct Leaf {
     pub(super) list_levels: Arc<[i16]>,
 }
 
-/// Every leaf of a schema, in the file's order.
-pub(super) fn leaves(schema: &SchemaDescriptor) -> Vec<Leaf> {
-    schema.columns().iter().enumerate().map(|(index, descriptor)| leaf(schema, index, descriptor)).collect()
+impl columns::Leaf for Leaf {
+    fn field(&self) -> &Field {
+        &self.field
+    }
+
+    fn element(&self) -> Option<Element> {
+        self.element
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        self.describe() == other.describe()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} of {:?} in {} lists", self.path, self.field.kind(), self.field.lists())
+    }
+
+    fn is_named(&self, name: &str) -> bool {
+        let rest = self.field.name().strip_prefix(name);
+        self.path == name || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    }
 }
 
-fn leaf(schema: &SchemaDescriptor, index: usize, descriptor: &ColumnDescPtr) -> Leaf {
+/// Every leaf of a schema, in the file's order.
+pub(super) fn leaves(schema: &SchemaDescriptor) -> Vec<Leaf> {
+    schema.columns().iter().map(|descriptor| leaf(schema, descriptor)).collect()
+}
+
+fn leaf(schema: &SchemaDescriptor, descriptor: &ColumnDescPtr) -> Leaf {
     let mut name: Vec<&str> = Vec::new();
     let mut list_levels = Vec::new();
     let (mut node, mut level) = (schema.root_schema(), 0);
@@ -63,7 +84,6 @@ fn leaf(schema: &SchemaDescriptor, index: usize, descriptor: &ColumnDescPtr) -> 
     let nullable = usize::from(descriptor.max_def_level().unsigned_abs()) > list_levels.len();
     let field = Field { name: name.join(".").into(), kind, lists: list_levels.len(), nullable };
     Leaf {
-        index,
         field,
         path: descriptor.path().string(),
         element: element.ok(),

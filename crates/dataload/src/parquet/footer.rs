@@ -45,10 +45,7 @@ pub(super) fn read_footer(source: &OpenFile) -> Result<ParquetMetaData, DataErro
         return Err(corrupt(end + 4, "the end of a Parquet file, PAR1", magic.escape_ascii().to_string()));
     }
     let bytes = u64::from(u32::from_le_bytes([a, b, c, d]));
-    if bytes > MAX_FOOTER_BYTES {
-        let (path, what) = (source.path().to_owned(), "the footer");
-        return Err(DataError::TooLarge { path, what, bytes, limit: MAX_FOOTER_BYTES });
-    }
+    DataError::check_bytes(MAX_FOOTER_BYTES, bytes, "the footer", source.path())?;
     let Some(start) = end.checked_sub(bytes).filter(|&start| start >= 4) else {
         return Err(corrupt(end, "a footer that fits into the file", format!("{bytes} bytes")));
     };

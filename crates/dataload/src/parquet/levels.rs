@@ -1,11 +1,13 @@
 //! Counts the definition levels of a page without storing them.
 
+use super::delta::varint;
+
 /// How many of the first `count` levels equal `level`; levels are stored in runs and bit-packed groups, `width` bits
 /// each. An error says what was found.
 pub(super) fn count(mut bytes: &[u8], width: u32, level: i16, count: u32) -> Result<u64, String> {
     let (mut left, mut found) = (u64::from(count), 0);
     while left > 0 {
-        let header = varint(&mut bytes)?;
+        let header = varint(&mut bytes, "levels")?;
         if header & 1 == 0 {
             let Some((value, rest)) = bytes.split_at_checked(width.div_ceil(8) as usize) else {
                 return Err(format!("the end of the levels with {left} missing"));
@@ -35,19 +37,6 @@ fn unpack(packed: &[u8], index: u64, width: u32) -> i32 {
         let at = first + bit;
         value | i32::from(packed[(at / 8) as usize] >> (at % 8) & 1) << bit
     })
-}
-
-fn varint(bytes: &mut &[u8]) -> Result<u64, String> {
-    let mut value = 0;
-    for position in 0..10 {
-        let Some((&byte, rest)) = bytes.split_first() else { return Err("the end of the levels".to_owned()) };
-        *bytes = rest;
-        value |= u64::from(byte & 0x7f) << (7 * position);
-        if byte < 0x80 {
-            return Ok(value);
-        }
-    }
-    Err("a run of levels whose length takes more than ten bytes".to_owned())
 }
 
 #[cfg(test)]

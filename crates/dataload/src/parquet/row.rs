@@ -1,8 +1,7 @@
 //! Single rows: by index, or as a stream whose shards are the row groups.
 
-use super::dataset::{ParquetDataset, Selected};
-use crate::columns::{Array, Row, Spare};
-use crate::loader::fingerprint;
+use super::dataset::ParquetDataset;
+use crate::columns::{Array, Row};
 use crate::{Cancellation, DataError, Dataset, Deferred, IterableDataset, Map, Samples};
 
 impl ParquetDataset {
@@ -25,12 +24,10 @@ impl ParquetDataset {
         Map::new(self, transform)
     }
 
-    fn row(&self, columns: &[Vec<Array>], row: usize) -> Result<Row, DataError> {
-        // Those of one row group.
-        let arrays = columns
-            .iter()
-            .map(|arrays| Array::copied(arrays.iter().map(|array| (array, row..row + 1)).collect(), false));
-        Row::new(self.columns.iter().map(|column| column.name.clone()).zip(arrays))
+    /// A row of a row group, which is decoded.
+    fn row(&self, group: &[Array], row: usize) -> Result<Row, DataError> {
+        let arrays = group.iter().map(|array| Array::copied(vec![(array, row..row + 1)], false));
+        Row::new(self.columns.names(), arrays.collect::<Result<_, _>>()?)
     }
 }
 
@@ -44,15 +41,9 @@ impl Dataset for ParquetDataset {
     }
 
     fn get(&self, index: usize) -> Result<Row, DataError> {
-        let len = self.rows();
-        if index >= len {
-            return Err(DataError::IndexOutOfRange { index, len });
-        }
-        // The last row group that begins at or before the row, which skips empty ones.
-        let group = self.groups.partition_point(|group| group.first_row <= index) - 1;
-        let decode = || self.decode(&[group], 1, &Spare::default(), &Cancellation::default());
-        let arrays = self.recent.get(group, decode)?;
-        self.row(&arrays, index - self.groups[group].first_row)
+        let (group, row) = self.groups.find(index)?;
+        let arrays = self.recent.get(group, || self.decode_group(group, &Cancellation::default()))?;
+        self.row(&arrays, row)
     }
 }
 
@@ -80,28 +71,20 @@ impl IterableDataset for ParquetDataset {
 
     /// The bytes of rows, and with them the ends of windows, depend on the columns that are read.
     fn fingerprint(&self) -> u64 {
-        let is_plain = |column: &Selected| column.fill.is_none() && column.list_size.is_none();
-        if self.columns.len() == self.files[0].leaves.len() && self.columns.iter().all(is_plain) {
-            return 0;
-        }
-        let chosen = self.columns.iter().map(|column| (&column.name, &column.fill, column.list_size));
-        fingerprint(&chosen.collect::<Vec<_>>())
+        self.columns.fingerprint()
     }
 
     /// The file, and the number of the row group in it.
     fn shard_name(&self, shard: usize) -> Option<String> {
-        let group = self.groups.get(shard)?;
+        let group = self.groups.get(shard).ok()?;
         Some(format!("{}, row group {}", self.files[group.file].source.path().display(), group.index))
     }
 }
 
 impl ParquetDataset {
     fn rows_from(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<Samples<Row>, DataError> {
-        let len = self.groups.len();
-        let rows = self.groups.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?.rows;
-        let first = usize::try_from(position).unwrap_or(usize::MAX).min(rows);
-        let arrays = self.decode(&[shard], 1, &Spare::default(), cancelled)?;
-        let dataset = self.clone();
-        Ok(Box::new((first..rows).map(move |row| dataset.row(&arrays, row))))
+        let rows = self.groups.rows_from(shard, position)?;
+        let (arrays, dataset) = (self.decode_group(shard, cancelled)?, self.clone());
+        Ok(Box::new(rows.map(move |row| dataset.row(&arrays, row))))
     }
 }

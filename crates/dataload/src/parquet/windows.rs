@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::batches::{ParquetBatches, Plan, WINDOW_BYTES};
 use super::window::{Decoding, Part, Window};
 use crate::columns::{Array, Table};
-use crate::loader::Lookup;
+use crate::loader::{Lookup, lock};
 use crate::{Cancellation, DataError};
 
 /// What the windows may take that are decoded ahead only because those before them have fewer parts than there are
@@ -62,13 +62,9 @@ impl Windows {
         Ok(Self { batches, plan, pinned, first, workers, bytes_ahead: BYTES_AHEAD, open, changed })
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn begin(&self, number: usize) -> Decoding {
         let dataset = &self.batches.dataset;
-        let (groups, columns) = (self.plan.groups_of(number), dataset.columns.len());
+        let (groups, columns) = (self.plan.groups_of(number), dataset.selected().len());
         dataset.decoded.fetch_add(groups.len() as u64, Relaxed);
         let of_column = |column| (0..groups.len()).map(move |group| Part { column, group });
         let mut waiting: Vec<Part> = (0..columns).flat_map(of_column).collect();
@@ -96,7 +92,7 @@ impl Windows {
         cancelled: &Cancellation,
     ) -> Result<Vec<Arc<Window>>, DataError> {
         let mut found = Vec::with_capacity(windows.len());
-        let mut open = self.open();
+        let mut open = lock(&self.open);
         while found.len() < windows.len() {
             cancelled.check()?;
             let next = windows.start + found.len();
@@ -110,7 +106,7 @@ impl Windows {
                     true => self.decode(of, part, cancelled)?,
                     false => self.decode_ahead(of, part, cancelled),
                 }
-                open = self.open();
+                open = lock(&self.open);
             } else {
                 open = self.changed.wait(open).unwrap_or_else(PoisonError::into_inner);
             }
@@ -160,7 +156,7 @@ impl Windows {
     }
 
     fn parts_of(&self, window: usize) -> usize {
-        self.plan.groups_of(window).len() * self.batches.dataset.columns.len()
+        self.plan.groups_of(window).len() * self.batches.dataset.selected().len()
     }
 
     fn decode(&self, number: usize, part: Part, cancelled: &Cancellation) -> Result<(), DataError> {
@@ -168,7 +164,7 @@ impl Windows {
         let ParquetBatches { dataset, spare, .. } = &self.batches;
         let (groups, column) = (self.plan.groups_of(number), part.column);
         let array = dataset.decode_chunk(groups[part.group].0, column, spare, cancelled)?;
-        let mut open = self.open();
+        let mut open = lock(&self.open);
         // Where all of its batches have failed, the window is not there any more.
         if let Some(window) = open.windows.get_mut(&number) {
             let arrays = &mut window.columns[column];
@@ -179,9 +175,9 @@ impl Windows {
                 drop(open);
                 begun.lost = (0..groups.len()).map(|group| Part { column, group }).collect();
                 let order = order.get_or_init(|| self.batches.order_of(&self.plan, number));
-                let shuffled = Array::gather(&arrays, order, |bytes| spare.take(bytes))?;
+                let shuffled = Array::gather(&arrays.iter().collect::<Vec<_>>(), order, |bytes| spare.take(bytes))?;
                 self.reuse(arrays);
-                open = self.open();
+                open = lock(&self.open);
                 if let Some(window) = open.windows.get_mut(&number) {
                     window.columns[column].push(Some(shuffled));
                 }
@@ -196,8 +192,9 @@ impl Windows {
 
     /// Keeps the memory of arrays, at most that of two windows.
     fn reuse(&self, arrays: Vec<Array>) {
-        let most =
-            2 * self.batches.dataset.columns.len() * self.plan.windows.iter().map(|it| it.0.len()).max().unwrap_or(0);
+        let most = 2
+            * self.batches.dataset.selected().len()
+            * self.plan.windows.iter().map(|it| it.0.len()).max().unwrap_or(0);
         arrays.into_iter().for_each(|array| self.batches.spare.give(array.values, most));
     }
 
@@ -210,7 +207,7 @@ impl Windows {
 
     /// Records that a batch was made of these windows, and keeps the memory of those that no batch needs any more.
     fn made(&self, windows: Range<usize>) {
-        let mut open = self.open();
+        let mut open = lock(&self.open);
         let mut unused = Vec::new();
         for number in windows {
             open.left[number] = open.left[number].saturating_sub(1);
@@ -248,7 +245,7 @@ impl Lookup for Windows {
     }
 
     fn read_ahead(&self, cancelled: &Cancellation) -> bool {
-        let part = self.next_part(&mut self.open(), &(0..0), false);
+        let part = self.next_part(&mut lock(&self.open), &(0..0), false);
         if let Some((number, part)) = part {
             self.decode_ahead(number, part, cancelled);
         }
@@ -256,7 +253,7 @@ impl Lookup for Windows {
     }
 
     fn parts_ahead(&self) -> usize {
-        let open = self.open();
+        let open = lock(&self.open);
         let begun = open.windows.values().filter(|window| !window.failed).map(|window| window.waiting.len());
         begun.chain(self.ahead(&open).map(|number| self.parts_of(number))).sum()
     }
@@ -277,7 +274,7 @@ struct Begun<'a> {
 impl Drop for Begun<'_> {
     /// Gives lost parts back: to a thread that will report why.
     fn drop(&mut self) {
-        let mut open = self.windows.open();
+        let mut open = lock(&self.windows.open);
         let window = open.windows.get_mut(&self.number).filter(|_| !self.lost.is_empty());
         if let Some(window) = window {
             window.lost(std::mem::take(&mut self.lost), self.windows.plan.groups_of(self.number).len());
@@ -292,6 +289,7 @@ mod tests {
 
     use super::*;
     use crate::ParquetDataset;
+    use crate::columns::{COPIED, Column};
 
     /// Twelve windows of one row group of 8, 8 or 4 rows each, with two parts.
     fn windows(batch_size: usize, workers: usize) -> Result<Windows, DataError> {
@@ -307,10 +305,10 @@ mod tests {
     fn parts_of_the_window_that_is_due_come_first() -> Result<(), DataError> {
         let windows = windows(8, 2)?;
         let begin = |number: usize, is_first| {
-            let part = windows.next_part(&mut windows.open(), &(number..number + 1), is_first);
+            let part = windows.next_part(&mut lock(&windows.open), &(number..number + 1), is_first);
             part.map(|(number, _)| number)
         };
-        let begin_window = |number| windows.open().windows.insert(number, windows.begin(number)).is_none();
+        let begin_window = |number| lock(&windows.open).windows.insert(number, windows.begin(number)).is_none();
         assert!(begin_window(0) && begin_window(1));
         // The second batch's thread helps with the first window.
         assert_eq!([begin(1, false), begin(0, true)], [Some(0), Some(0)]);
@@ -318,7 +316,7 @@ mod tests {
         assert_eq!([begin(0, true), begin(1, false), begin(0, true)], [None, Some(1), None]);
         // Later batches' begin what there is.
         assert_eq!([begin(1, false), begin(1, false)], [Some(1), None]);
-        windows.open().unneeded = 2;
+        lock(&windows.open).unneeded = 2;
         assert_eq!([begin(0, true), begin(1, false)], [None, Some(2)]);
         Ok(())
     }
@@ -327,7 +325,7 @@ mod tests {
     fn windows_ahead_are_few_or_small() -> Result<(), DataError> {
         let ahead = |workers, bytes_ahead| {
             let windows = Windows { bytes_ahead, ..windows(8, workers)? };
-            let numbers: Vec<usize> = windows.ahead(&windows.open()).collect();
+            let numbers: Vec<usize> = windows.ahead(&lock(&windows.open)).collect();
             assert_eq!(windows.parts_ahead(), 2 * numbers.len());
             Ok::<_, DataError>(numbers.len())
         };
@@ -336,6 +334,37 @@ mod tests {
         assert_eq!([ahead(16, usize::MAX)?, ahead(1000, usize::MAX)?], [8, 12]);
         let third = windows(8, 1)?.batches.dataset.decoded_bytes(2);
         assert_eq!([ahead(16, 0)?, ahead(16, third - 1)?, ahead(16, third)?], [2, 2, 3]);
+        Ok(())
+    }
+
+    /// A batch owns its memory, and a window's is shared by its batches, so the floor is one copy. To shuffle, the rows of
+    /// a window are put in order once: each batch would look them up in all row groups otherwise. Lists and strings are
+    /// not copied more often than numbers, and what is read whole is not copied where it is of one row group.
+    #[test]
+    fn values_are_copied_once_for_a_batch_and_once_more_to_shuffle() -> Result<(), DataError> {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/nested.parquet");
+        let bytes_of = |table: &Table| match table.columns().next() {
+            Some((_, Column::Tensor(tensor))) => tensor.numel() * tensor.kind().elt_size_in_bytes(),
+            Some((_, Column::Ragged(lists))) => lists.parts().2.numel() * lists.parts().2.kind().elt_size_in_bytes(),
+            Some((_, Column::Bytes(texts))) => texts.iter().map(<[u8]>::len).sum(),
+            None => 0,
+        };
+        for column in ["date", "ints", "deep", "words", "category"] {
+            let rows = ParquetDataset::from_files([&file])?.select([column])?;
+            for (shuffle, copies) in [(false, 1), (true, 2)] {
+                let batches = rows.batches(4)?.window(2).shuffle(shuffle);
+                let windows = Windows::new(batches, 0, 0..usize::MAX, &BTreeSet::new(), false)?;
+                COPIED.set(0);
+                let batch = |number| windows.get(number, false, &Cancellation::default());
+                let batches = (0..windows.len()).map(batch).collect::<Result<Vec<_>, _>>()?;
+                let bytes: usize = batches.iter().map(bytes_of).sum();
+                assert!(bytes > 0);
+                assert_eq!(COPIED.get(), copies * bytes, "{column}, shuffled: {shuffle}");
+            }
+            COPIED.set(0);
+            assert!(bytes_of(&rows.read_row_groups(&[1])?) > 0);
+            assert_eq!(COPIED.get(), 0, "{column}");
+        }
         Ok(())
     }
 

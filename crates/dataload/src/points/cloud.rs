@@ -31,9 +31,7 @@ impl PointCloud {
     /// [`DataError::InvalidOption`] for 0 channels, or a number of values that is not a multiple of `channels`.
     pub fn new(data: impl Into<Vec<f32>>, channels: usize) -> Result<Self, DataError> {
         let data = data.into();
-        if channels == 0 {
-            return Err(DataError::option("channels", "at least 1", 0));
-        }
+        DataError::at_least_1("channels", channels)?;
         if !data.len().is_multiple_of(channels) {
             return Err(DataError::option(
                 "values",

@@ -24,7 +24,7 @@ pub(crate) use list::{below, matching};
 pub use options::{RemoteOptions, configure_remote};
 pub use stats::{RemoteStats, remote_stats};
 pub(crate) use version::Version;
-pub(crate) use whole::Whole;
+pub(crate) use whole::fetch_whole;
 
 use crate::DataError;
 

@@ -20,6 +20,7 @@ use super::store::{Store, locate, runtime, told};
 use super::version::Version;
 use super::{CHUNK, known, options};
 use crate::DataError;
+use crate::loader::lock;
 use crate::read::NotFetched;
 
 /// So many files stay open for whoever opens one again for its next sample, and need not check its chunks again. Together
@@ -66,7 +67,7 @@ struct Open {
 impl Open {
     fn lock() -> MutexGuard<'static, Self> {
         static OPEN: LazyLock<Mutex<Open>> = LazyLock::new(Mutex::default);
-        OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&OPEN)
     }
 
     fn get(&mut self, name: &str) -> Option<Arc<Object>> {
@@ -159,19 +160,15 @@ impl Object {
         Open::lock().recent.retain(|other| !Arc::ptr_eq(other, self));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Chunk>> {
-        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn set(&self, chunk: u64, state: Chunk) {
-        self.lock()[chunk as usize] = state;
+        lock(&self.chunks)[chunk as usize] = state;
         self.changed.notify_all();
     }
 
     /// Looks for a chunk in the cache, or has it fetched, without waiting for that. Errors of chunks that nobody waits for are
     /// forgotten: the server may be well again when they are needed.
     pub(super) fn ask(self: &Arc<Self>, chunk: u64, is_needed: bool) {
-        let Some(state) = self.lock().get_mut(chunk as usize).map(|state| match state {
+        let Some(state) = lock(&self.chunks).get_mut(chunk as usize).map(|state| match state {
             Chunk::Unknown | Chunk::Absent => std::mem::replace(state, Chunk::UnderWay),
             _ => Chunk::Here,
         }) else {
@@ -241,7 +238,7 @@ impl Object {
     /// The same; `tell` is given all chunks from time to time.
     pub(super) fn wait_and_tell(self: &Arc<Self>, chunk: u64, tell: &mut dyn FnMut(&[Chunk])) -> io::Result<()> {
         self.ask(chunk, true);
-        let mut chunks = self.lock();
+        let mut chunks = lock(&self.chunks);
         loop {
             tell(&chunks);
             match &chunks[chunk as usize] {
@@ -255,7 +252,7 @@ impl Object {
                 Chunk::Absent | Chunk::Unknown => {
                     drop(chunks);
                     self.ask(chunk, true);
-                    chunks = self.lock();
+                    chunks = lock(&self.chunks);
                 }
                 Chunk::UnderWay => {
                     let waited = self.changed.wait_timeout(chunks, LOOK_UP);

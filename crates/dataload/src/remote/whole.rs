@@ -1,38 +1,27 @@
 //! Remote files that are needed as a whole, because they are mapped.
 
-use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::object::{Chunk, Object};
 use super::{CHUNK, url};
 use crate::DataError;
+use crate::local::LocalFile;
 
 /// How often a line says how far a file is.
 const PACE: Duration = Duration::from_secs(5);
 
-/// The copy of a remote file. It stays as it is while the file is open, also where the cache removes its entry.
-pub(crate) struct Whole {
-    pub(crate) file: File,
-    pub(crate) bytes: u64,
-    /// By this name the file can be opened again as long as `file` lives.
-    pub(crate) name: PathBuf,
-    /// A number that another version of the file does not have.
-    pub(crate) state: u64,
-}
-
-impl Whole {
-    /// Fetches what is not in the cache yet, many chunks at a time, and waits for it.
-    pub(crate) fn fetch(path: &Path) -> Result<Self, DataError> {
-        let text = url(path)?;
-        let object = Object::open(text)?;
-        fetch(&object, text).map_err(DataError::io(path))?;
-        let (file, name) = object.entry.file().map_err(DataError::io(path))?;
-        let state = u64::from_str_radix(&object.name[..16], 16).unwrap_or_default();
-        Ok(Self { file, bytes: object.version.size, name, state })
-    }
+/// A copy of a remote file: fetches what is not in the cache yet, many chunks at a time, and waits for it. The copy stays
+/// as it is while the file is open, also where the cache removes its entry.
+pub(crate) fn fetch_whole(path: &Path) -> Result<LocalFile, DataError> {
+    let text = url(path)?;
+    let object = Object::open(text)?;
+    fetch(&object, text).map_err(DataError::io(path))?;
+    let (file, name) = object.entry.file().map_err(DataError::io(path))?;
+    let state = u64::from_str_radix(&object.name[..16], 16).unwrap_or_default();
+    Ok(LocalFile { file, bytes: object.version.size, name, state })
 }
 
 fn fetch(object: &Arc<Object>, text: &str) -> io::Result<()> {

@@ -42,9 +42,7 @@ impl RandomSampler {
     /// # Errors
     /// [`DataError::InvalidOption`] for 0, or for an empty dataset.
     pub fn num_samples(mut self, num_samples: usize) -> Result<Self, DataError> {
-        if num_samples == 0 {
-            return Err(DataError::option("num_samples", "at least 1", 0));
-        }
+        DataError::at_least_1("num_samples", num_samples)?;
         if self.of == 0 {
             return Err(DataError::option("num_samples", "0, since there is nothing to draw from", num_samples));
         }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::DataError;
 use crate::output::Output;
-use crate::read::{Version, first_of, read_file};
+use crate::read::{Version, first_of, read_file, with_ending};
 
 /// The most bytes of an index: those of ten million samples.
 const MAX_BYTES: u64 = 1 << 30;
@@ -87,9 +87,7 @@ impl ShardIndex {
 
 /// The file that [`write`] writes: `train-0.tar.idx` for `train-0.tar`.
 pub(crate) fn path_of(shard: &Path) -> PathBuf {
-    let mut path = shard.as_os_str().to_owned();
-    path.push(".idx");
-    PathBuf::from(path)
+    with_ending(shard, ".idx")
 }
 
 /// The index beside a shard, under the name of [`path_of`] or without the shard's endings, as DALI's `wds2idx` names

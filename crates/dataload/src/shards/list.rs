@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::index::ShardIndex;
+use crate::compose::concat::locate;
 use crate::{DataError, Dataset, IterableDataset};
 
 /// Shards whose samples can be read in any order: those of a [`WebDataset`](crate::WebDataset) or a
@@ -72,13 +73,6 @@ impl<D: IndexedShards> ShardListDataset<D> {
         }
         Ok(Self { dataset, indexes, ends })
     }
-
-    /// The shard of a sample, and its number there.
-    fn place(&self, index: usize) -> Option<(usize, usize)> {
-        let shard = self.ends.partition_point(|&end| end <= index);
-        let before = shard.checked_sub(1).map_or(0, |before| self.ends[before]);
-        (shard < self.ends.len()).then_some((shard, index - before))
-    }
 }
 
 impl<D: IndexedShards> Dataset for ShardListDataset<D> {
@@ -93,13 +87,13 @@ impl<D: IndexedShards> Dataset for ShardListDataset<D> {
     /// # Errors
     /// As the stream's for the sample; [`DataError::Corrupt`] where it is not where the index has it.
     fn get(&self, index: usize) -> Result<D::Sample, DataError> {
-        let (shard, item) = self.place(index).ok_or(DataError::IndexOutOfRange { index, len: self.len() })?;
+        let (shard, item) = locate(&self.ends, index)?;
         self.dataset.read_item(shard, &self.indexes[shard], item)
     }
 
     /// The shard's name, and the sample's number in it.
     fn key(&self, index: usize) -> Option<String> {
-        let (shard, item) = self.place(index)?;
+        let (shard, item) = locate(&self.ends, index).ok()?;
         Some(format!("{}, sample {item}", self.dataset.shard_name(shard)?))
     }
 }

@@ -228,9 +228,7 @@ impl<T: DeserializeOwned + Send> Dataset for CsvDataset<T> {
     }
 
     fn get(&self, index: usize) -> Result<T, DataError> {
-        if index >= self.len() {
-            return Err(DataError::IndexOutOfRange { index, len: self.len() });
-        }
+        DataError::check_index(index, self.len())?;
         let (table, headers) = (&*self.table, self.table.headers.as_ref());
         let row = index + usize::from(headers.is_some());
         let (record, empty) = table.record(row)?;

@@ -77,9 +77,7 @@ impl Rows {
         let start = *starts.get(row).ok_or(DataError::IndexOutOfRange { index: row, len: starts.len() })?;
         let end = starts.get(row + 1).copied().unwrap_or(self.bytes);
         let bytes = end.saturating_sub(start);
-        if bytes > MAX_ROW_BYTES {
-            return Err(DataError::TooLarge { path: self.path.clone(), what: "a row", bytes, limit: MAX_ROW_BYTES });
-        }
+        DataError::check_bytes(MAX_ROW_BYTES, bytes, "a row", &self.path)?;
         let mut content = vec![0; bytes as usize];
         self.file.read_exact_at(start, &mut content).map_err(DataError::io(&self.path))?;
         Ok(content)

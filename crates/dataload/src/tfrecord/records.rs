@@ -141,17 +141,14 @@ impl TfRecords {
             Err(error) => return Err(self.search(header, error)),
             Ok(()) => {}
         }
-        let limit = self.options.max_record_bytes;
         if self.content.length().is_some_and(|file| bytes > file) {
             let found = format!("a length of {bytes} bytes");
             return Err(self.content.corrupt(start, "a record that fits into the file", found).into());
         }
-        if bytes > limit {
-            let path = self.content.path().to_path_buf();
-            let error = DataError::TooLarge { path, what: "a record", bytes, limit };
-            return Err(Bad { error, more: self.skip_record(bytes).is_ok() });
+        match DataError::check_bytes(self.options.max_record_bytes, bytes, "a record", self.content.path()) {
+            Ok(()) => Ok(Some(bytes)),
+            Err(error) => Err(Bad { error, more: self.skip_record(bytes).is_ok() }),
         }
-        Ok(Some(bytes))
     }
 
     /// Looks for the next header behind a bad one, by its checksum.
@@ -236,11 +233,7 @@ impl TfRecords {
             let found = format!("a length of {length} bytes, up to byte {end}");
             return Err(misplaced(self.content.path(), span, found).into());
         }
-        let limit = self.options.max_record_bytes;
-        if length > limit {
-            let path = self.content.path().to_path_buf();
-            return Err(DataError::TooLarge { path, what: "a record", bytes: length, limit }.into());
-        }
+        DataError::check_bytes(self.options.max_record_bytes, length, "a record", self.content.path())?;
         self.record(length)
     }
 

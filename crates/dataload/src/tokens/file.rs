@@ -99,10 +99,7 @@ impl TokenFile {
             return Err(beyond);
         }
         let bytes = range.len() as u64 * size_of::<i64>() as u64;
-        if bytes > MAX_READ_BYTES {
-            let (path, what) = (self.path.to_path_buf(), "a sequence of tokens, as int64,");
-            return Err(DataError::TooLarge { path, what, bytes, limit: MAX_READ_BYTES });
-        }
+        DataError::check_bytes(MAX_READ_BYTES, bytes, "a sequence of tokens, as int64,", &self.path)?;
         let mut stored = vec![0; range.len() * self.dtype.size()];
         if self.map.read(range.start * self.dtype.size(), &mut stored) {
             Ok(self.dtype.widen(&stored))

@@ -8,6 +8,7 @@ use overdrive_ffi::MappedFile;
 
 use super::{TokenDtype, TokenFile};
 use crate::local::map;
+use crate::read::with_ending;
 use crate::{DataError, Dataset};
 
 pub(super) const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
@@ -61,12 +62,7 @@ impl IndexedTokens {
         let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         let named = ["bin", "idx"].iter().any(|known| ending.eq_ignore_ascii_case(known));
         let prefix = if named { path.with_extension("") } else { path.to_owned() };
-        [".idx", ".bin"].map(|ending| {
-            // Not `with_extension`, since a prefix may have dots of its own.
-            let mut name = prefix.clone().into_os_string();
-            name.push(ending);
-            name.into()
-        })
+        [".idx", ".bin"].map(|ending| with_ending(&prefix, ending))
     }
 
     /// Opens `PREFIX.bin` and `PREFIX.idx`; the path may also be that of one of the two.
@@ -97,9 +93,7 @@ impl IndexedTokens {
     /// # Errors
     /// [`DataError::IndexOutOfRange`].
     pub fn document(&self, document: usize) -> Result<Range<usize>, DataError> {
-        if document >= self.documents() {
-            return Err(DataError::IndexOutOfRange { index: document, len: self.documents() });
-        }
+        DataError::check_index(document, self.documents())?;
         let [start, end] = [document, document + 1].map(|entry| self.index.boundary(entry) as usize);
         Ok(start..end)
     }
@@ -113,9 +107,7 @@ impl Dataset for IndexedTokens {
     }
 
     fn get(&self, index: usize) -> Result<Vec<i64>, DataError> {
-        if index >= self.index.sequences {
-            return Err(DataError::IndexOutOfRange { index, len: self.index.sequences });
-        }
+        DataError::check_index(index, self.index.sequences)?;
         let range = self.index.range(index, &self.tokens);
         self.tokens.tokens(range.ok_or_else(|| self.index.astray(index, &self.tokens))?)
     }

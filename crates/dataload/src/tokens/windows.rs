@@ -36,9 +36,7 @@ pub struct TokenWindows {
 
 impl TokenWindows {
     pub(super) fn new(tokens: TokenFile, block_size: usize) -> Result<Self, DataError> {
-        if block_size == 0 {
-            return Err(DataError::option("block_size", "at least 1", 0));
-        }
+        DataError::at_least_1("block_size", block_size)?;
         if tokens.len() <= block_size {
             let expected = format!("more than {block_size} tokens, for a window and the token that follows it");
             return Err(DataError::layout(tokens.path(), expected, format!("{} tokens", tokens.len())));
@@ -52,9 +50,7 @@ impl TokenWindows {
     /// # Errors
     /// [`DataError::InvalidOption`] for 0.
     pub fn stride(mut self, stride: usize) -> Result<Self, DataError> {
-        if stride == 0 {
-            return Err(DataError::option("stride", "at least 1", 0));
-        }
+        DataError::at_least_1("stride", stride)?;
         self.stride = stride;
         Ok(self)
     }
@@ -69,9 +65,7 @@ impl Dataset for TokenWindows {
     }
 
     fn get(&self, index: usize) -> Result<Self::Sample, DataError> {
-        if index >= self.len() {
-            return Err(DataError::IndexOutOfRange { index, len: self.len() });
-        }
+        DataError::check_index(index, self.len())?;
         let start = index * self.stride;
         let tokens = self.tokens.tokens(start..start + self.block_size + 1)?;
         let tensor =

@@ -162,11 +162,8 @@ impl WebSamples {
             return Err(self.lost(sample, error));
         }
         *bytes = bytes.saturating_add(named.file.bytes);
-        let limit = self.options.max_sample_bytes;
-        if *bytes > limit {
-            let path = self.tar.path().to_path_buf();
-            return Err(self.lost(sample, DataError::TooLarge { path, what: "a sample", bytes: *bytes, limit }));
-        }
+        DataError::check_bytes(self.options.max_sample_bytes, *bytes, "a sample", self.tar.path())
+            .map_err(|error| self.lost(sample, error))?;
         let content = if read { self.tar.read(&named.file) } else { Ok(Vec::new()) };
         let content = content.map_err(|error| self.beside(error.into()))?;
         sample.files.push((extension, content));

@@ -224,10 +224,8 @@ impl TarReader {
     fn extension(&mut self, header: &Header, offset: u64) -> Result<Vec<u8>, Bad> {
         let bytes = self.size(header, offset)?;
         self.unread = self.padded(bytes, offset)?;
-        if bytes > MAX_EXTENDED_BYTES {
-            let (path, what, limit) = (self.path().to_path_buf(), "an extended tar header", MAX_EXTENDED_BYTES);
-            return Err(Bad { error: DataError::TooLarge { path, what, bytes, limit }, more: true });
-        }
+        let fits = DataError::check_bytes(MAX_EXTENDED_BYTES, bytes, "an extended tar header", self.path());
+        fits.map_err(|error| Bad { error, more: true })?;
         self.unread -= bytes;
         Ok(self.content.bytes(bytes, "an extended tar header")?)
     }

@@ -60,9 +60,7 @@ impl WebDatasetWriterBuilder {
     /// the middle.
     pub fn build(self) -> Result<WebDatasetWriter, DataError> {
         for (option, limit) in [("max_count", self.max_count), ("max_size", self.max_size)] {
-            if limit == 0 {
-                return Err(DataError::option(option, "at least 1", 0));
-            }
+            DataError::at_least_1(option, limit)?;
         }
         require_local(self.pattern.as_ref())?;
         let name = ShardName::parse(&self.pattern)?;

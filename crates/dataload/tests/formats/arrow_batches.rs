@@ -2,14 +2,17 @@
 //! reads.
 
 use std::env;
+use std::ops::Range;
 use std::process::Command;
 use std::sync::Arc;
 
 use arrow_array::types::{Float32Type, Int32Type};
 use arrow_array::{
-    Array, ArrayRef, BooleanArray, FixedSizeListArray, Float32Array, Float64Array, Int64Array, ListArray, RecordBatch,
-    StringArray, UInt16Array,
+    Array, ArrayRef, BooleanArray, FixedSizeListArray, Float32Array, Float64Array, Int64Array, LargeListArray,
+    ListArray, RecordBatch, StringArray, UInt16Array,
 };
+use arrow_buffer::OffsetBuffer;
+use arrow_schema::Field;
 use overdrive_dataload::{ArrowColumns, ArrowDataset, ArrowWriter, Column, DataError, Dataset, Table};
 use overdrive_ffi::storage;
 use tch::Kind;
@@ -39,10 +42,11 @@ fn batch_of_floats() -> (RecordBatch, Vec<usize>) {
     (RecordBatch::try_from_iter(columns).unwrap(), addresses)
 }
 
-/// How many columns have other memory than the arrays had.
+/// How many columns have their values in other memory than the arrays had.
 fn copies(table: &Table, addresses: &[usize]) -> usize {
     let address = |column: &Column| match column {
         Column::Tensor(tensor) => storage(tensor).unwrap().address,
+        Column::Ragged(lists) => storage(&lists.clone().into_tensors().unwrap().0).unwrap().address,
         other => panic!("{other:?}"),
     };
     assert_eq!(table.columns().len(), addresses.len());
@@ -97,6 +101,72 @@ fn columns_whose_memory_is_not_shared_are_not_copied() -> Result<(), DataError> 
     let (batch, addresses) = batch_of_floats();
     let twice = columns.clone().select(["x3", "x3"])?.table(batch)?;
     assert_eq!(copies(&twice, &[addresses[3]; 2]), 1);
+    Ok(())
+}
+
+type Lists = Vec<Option<Vec<Option<i32>>>>;
+
+/// Lists with offsets of 32 and 64 bits, lists of lists, and the addresses of their values.
+fn batch_of_lists(lists: &Lists) -> (RecordBatch, Vec<usize>) {
+    let short = ListArray::from_iter_primitive::<Int32Type, _, _>(lists.clone());
+    let long = LargeListArray::from_iter_primitive::<Int32Type, _, _>(lists.clone());
+    let inner = ListArray::from_iter_primitive::<Int32Type, _, _>(lists.clone());
+    let item = Arc::new(Field::new("item", inner.data_type().clone(), true));
+    let address = |lists: &dyn Array| lists.to_data().child_data()[0].buffers()[0].as_ptr().addr();
+    let addresses = vec![address(&short), address(&long), address(&inner)];
+    let deep = ListArray::new(item, OffsetBuffer::from_repeated_length(1, lists.len()), Arc::new(inner), None);
+    let columns: [(&str, ArrayRef); 3] =
+        [("short", Arc::new(short)), ("long", Arc::new(long)), ("deep", Arc::new(deep))];
+    (RecordBatch::try_from_iter(columns).unwrap(), addresses)
+}
+
+/// The floor is none: the tensors of values are the arrays' memory. Offsets are converted to 64 bits.
+#[test]
+fn values_of_lists_whose_memory_is_not_shared_are_not_copied() -> Result<(), DataError> {
+    let lists: Lists = (0..ROWS as i32).map(|row| Some((0..row % 5).map(|it| Some(row + it)).collect())).collect();
+    let values = |rows: Range<usize>| lists[rows].iter().flatten().flatten().map(|it| f64::from(it.unwrap())).collect();
+    let assert_lists = |table: &Table, rows: Range<usize>| {
+        let expected: Vec<f64> = values(rows.clone());
+        for (name, level) in [("short", 0), ("long", 0), ("deep", 1)] {
+            let ragged = table.ragged(name).unwrap();
+            assert_eq!(floats(&ragged.clone().into_tensors().unwrap().0), expected, "{name}");
+            let lengths = ragged.offsets(level).unwrap().windows(2).map(|pair| pair[1] - pair[0]);
+            assert!(lengths.eq(rows.clone().map(|row| row as i64 % 5)), "{name}");
+        }
+    };
+    let (batch, addresses) = batch_of_lists(&lists);
+    let columns = ArrowColumns::new(&batch.schema());
+    let table = columns.table(batch)?;
+    assert_eq!(copies(&table, &addresses), 0);
+    assert_lists(&table, 0..ROWS);
+    // Once, where others have the memory too.
+    let (batch, addresses) = batch_of_lists(&lists);
+    let table = columns.table(batch.clone())?;
+    assert_eq!(copies(&table, &addresses), 3);
+    assert_lists(&table, 0..ROWS);
+    drop(batch);
+    // A part has other values first, or none after its own.
+    for (rows, expected) in [(10..500, 3), (0..500, 0)] {
+        let (batch, addresses) = batch_of_lists(&lists);
+        let part = batch.slice(rows.start, rows.len());
+        drop(batch);
+        let table = columns.table(part)?;
+        assert_eq!(copies(&table, &addresses), expected);
+        assert_lists(&table, rows);
+    }
+    // Missing lists have no values; a missing value needs one.
+    let mut missing = lists.clone();
+    missing[7] = None;
+    let (batch, addresses) = batch_of_lists(&missing);
+    let only = |column: &str| columns.clone().select([column])?.mask_null(column);
+    let table = only("short")?.table(batch)?;
+    let Some(Column::Ragged(found)) = table.get("short") else { panic!("{table:?}") };
+    assert_eq!(storage(&found.clone().into_tensors()?.0).unwrap().address, addresses[0]);
+    assert_eq!(floats(table.tensor("short.is_null")?).iter().position(|&is_null| is_null == 1.0), Some(7));
+    missing[8] = Some(vec![None]);
+    let (batch, addresses) = batch_of_lists(&missing);
+    let table = columns.clone().select(["short"])?.fill_null("short", -1.0)?.table(batch)?;
+    assert_eq!(copies(&table, &addresses[..1]), 1);
     Ok(())
 }
 

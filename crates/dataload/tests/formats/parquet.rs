@@ -94,6 +94,75 @@ fn nulls_are_errors_or_filled() {
 }
 
 #[test]
+fn nulls_are_masked_in_tables_batches_and_rows() -> Result<(), DataError> {
+    let masked = |name: &str, column: &str| open(name).select([column])?.mask_null(column);
+    for name in ["nulls", "nulls-v2"] {
+        for column in NUMBERS.map(|(column, _)| column).into_iter().chain(["fixed", "text", "blob"]) {
+            let (dataset, mask) = (masked(name, column)?, format!("{column}.is_null"));
+            let table = dataset.read()?;
+            assert_eq!(table.columns().map(|(name, _)| name).collect::<Vec<_>>(), [column, &mask]);
+            assert_eq!(table.tensor(&mask)?.kind(), Kind::Bool);
+            assert_rows(&floats(table.tensor(&mask)?), |i| f64::from(is_null(i)), column);
+            match table.get(column).unwrap() {
+                Column::Tensor(tensor) if column != "fixed" => {
+                    assert_rows(&floats(tensor), |i| if is_null(i) { 0.0 } else { value(column, i) }, column);
+                }
+                Column::Bytes(bytes) => assert!(bytes.iter().enumerate().all(|(i, it)| it.is_empty() || !is_null(i))),
+                _ => {}
+            }
+            // Row by row, as a stream, and in batches, whose rows may be shuffled.
+            assert_eq!([2, 3].map(|i| dataset.get(i).unwrap().int(&mask)), [Some(0), Some(1)], "{column}");
+            let nulls: i64 = dataset.stream(0..3).map(|row| row.unwrap().int(&mask).unwrap()).sum();
+            assert_eq!(nulls as usize, (0..ROWS).filter(|&i| is_null(i)).count());
+            let batches = dataset.batches(7)?.window(2).epoch(0).collect::<Result<Vec<_>, _>>()?;
+            let found: Vec<f64> = batches.iter().flat_map(|batch| floats(batch.tensor(&mask).unwrap())).collect();
+            assert_rows(&found, |i| f64::from(is_null(i)), column);
+        }
+        // A masked value is a zero, which no other row of these has.
+        let numbers = open(name).select(["int64", "uint8"])?.mask_null("int64")?.fill_null("uint8", 255.0)?;
+        for workers in [0, 2] {
+            let loader = numbers.batches(7)?.shuffle(true).window(2).loader().num_workers(workers).build()?;
+            let mut nulls = 0;
+            for batch in &loader {
+                let batch = batch?;
+                let [values, masked, bytes] =
+                    ["int64", "int64.is_null", "uint8"].map(|it| floats(batch.tensor(it).unwrap()));
+                nulls += masked.iter().filter(|&&is_null| is_null == 1.0).count();
+                let agrees = |((value, masked), byte): ((&f64, &f64), &f64)| match *masked == 1.0 {
+                    true => (*value, *byte) == (0.0, 255.0),
+                    false => *byte == value + 50.0,
+                };
+                assert!(values.iter().zip(&masked).zip(&bytes).all(agrees), "{values:?} {masked:?} {bytes:?}");
+            }
+            assert_eq!(nulls, (0..ROWS).filter(|&i| is_null(i)).count());
+        }
+    }
+    // Structures and lists are masked as a whole; a null inside of a list is an error.
+    let table = open("nested").select(["point"])?.mask_null("point.x")?.mask_null("point.ys")?.read()?;
+    for mask in ["point.x.is_null", "point.ys.is_null"] {
+        assert_rows(&floats(table.tensor(mask)?), |i| f64::from(is_null(i)), mask);
+    }
+    let ys = |i| if is_null(i) { vec![] } else { ints(i) };
+    assert_eq!(lists(&table, "point.ys"), (0..ROWS).map(ys).collect::<Vec<_>>());
+    assert!(masked("nested", "holes")?.read_row_groups(&[0]).is_err_and(|error| {
+        error.to_string().contains("`mask_null`") && error.to_string().ends_with("a null in row 4 of row group 0")
+    }));
+    // Nothing can be null, nothing is there.
+    for (name, column) in [("required", "int8"), ("required", "text"), ("empty", "int64"), ("empty", "ints")] {
+        let table = masked(name, column)?.read()?;
+        assert_eq!(floats(table.tensor(&format!("{column}.is_null"))?), vec![0.0; table.rows()]);
+    }
+    assert!(matches!(open("nulls").mask_null("none"), Err(DataError::Layout { .. })));
+    let of = |dataset: ParquetDataset| dataset.fingerprint();
+    assert_ne!(
+        of(masked("nulls", "int8")?),
+        of(open("nulls").select(["int8"])?),
+        "a state is bound to the rows' bytes"
+    );
+    Ok(())
+}
+
+#[test]
 fn every_encoding() {
     for name in ["encodings-1", "encodings-2"] {
         let table = filled(name).read().unwrap();

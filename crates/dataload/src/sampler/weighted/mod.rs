@@ -42,9 +42,7 @@ impl WeightedRandomSampler {
         if weights.iter().all(|&weight| weight == 0.0) {
             return Err(DataError::option("weights", "at least one above 0", format!("none of {}", weights.len())));
         }
-        if num_samples == 0 {
-            return Err(DataError::option("num_samples", "at least 1", 0));
-        }
+        DataError::at_least_1("num_samples", num_samples)?;
         let table = Some(AliasTable::new(&weights));
         Ok(Self { weights, num_samples, seed, table })
     }
