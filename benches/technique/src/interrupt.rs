@@ -27,12 +27,13 @@ impl Interrupt {
     pub fn watch(options: &BenchOptions, folder: &Path) -> Result<Self> {
         let written = Arc::new(AtomicUsize::new(0));
         let (count, report, folder) = (written.clone(), options.report.clone(), folder.to_owned());
+        // Before what is below, so that no signal is noted that this does not get.
+        let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot watch for Ctrl-C")?;
         // Set within the signal's handler, so before this process can see that a contender has ended by the same signal.
         let came = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             flag::register(signal, came.clone()).context("cannot watch for Ctrl-C")?;
         }
-        let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot watch for Ctrl-C")?;
         thread::spawn(move || {
             let Some(signal) = signals.forever().next() else { return };
             let left = match count.load(Ordering::Relaxed) {

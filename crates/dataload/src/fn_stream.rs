@@ -3,6 +3,7 @@
 use std::iter::Fuse;
 use std::sync::Arc;
 
+use crate::sample_bytes::measured;
 use crate::stream::pass_over;
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
@@ -78,7 +79,7 @@ where
         position: u64,
         cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<S>>, DataError> {
-        Ok(Box::new(self.samples(shard, position, cancelled)?.map(|sample| sample.map(Deferred::ready))))
+        Ok(Box::new(measured(self.samples(shard, position, cancelled)?)))
     }
 
     fn shard_name(&self, shard: usize) -> Option<String> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tch::Tensor;
 
 use crate::tensor_batch::footprint_of;
-use crate::{EncodedImage, Image};
+use crate::{DataError, Deferred, EncodedImage, Image};
 
 /// The bytes of a sample.
 pub(crate) type SampleBytes<S> = Arc<dyn Fn(&S) -> usize + Send + Sync>;
@@ -38,9 +38,29 @@ pub(crate) fn usual_sample_bytes<S: 'static>() -> Option<SampleBytes<S>> {
     usual.into_iter().find_map(|bytes| bytes.downcast().ok()).map(|bytes| *bytes)
 }
 
+/// Samples of a stream with their bytes, if they are of such a type.
+pub(crate) fn measured<S: 'static>(
+    samples: impl Iterator<Item = Result<S, DataError>>,
+) -> impl Iterator<Item = Result<Deferred<S>, DataError>> {
+    let bytes_of = usual_sample_bytes::<S>();
+    samples.map(move |sample| {
+        let sample = sample?;
+        let bytes = bytes_of.as_ref().map_or(0, |bytes_of| bytes_of(&sample));
+        Ok(Deferred::ready(sample).of_bytes(bytes))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Cancellation, FnStream, IterableDataset};
+
+    #[test]
+    fn usual_samples_of_a_stream_are_measured() {
+        let stream = FnStream::new(1, |_| Ok([vec![0u8; 9], vec![0; 3]].map(Ok).into_iter()));
+        let deferred = stream.open_deferred(0, 0, &Cancellation::default()).unwrap();
+        assert_eq!(deferred.map(|sample| sample.unwrap().bytes()).collect::<Vec<_>>(), [9, 3]);
+    }
 
     #[test]
     fn usual_samples_are_measured() {

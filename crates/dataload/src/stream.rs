@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::sample_bytes::measured;
 use crate::{Cancellation, DataError, Deferred, Filter, Map};
 
 /// The samples of one shard, in order.
@@ -48,7 +49,7 @@ pub trait IterableDataset: Send + Sync {
         position: u64,
         _cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<Self::Sample>>, DataError> {
-        Ok(Box::new(self.open_shard(shard, position)?.map(|sample| sample.map(Deferred::ready))))
+        Ok(Box::new(measured(self.open_shard(shard, position)?)))
     }
 
     /// Called when the shard with this number will be opened soon, so that its bytes can be fetched in the background.

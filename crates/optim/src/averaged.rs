@@ -35,7 +35,8 @@ pub enum Averaging {
 /// Of a `FullyShardedDataParallel`, which is given in place of the module, each rank averages its own rows, and
 /// nothing is sent. All ranks make the same calls: a forward in [`apply`](Self::apply) gathers the averages. A call that
 /// fails on one rank, because memory runs out for instance, is an error on the others at their next exchange, which does
-/// not wait for that rank.
+/// not wait for that rank. After an [`update`](Self::update) or a `load_state_dict` that failed on one rank, load the same
+/// state on all, or make the averages anew: the ranks have averages of different steps.
 ///
 /// ```
 /// # use overdrive_optim::{AveragedModel, Averaging};

@@ -23,7 +23,7 @@ const CHUNK: u64 = 4 << 20;
 /// What each of several processes does for a test.
 const READER: &str = "reads_tokens";
 
-/// Its name, what its environment has besides, and itself, which is given the cache's folder.
+/// Its name, what its environment has besides (or lacks: an empty value), and itself, which is given the cache's folder.
 pub type Test = (&'static str, &'static [(&'static str, &'static str)], fn(&Path) -> Result<()>);
 
 const TESTS: &[Test] = &[
@@ -49,7 +49,13 @@ pub fn tests() -> impl Iterator<Item = &'static Test> {
 pub fn start((name, environment, _): &Test) -> Result<()> {
     let cache = tempfile::tempdir()?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.env(ALONE, name).env(CACHE, cache.path()).envs(environment.iter().copied());
+    command.env(ALONE, name).env(CACHE, cache.path());
+    for (variable, value) in *environment {
+        match value.is_empty() {
+            true => command.env_remove(variable),
+            false => command.env(variable, value),
+        };
+    }
     let output = command.output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(())

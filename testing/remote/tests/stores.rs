@@ -55,6 +55,11 @@ pub const TESTS: &[Test] = &[
 
 pub const ALONE: &[alone::Test] = &[
     ("s3_refuses_wrong_credentials", &[("AWS_SECRET_ACCESS_KEY", "wrong")], |cache| refuses("s3", cache)),
+    (
+        "s3_without_credentials_says_what_is_read",
+        &[("AWS_ACCESS_KEY_ID", ""), ("AWS_SECRET_ACCESS_KEY", ""), ("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")],
+        |cache| refuses("s3", cache),
+    ),
     ("azure_refuses_wrong_credentials", &[("AZURE_STORAGE_ACCOUNT_KEY", "d3Jvbmc=")], |cache| refuses("az", cache)),
     ("azure_needs_an_account", &[("AZURE_STORAGE_USE_EMULATOR", "false")], |cache| refuses("az", cache)),
     ("google_needs_the_file_of_its_key", &[("GOOGLE_SERVICE_ACCOUNT", "/none.json")], |cache| refuses("gs", cache)),

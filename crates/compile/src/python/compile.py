@@ -266,32 +266,49 @@ def export(request):
 class VectorSets:
     """The vector instructions that the processor, the compiler and libtorch have. To see which, Inductor compiles a program
     and starts a Python for each set, in every process anew, which takes seconds, on some machines a minute. What it has
-    found is noted in a file."""
+    found is noted in a file, where that is all that the processor has."""
 
     # Instructions beside a set's own.
     EXTRAS = ("_is_avx512_bf16_supported", "_is_amx_fp16_supported")
 
-    def __init__(self, folder):
+    def __init__(self, folder, machine):
+        """`machine` describes the processor."""
         compiler = os.environ.get("CXX", "g++")
         version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-        about = repr(("found", torch.__version__, version, cpu_vec_isa.x86_isa_checker())).encode()
+        self.names = cpu_vec_isa.x86_isa_checker()
+        about = repr(("found", torch.__version__, version, machine)).encode()
         self.path = os.path.join(folder, f"vectors-{hashlib.sha256(about).hexdigest()}")
-        if os.path.exists(self.path):
+        # A variable of Inductor's may say instead which there are.
+        self.asks = config.cpp.vec_isa_ok is None
+        try:
             with open(self.path) as file:
                 noted = json.load(file)
-            found = [isa for isa in cpu_vec_isa.supported_vec_isa_list if type(isa).__name__ in noted]
+        except (OSError, ValueError):
+            return
+        found = [isa for isa in self.of_processor() if type(isa).__name__ in noted]
+        if self.asks and found:
             for isa in found:
                 vars(isa).update(noted[type(isa).__name__])
             cpu_vec_isa.valid_vec_isa_list = lambda: found
 
+    def of_processor(self):
+        return [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in self.names for flag in str(isa).split())]
+
     def note(self, folder):
         """Inductor has asked for them by now, so that nothing is started here."""
+        found = cpu_vec_isa.valid_vec_isa_list()
+        # Fewer may be the fault of this hour: no memory, a full disk.
+        if not self.asks or not found or len(found) < len(self.of_processor()):
+            return
         noted = {type(isa).__name__: {extra: getattr(isa, extra) for extra in self.EXTRAS if hasattr(isa, extra)}
-                 for isa in cpu_vec_isa.valid_vec_isa_list()}
+                 for isa in found}
         part = os.path.join(folder, "vectors")
-        with open(part, "w") as file:
-            json.dump(noted, file)
-        os.replace(part, self.path)
+        try:
+            with open(part, "w") as file:
+                json.dump(noted, file)
+            os.replace(part, self.path)
+        except OSError:
+            pass  # The next process asks again.
 
 
 def explained(path):
@@ -310,10 +327,11 @@ def main():
     record, folder, cache = sys.argv[1:]
     path, package = os.path.join(folder, "step.pt2"), io.BytesIO()
     with open(record) as file:
-        request = json.load(file)["request"]
+        record = json.load(file)
+    request = record["request"]
     torch.set_num_threads(request["threads"])
-    on_gpu = any(given["device"] != "cpu" for given in request["inputs"])
-    vectors = None if on_gpu else VectorSets(cache)
+    devices = {given["device"] for given in request["inputs"]}
+    vectors = VectorSets(cache, record["machine"]) if "cpu" in devices else None
     # The generator of eager runs draws the same numbers. Dropout's masks come from a call that returns them: Inductor 2.11
     # draws them in place, and may fuse what reads a mask with what is before the draw.
     config.fallback_random = True
@@ -324,10 +342,11 @@ def main():
     # Elsewhere in the folder for temporary files, which all users share.
     codecache._HEADER_DIR = os.path.join(cache, "inductor-headers")
     codecache._HEADER_LOCK_DIR = os.path.join(cache, "inductor-headers", "locks")
-    if on_gpu:
+    if devices - {"cpu"}:
         find_cuda(folder)
         keep_loops_of_lists()
-        # The code for the host has no vectors there.
+    if not vectors:
+        # The host computes nothing.
         config.cpp.vec_isa_ok = False
     print("stage trace", flush=True)
     program, least = export(request)

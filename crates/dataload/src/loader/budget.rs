@@ -177,6 +177,10 @@ pub(crate) fn usual_footprint<B: 'static>() -> Option<fn(&B) -> Footprint> {
         of::<(Tensor, Tensor, Tensor)>(),
         of::<Vec<Tensor>>(),
         of::<BTreeMap<String, Tensor>>(),
+        of::<(Tensor, Vec<String>)>(),
+        of::<crate::Ragged>(),
+        of::<(Tensor, (crate::Ragged, crate::Ragged, Vec<String>))>(),
+        of::<crate::PackedTokens>(),
         #[cfg(feature = "parquet")]
         of::<crate::Table>(),
     ];

@@ -62,8 +62,8 @@ impl<D: Dataset, C> DataLoaderBuilder<FromDataset<D>, C> {
     /// requests are under way while four threads decode images.
     ///
     /// They hold at most as many samples as two batches have, and one for each of them, and no more bytes of them than
-    /// [`memory_budget`](Self::memory_budget), where their [bytes](Self::sample_bytes) are known. Those of a batch that failed
-    /// are let go with it. Batches, faults and errors are the same as without. They have the priority of workers and as few
+    /// [`memory_budget`](Self::memory_budget), where their [bytes](Self::sample_bytes) are known, beside those that they are
+    /// reading: at the start of an epoch that is one for each reader. Those of a batch that failed are let go with it. Batches, faults and errors are the same as without. They have the priority of workers and as few
     /// threads of libtorch's;
     /// [`worker_init_fn`](Self::worker_init_fn) is not called in them.
     ///

@@ -13,7 +13,8 @@ use crate::{
 impl ParquetBatches {
     /// A builder of a loader over these batches, with workers, resume, copies to a device and statistics as in any
     /// loader. Each of its samples is one whole batch, so `batch_size` stays 1, and [`OnError`](crate::OnError) skips or
-    /// replaces the batch of a bad row, which the fault names.
+    /// replaces a batch. A row group that cannot be decoded, or has a bad row, costs all batches of its window, each of which is
+    /// a fault that names it: with [`window(1)`](Self::window), those of that row group.
     ///
     /// Workers decode the columns of a window together, and the next window while they have no batch to make. With
     /// `num_workers(0)`, batches are made on the calling thread, and the next window is decoded on as many others as

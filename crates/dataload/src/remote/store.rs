@@ -74,7 +74,13 @@ pub(super) fn is_refusal(error: &Error) -> bool {
 
 /// Whether the store itself has made a request again as often as it may. The type of its error is private.
 pub(super) fn has_given_up(error: &Error) -> bool {
-    matches!(error, Error::Generic { source, .. } if source.to_string().contains("Error performing GET"))
+    matches!(error, Error::Generic { source, .. } if source.to_string().contains("Error performing "))
+}
+
+/// Whether it is the metadata service of a machine of Amazon's that does not answer: where the environment has no
+/// credentials, the store asks it for some.
+fn is_without_credentials(error: &Error) -> bool {
+    matches!(error, Error::Generic { source, .. } if source.to_string().contains("/latest/api/token"))
 }
 
 /// What an error is for whoever reads the file.
@@ -85,6 +91,11 @@ pub(super) fn told(error: &Error) -> io::Error {
         error if is_refusal(error) => {
             (io::ErrorKind::PermissionDenied, "the server refuses: check the credentials in the environment")
         }
+        error if is_without_credentials(error) => (
+            io::ErrorKind::PermissionDenied,
+            "check the credentials: the environment has none, and this machine has no role that gives some; profiles in \
+             ~/.aws are not read, and a public bucket needs AWS_SKIP_SIGNATURE=true",
+        ),
         Error::NotSupported { .. } => (io::ErrorKind::Unsupported, "the server does not give parts of files"),
         _ => (io::ErrorKind::Other, "it could not be fetched"),
     };

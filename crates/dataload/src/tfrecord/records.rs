@@ -168,9 +168,7 @@ impl TfRecords {
                 let note = format!("the next record is at byte {at}, and the {lost} bytes before it are lost");
                 Bad { error: noting(error, &note), more: true }
             }
-            Ok(false) | Err(_) => {
-                noting(error, "no record follows that could be found: how many are lost is unknown").into()
-            }
+            Ok(false) | Err(_) => error.into(),
         }
     }
 
@@ -274,7 +272,8 @@ impl Iterator for TfRecords {
         }
         let item = self.length().and_then(|length| length.map(|length| self.record(length)).transpose());
         self.done = !matches!(item, Ok(Some(_)) | Err(Bad { more: true, .. }));
-        item.map_err(|bad| bad.error).transpose()
+        let unknown = "no record follows that could be found: how many are lost is unknown";
+        item.map_err(|bad| if bad.more { bad.error } else { noting(bad.error, unknown) }).transpose()
     }
 }
 

@@ -47,28 +47,34 @@ impl<'a> Swapped<'a> {
     pub(super) fn give_back(&mut self) -> Result<(), TorchError> {
         let _no_grad = tch::no_grad_guard();
         // Only the pairs that were swapped: fewer than all if memory ran out in between. The last first: weights whose
-        // memory several variables share were swapped several times.
+        // memory several variables share were swapped several times. All of them, also after one that fails.
         let swapped = std::mem::take(&mut self.models).into_iter().zip(self.pairs()?);
-        for (saved, (mut model, mut own)) in swapped.rev() {
-            match saved {
-                None => {
-                    let copy = model.f_detach_copy()?;
-                    model.f_copy_(&own)?;
-                    own.f_copy_(&copy)?;
-                }
-                Some(saved) => {
-                    // Elements that still equal the rounded average were not changed by `work`, and keep their exact
-                    // average.
-                    let here = |tensor: &Tensor| tensor.f_to_device_(own.device(), own.kind(), false, false);
-                    let (now, rounded) = (here(&model)?, here(&own.f_to_kind(model.kind())?)?);
-                    let kept = own.f_where_self(&now.f_eq_tensor(&rounded)?, &now)?;
-                    own.f_copy_(&kept)?;
-                    model.f_copy_(&saved)?;
-                }
-            }
+        let mut given = Ok(());
+        for (saved, (model, own)) in swapped.rev() {
+            given = given.and(give_back_pair(saved, model, own));
         }
-        Ok(())
+        given
     }
+}
+
+fn give_back_pair(saved: Option<Tensor>, mut model: Tensor, mut own: Tensor) -> Result<(), TorchError> {
+    let Some(saved) = saved else {
+        let copy = model.f_detach_copy()?;
+        model.f_copy_(&own)?;
+        return Ok(own.f_copy_(&copy)?);
+    };
+    let kept = with_changes(&model, &own);
+    // It needs no memory, so the model has its weights back where there is none for the rest.
+    model.f_copy_(&saved)?;
+    Ok(own.f_copy_(&kept?)?)
+}
+
+/// The averages with what was changed in the model. Elements that still equal the rounded average were not, and keep their
+/// exact average.
+fn with_changes(model: &Tensor, own: &Tensor) -> Result<Tensor, TorchError> {
+    let here = |tensor: &Tensor| tensor.f_to_device_(own.device(), own.kind(), false, false);
+    let (now, rounded) = (here(model)?, here(&own.f_to_kind(model.kind())?)?);
+    Ok(own.f_where_self(&now.f_eq_tensor(&rounded)?, &now)?)
 }
 
 impl Drop for Swapped<'_> {

@@ -168,6 +168,35 @@ pub fn a_full_device_leaves_an_optimizer_as_it_was() -> Result<()> {
     Ok(())
 }
 
+/// Memory runs out while a model gets its averages, of float32 where its weights are of bfloat16: it has its weights back.
+pub fn a_full_device_gives_a_model_its_weights_back() -> Result<()> {
+    let fake = fake()?;
+    const SIZE: i64 = 1 << 24;
+    let mut vs = nn::VarStore::new(GPU);
+    for name in ["first", "second"] {
+        let _ = vs.root().ones(name, &[SIZE]);
+    }
+    vs.bfloat16();
+    let weights = vs.trainable_variables();
+    let mut averaged = AveragedModel::new(&vs, Averaging::Ema { decay: 0.9 })?;
+    averaged.update()?;
+    for weight in &weights {
+        tch::no_grad(|| drop(weight.shallow_clone().fill_(7.0)));
+    }
+    overdrive::ffi::cuda::empty_cache()?;
+    // Room for a copy of one weight, and neither of two nor of one in float32.
+    let used = overdrive::ffi::cuda::memory_stats(0)?.reserved_bytes;
+    ensure!(fake.limit(0, used as usize + 3 * SIZE as usize));
+    let Err(error) = averaged.apply(|| ()) else { bail!("there is room for copies of both weights") };
+    ensure!(format!("{:#}", anyhow::Error::from(error)).contains("out of memory"));
+    ensure!(fake.limit(0, 1 << 34));
+    for weight in &weights {
+        let value = weight.double_value(&[0]);
+        ensure!(value == 7.0, "{value} is not the weight's");
+    }
+    Ok(())
+}
+
 /// Device 7 of at most 4.
 pub fn a_device_that_does_not_exist_is_named() -> Result<()> {
     if tch::Cuda::device_count() > 7 {

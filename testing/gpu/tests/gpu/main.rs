@@ -143,6 +143,7 @@ fn main() -> Result<ExitCode> {
         failures::a_kernel_that_fails_is_told_by_whatever_waits_next,
         failures::a_lost_device_ends_an_epoch_with_an_error,
         failures::a_full_device_ends_an_epoch_and_the_next_one_is_whole,
+        failures::a_full_device_gives_a_model_its_weights_back,
         failures::a_full_device_leaves_an_optimizer_as_it_was,
         failures::a_device_that_does_not_exist_is_named,
         poison::numbers_that_nobody_computed_fail_by_name,
