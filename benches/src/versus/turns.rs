@@ -5,11 +5,17 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::rc::Rc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, MissingPeer, Ratio, Target, Versions, VersusReport, VersusRow};
 
+use serde_json::json;
+
 use super::peer::Peer;
+
+/// Where this variable is set, peers are left out, and each sample of ours waits for a line of standard input: `in_turns.py`
+/// has two versions of this program take turns.
+const IN_TURNS: &str = "OVERDRIVE_VERSUS_IN_TURNS";
 
 /// A peer that several ways can share, or the reason why there is none.
 #[derive(Clone)]
@@ -94,6 +100,9 @@ impl<'a> Turns<'a> {
     /// Adds a way of a peer. If it fails, it is reported as missing.
     pub fn peer(&mut self, name: &str, program: &Program, mut measure: impl FnMut(&mut Peer) -> Result<f64> + 'a) {
         let measured = match &program.0 {
+            _ if std::env::var_os(IN_TURNS).is_some() => {
+                Measured::Missing("two versions of ours take turns".to_owned())
+            }
             Err(reason) => Measured::Missing(reason.clone()),
             Ok(peer) => {
                 let peer = peer.clone();
@@ -127,7 +136,10 @@ impl<'a> Turns<'a> {
             }
             for way in &mut self.ways {
                 let sample = match &mut way.measured {
-                    Measured::Ours(measure) => measure().with_context(|| format!("{what}, {}", way.name))?,
+                    Measured::Ours(measure) => {
+                        let begin = || wait_for_turn(what, &way.name, round);
+                        begin().and_then(|()| told(measure()?)).with_context(|| format!("{what}, {}", way.name))?
+                    }
                     Measured::Missing(_) => continue,
                     Measured::Peer(measure) => match measure() {
                         Ok(sample) => sample,
@@ -168,6 +180,23 @@ impl<'a> Turns<'a> {
         findings.rows.push(if matches!(peer.measured, Measured::Ours(_)) { row.limit() } else { row });
         Ok(())
     }
+}
+
+/// Says which sample is next, and waits until it is asked for.
+fn wait_for_turn(what: &str, way: &str, round: u32) -> Result<()> {
+    if std::env::var_os(IN_TURNS).is_some() {
+        println!("{}", json!({ "next": [what, way, round] }));
+        let asked = std::io::stdin().read_line(&mut String::new())?;
+        ensure!(asked > 0, "nobody asks for samples any more");
+    }
+    Ok(())
+}
+
+fn told(sample: f64) -> Result<f64> {
+    if std::env::var_os(IN_TURNS).is_some() {
+        println!("{}", json!({ "sample": sample }));
+    }
+    Ok(sample)
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     turns.ours("a bare loop on 2 threads", || Ok(images / bare.epoch(2)?));
     turns.ours("1 worker", || Ok(images / epoch(&one)?));
     turns.ours("a bare loop on 1 thread", || Ok(images / bare.epoch(1)?));
-    let targets = if TURBO { [2.7, 1.8, 2.0] } else { [2.2, 1.5, 1.5] };
+    let targets = [3.0, 2.0, 2.6];
     let peers = [
         ("DataLoader with pillow", &pillow, "pillow", targets[0]),
         ("DataLoader with torchvision.io", &io, "io", targets[1]),

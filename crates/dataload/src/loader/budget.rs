@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use tch::Tensor;
 
@@ -189,12 +189,19 @@ pub(crate) fn usual_footprint<B: 'static>() -> Option<fn(&B) -> Footprint> {
 
 /// A quarter of the memory that the process may use, shared with the other ranks of the host.
 pub(crate) fn host_bytes() -> usize {
+    // Read once: it takes some 0.1 ms, as long as the first batch of a small dataset.
+    static LIMIT: OnceLock<Option<usize>> = OnceLock::new();
     let ranks = local_ranks(|name| std::env::var(name).ok()).unwrap_or(1).max(1);
+    LIMIT.get_or_init(limit).map_or(HOST_BYTES, |bytes| bytes / 4 / ranks)
+}
+
+/// The memory that the process may use: what is installed, or less where control groups limit it.
+fn limit() -> Option<usize> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let limits =
         limit_files(&groups).into_iter().filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok());
     let installed = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| installed(&text));
-    installed.into_iter().chain(limits).min().map_or(HOST_BYTES, |bytes: usize| bytes / 4 / ranks)
+    installed.into_iter().chain(limits).min()
 }
 
 /// The files with the limits of the process's control groups and those around them, given `/proc/self/cgroup`.

@@ -140,8 +140,8 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
     /// [`sample_bytes`](DataLoaderBuilder::sample_bytes); a stream's formats know it. If set, the budget bounds one batch of a
     /// stream as well: more bytes of raw samples are an error.
     ///
-    /// The bytes of a tensor, of a pair, a triple, a vector or a map by name of tensors, and of a
-    /// [`Table`](crate::Table) are known. Batches of other types are counted only with
+    /// The bytes of a tensor, of a pair, a triple, a vector or a map by name of tensors, of a [`Table`](crate::Table) (its
+    /// columns of strings apart), and of the batches of this crate's collate functions are known. Batches of other types are counted only with
     /// [`prefetch`](Self::prefetch), [`to_device`](Self::to_device) or [`pin_memory`](Self::pin_memory).
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.options.memory_budget = Some(bytes);
