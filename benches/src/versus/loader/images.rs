@@ -20,9 +20,6 @@ use crate::versus::turns::{Case, Program, Turns};
 pub const BATCH_SIZE: usize = 64;
 pub const SIDE: usize = 224;
 
-/// Whether ours decodes with the system's libjpeg-turbo.
-const TURBO: bool = cfg!(feature = "libjpeg-turbo");
-
 const SPEED: &str =
     photographs!("500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers");
 const SHARE: &str =
@@ -223,7 +220,7 @@ sys.modules.update({"nvidia": nvidia, "nvidia.dali": dali})
     #[test]
     fn every_case_names_the_decoder_of_ours() {
         for case in [SPEED, SHARE, SCALING, ALLOWED, MEMORY] {
-            assert_eq!(case.ends_with(", ours with libjpeg-turbo"), TURBO, "{case}");
+            assert_eq!(case.ends_with(", ours with libjpeg-turbo"), cfg!(feature = "libjpeg-turbo"), "{case}");
         }
     }
 
