@@ -13,8 +13,9 @@ usage: run.sh [--out DIR] [--minutes N] [--only STAGES] [--quick]
                 compile, versus, compile-times, bench, parity
   --quick       fewer steps in the bench, no whole training
 
-Needs bash, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python. The stages
-compile and compile-times need a C++ compiler too: g++, or the one that CXX names.
+Needs bash, timeout (coreutils) and a python3 with torch 2.11 and the module lzma; OVERDRIVE_PYTHON names another
+Python. The stages compile and compile-times need a C++ compiler too: g++, or the one that CXX
+names.
 Exits with 0 when every stage passed, or was skipped because every test of it needs a GPU.
 END
 }

@@ -137,8 +137,8 @@ impl<'a> Turns<'a> {
             for way in &mut self.ways {
                 let sample = match &mut way.measured {
                     Measured::Ours(measure) => {
-                        let begin = || wait_for_turn(what, &way.name, round);
-                        begin().and_then(|()| told(measure()?)).with_context(|| format!("{what}, {}", way.name))?
+                        let next = json!({ "next": [what, way.name, round] });
+                        in_turns(&next, measure).with_context(|| format!("{what}, {}", way.name))?
                     }
                     Measured::Missing(_) => continue,
                     Measured::Peer(measure) => match measure() {
@@ -182,20 +182,16 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Says which sample is next, and waits until it is asked for.
-fn wait_for_turn(what: &str, way: &str, round: u32) -> Result<()> {
-    if std::env::var_os(IN_TURNS).is_some() {
-        println!("{}", json!({ "next": [what, way, round] }));
-        let asked = std::io::stdin().read_line(&mut String::new())?;
-        ensure!(asked > 0, "nobody asks for samples any more");
+/// Takes a sample; where [`IN_TURNS`] is set, prints which is next, waits until it is asked for, and prints it.
+fn in_turns(next: &serde_json::Value, measure: &mut Measure<'_>) -> Result<f64> {
+    if std::env::var_os(IN_TURNS).is_none() {
+        return measure();
     }
-    Ok(())
-}
-
-fn told(sample: f64) -> Result<f64> {
-    if std::env::var_os(IN_TURNS).is_some() {
-        println!("{}", json!({ "sample": sample }));
-    }
+    println!("{next}");
+    let asked = std::io::stdin().read_line(&mut String::new())?;
+    ensure!(asked > 0, "nobody asks for samples any more");
+    let sample = measure()?;
+    println!("{}", json!({ "sample": sample }));
     Ok(sample)
 }
 

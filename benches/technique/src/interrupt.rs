@@ -27,7 +27,7 @@ impl Interrupt {
     pub fn watch(options: &BenchOptions, folder: &Path) -> Result<Self> {
         let written = Arc::new(AtomicUsize::new(0));
         let (count, report, folder) = (written.clone(), options.report.clone(), folder.to_owned());
-        // Before what is below, so that no signal is noted that this does not get.
+        // Registered before the flag: a signal that sets the flag reaches the thread that ends the program.
         let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot watch for Ctrl-C")?;
         // Set within the signal's handler, so before this process can see that a contender has ended by the same signal.
         let came = Arc::new(AtomicBool::new(false));

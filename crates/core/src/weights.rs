@@ -32,7 +32,8 @@ pub trait Weights {
 /// The ranks that would wait for this one at their next exchange.
 pub trait OtherRanks: Debug + Send + Sync {
     /// Tells them that this rank has failed and does not come to their next exchange: it is an error with this reason
-    /// there, at once. Gradients are freed on all ranks, which may go on afterwards. Does not wait for them.
+    /// there, at once. Gradients are freed on all ranks, which may go on afterwards. Does not wait for them, unless they have
+    /// not heard of an earlier failure yet.
     fn tell_failure(&self, reason: &str);
 }
 

@@ -72,12 +72,18 @@ pub fn test(format: &Format) -> Result<()> {
     }
     for (fault, what) in STAYING {
         let (_, url) = write(format, fault)?;
-        let error = (format.samples)(&url).err().with_context(|| format!("{fault}: it should be an error"))?;
-        let error = error.downcast_ref::<DataError>().context("another error")?;
-        ensure!(matches!(error.innermost(), DataError::Remote { .. }), "{fault}: {error:?}");
-        let said = error.to_string();
-        ensure!(said.contains(&url) && said.contains(what), "{fault}: {said}");
+        fails(format, &url, what).context(fault)?;
     }
+    Ok(())
+}
+
+/// Reading ends with an error of the server's that names the URL and says this.
+pub fn fails(format: &Format, url: &str, what: &str) -> Result<()> {
+    let error = (format.samples)(url).err().context("it should be an error")?;
+    let error = error.downcast_ref::<DataError>().context("another error")?;
+    ensure!(matches!(error.innermost(), DataError::Remote { .. }), "{error:?}");
+    let said = error.to_string();
+    ensure!(said.contains(url) && said.contains(what), "{said}");
     Ok(())
 }
 

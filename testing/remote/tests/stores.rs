@@ -11,7 +11,7 @@ use overdrive_dataload::{
 };
 
 use crate::alone::{self, format};
-use crate::formats::{FORMATS, PASSING, STAYING, write};
+use crate::formats::{FORMATS, PASSING, STAYING, fails, write};
 use crate::{bucket, files, services};
 
 /// A store of another program.
@@ -122,12 +122,7 @@ fn faults_pass_or_are_errors(store: &Store) -> Result<()> {
             let fault = format!("{}/{fault}", store.scheme);
             write(format, &fault)?;
             store.publish(&format!("{fault}/{name}"))?;
-            let url = store.url(&format!("{fault}/{name}"));
-            let error = (format.samples)(&url).err().with_context(|| format!("{fault}: it should be an error"))?;
-            let error = error.downcast_ref::<DataError>().context("another error")?;
-            ensure!(matches!(error.innermost(), DataError::Remote { .. }), "{fault}: {error:?}");
-            let said = error.to_string();
-            ensure!(said.contains(&url) && said.contains(what), "{fault}: {said}");
+            fails(format, &store.url(&format!("{fault}/{name}")), what).context(fault)?;
         }
     }
     Ok(())

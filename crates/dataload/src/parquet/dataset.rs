@@ -168,7 +168,8 @@ impl ParquetDataset {
     /// Reads nulls of a column as zeros, or as empty, and adds the column `column.is_null`, which says where they are.
     /// Call it after [`select`](Self::select).
     ///
-    /// Nulls within lists stay errors, because the mask has one entry per row.
+    /// Nulls within lists stay errors, because the mask has one entry per row. A null list is an empty one, so with
+    /// [`list_size`](Self::list_size) it is an error too.
     ///
     /// # Shapes
     /// The column of nulls: bool `[N]`; of a single [`Row`](crate::Row), 0 or 1.
