@@ -19,7 +19,7 @@ from collections import Counter
 
 import torch
 import torch._inductor
-from torch._inductor import codecache, config, cpu_vec_isa, lowering
+from torch._inductor import codecache, config, cpu_vec_isa, lowering, scheduler
 
 
 def dtype(name):
@@ -309,6 +309,12 @@ class VectorSets:
             os.replace(part, self.path)
         except OSError:
             pass  # The next process asks again.
+
+
+def keep_loops_of_lists():
+    """Inductor 2.11 looks for another order of the loops of each kernel, and ends with an AssertionError at one for lists
+    whose parts it has fused before. Those keep their order."""
+    scheduler.ForeachKernelSchedulerNode.reorder_loops_by_dep_pair = lambda *_: False
 
 
 def explained(path):

@@ -3,14 +3,7 @@
 import os
 
 import torch
-from torch._inductor import scheduler
 from torch.utils import cpp_extension
-
-
-def keep_loops_of_lists():
-    """Inductor 2.11 looks for another order of the loops of each kernel, and ends with an AssertionError at one for lists
-    whose parts it has fused before. Those keep their order."""
-    scheduler.ForeachKernelSchedulerNode.reorder_loops_by_dep_pair = lambda *_: False
 
 
 def find_cuda(folder):
