@@ -1,5 +1,6 @@
 """Two versions of `overdrive-versus` in turns, sample by sample, so that both meet the same disturbances:
 
+    export LIBTORCH=$PWD/.libtorch/torch OVERDRIVE_PYTHON=$PWD/.libtorch/bin/python
     .cargo/with-libtorch python3 benches/in_turns.py OLD NEW loader --only images --pairs 15
 
 OLD and NEW are the programs, built with `--release`; the rest is the case and its options. Each runs in a folder of its own,

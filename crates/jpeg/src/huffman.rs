@@ -1,5 +1,7 @@
 //! Huffman tables for the bits of a scan.
 
+use std::sync::OnceLock;
+
 use crate::bits::Bits;
 
 const LOOK: u32 = 10;
@@ -12,11 +14,34 @@ pub(crate) struct Coefficient {
     pub(crate) bits: u8,
 }
 
+/// All coefficients that the next [`LOOK`] bits hold completely, up to the block's end; `bits` is 0 where they hold none.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Coefficients {
+    /// How many they are, with those of 0 between them. The block's end counts as one.
+    pub(crate) count: u8,
+    pub(crate) bits: u8,
+    /// Whether the block's end is the last of them.
+    pub(crate) end: bool,
+}
+
+/// At `1 << n | bits`, what `n` bits hold.
+#[derive(Clone)]
+pub(crate) struct Skips([Coefficients; 2 << LOOK]);
+
+impl Skips {
+    #[inline(always)]
+    pub(crate) fn look(&self, top: u64) -> Coefficients {
+        self.0[1 << LOOK | (top >> (64 - LOOK)) as usize]
+    }
+}
+
 #[derive(Clone)]
 pub(crate) struct Table {
-    coefficients: Vec<Coefficient>,
+    coefficients: Box<[Coefficient; 1 << LOOK]>,
+    /// Made where blocks are skipped.
+    skips: OnceLock<Box<Skips>>,
     /// Symbol and length of the code that the next [`LOOK`] bits start with; length 0 where the code is longer.
-    symbols: Vec<(u8, u8)>,
+    symbols: Box<[(u8, u8); 1 << LOOK]>,
     /// By code length: the first 16-bit prefix beyond the codes of this length; `offset` is what to add to a code for
     /// the index of its symbol in `values`.
     beyond: [u32; 17],
@@ -31,8 +56,9 @@ impl Table {
             return None;
         }
         let mut table = Self {
-            coefficients: vec![Coefficient::default(); 1 << LOOK],
-            symbols: vec![(0, 0); 1 << LOOK],
+            coefficients: Box::new([Coefficient::default(); 1 << LOOK]),
+            skips: OnceLock::new(),
+            symbols: Box::new([(0, 0); 1 << LOOK]),
             beyond: [0; 17],
             offset: [0; 17],
             values: values.to_vec(),
@@ -65,6 +91,36 @@ impl Table {
             }
         }
         Some(table)
+    }
+
+    /// What skips blocks, whose values nobody needs. For a table of AC coefficients.
+    #[inline(always)]
+    pub(crate) fn skips(&self) -> &Skips {
+        self.skips.get_or_init(|| self.make_skips())
+    }
+
+    #[cold]
+    fn make_skips(&self) -> Box<Skips> {
+        let mut skips = [Coefficients::default(); 2 << LOOK];
+        for held in 1..=LOOK {
+            for bits in 0..1usize << held {
+                let (symbol, length) = self.symbols[bits << (LOOK - held)];
+                let (run, size) = (symbol >> 4, symbol & 15);
+                let taken = length + size;
+                if length == 0 || u32::from(taken) > held {
+                    continue;
+                }
+                let left = 1 << (held - u32::from(taken));
+                skips[1 << held | bits] = match size == 0 && run != 15 {
+                    true => Coefficients { count: 1, bits: taken, end: true },
+                    false => {
+                        let rest = skips[left | bits & (left - 1)];
+                        Coefficients { count: run + 1 + rest.count, bits: taken + rest.bits, end: rest.end }
+                    }
+                };
+            }
+        }
+        Box::new(Skips(skips))
     }
 
     #[inline(always)]

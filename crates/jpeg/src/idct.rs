@@ -14,11 +14,11 @@ pub(crate) fn flat(dc: i16, out: &mut [u8], stride: usize) {
     }
 }
 
-/// Any block.
-pub(crate) fn full(block: &[i16; 64], out: &mut [u8], stride: usize) {
+/// Any block whose coefficients after the one at `last`, in the file's order, are 0.
+pub(crate) fn full(block: &[i16; 64], last: usize, out: &mut [u8], stride: usize) {
     let rows: [i16x8; 8] = cast(*block);
-    let columns = pass::<11>(rows);
-    let samples = transpose(pass::<18>(transpose(columns)));
+    // The first ten are in the upper left quarter. The products with the others need not be computed.
+    let samples = if last < 10 { both(upper_left(rows), upper_left) } else { both(rows, |columns| columns) };
     let half = i16x8::splat(128);
     for (pair, two) in samples.chunks_exact(2).enumerate() {
         let bytes = u8x16::narrow_i16x8(two[0].saturating_add(half), two[1].saturating_add(half)).to_array();
@@ -26,6 +26,18 @@ pub(crate) fn full(block: &[i16; 64], out: &mut [u8], stride: usize) {
         out[at..at + 8].copy_from_slice(&bytes[..8]);
         out[at + stride..at + stride + 8].copy_from_slice(&bytes[8..]);
     }
+}
+
+/// Both dimensions; `known` puts zeros where it is known that there are any, so that the compiler leaves them out.
+#[inline(always)]
+fn both(rows: [i16x8; 8], known: impl Fn([i16x8; 8]) -> [i16x8; 8]) -> [i16x8; 8] {
+    transpose(pass::<18>(known(transpose(pass::<11>(rows)))))
+}
+
+#[inline(always)]
+fn upper_left([a, b, c, d, ..]: [i16x8; 8]) -> [i16x8; 8] {
+    let zero = i16x8::ZERO;
+    [a, b, c, d, zero, zero, zero, zero]
 }
 
 #[inline(always)]

@@ -28,15 +28,15 @@ impl Plane {
         &self.samples[y * self.stride..][..self.stride]
     }
 
-    /// Runs the inverse DCT of a block, whose row and column count the component's blocks, into its place. `last` is 0
-    /// for a block with no coefficient but the first.
+    /// Runs the inverse DCT of a block, whose row and column count the component's blocks, into its place. The
+    /// coefficients after the one at `last`, in the file's order, are 0.
     #[inline(always)]
     pub(crate) fn put(&mut self, row: usize, column: usize, block: &[i16; 64], last: usize) {
         let at = (row * self.size - self.top) * self.stride + column * self.size - self.left;
         let out = &mut self.samples[at..];
         match self.size {
             8 if last == 0 => idct::flat(block[0], out, self.stride),
-            8 => idct::full(block, out, self.stride),
+            8 => idct::full(block, last, out, self.stride),
             size => idct::reduced(block, size, out, self.stride),
         }
     }

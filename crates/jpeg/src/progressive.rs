@@ -75,7 +75,7 @@ pub(crate) fn decode(
             for column in columns.clone() {
                 let block = &from.values[row * from.stride + column];
                 let block: [i16; 64] = std::array::from_fn(|k| block[k].wrapping_mul(quant[k]));
-                let last = usize::from(block[1..].iter().any(|&value| value != 0));
+                let last = if block[1..].iter().any(|&value| value != 0) { 63 } else { 0 };
                 plane.put(row, column, &block, last);
             }
         }

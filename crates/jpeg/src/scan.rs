@@ -146,13 +146,18 @@ fn read_block(
 fn skip_block(bits: &mut Bits<'_>, tables: &Tables<'_>, dc: &mut i32) -> Result<(), &'static str> {
     bits.refill();
     read_dc(bits, tables.dc, dc)?;
+    let skips = tables.ac.skips();
     let mut k = 1usize;
     while k < 64 {
         bits.refill_below_32();
-        let entry = tables.ac.look(bits.top());
-        if entry.bits != 0 {
-            k += usize::from(entry.run) + 1;
-            bits.consume(u32::from(entry.bits));
+        let all = skips.look(bits.top());
+        // Those beyond 64 are of the next block, read by other tables.
+        if all.bits != 0 && k + usize::from(all.count) <= 64 {
+            bits.consume(u32::from(all.bits));
+            if all.end {
+                return Ok(());
+            }
+            k += usize::from(all.count);
             continue;
         }
         let symbol = tables.ac.symbol(bits)?;
@@ -192,4 +197,44 @@ const ZIGZAG: [u8; 128] = {
 #[inline(always)]
 pub(crate) fn zigzag(i: usize) -> usize {
     usize::from(ZIGZAG[i & 127] & 63)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Jpeg;
+    use crate::bits::PADDING;
+
+    /// Over random bits, which also hold codes that no table has, blocks of too many coefficients, and the data's end.
+    #[test]
+    fn skipping_a_block_takes_the_bits_that_reading_it_does() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testing/images/h2v2.jpg");
+        let file = std::fs::read(path).unwrap();
+        let jpeg = Jpeg::open(&file).unwrap();
+        let tables: Vec<_> = jpeg.scan.members.iter().map(|member| tables(&jpeg.markers, member).unwrap()).collect();
+        let (mut random, mut outcomes) = (1u64, std::collections::BTreeMap::new());
+        for round in 0..20_000 {
+            let mut data = [0; 64];
+            data[..64 - PADDING].chunks_mut(8).for_each(|bytes| {
+                random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                bytes.copy_from_slice(&(random ^ random >> 29).to_le_bytes());
+            });
+            let (mut read, mut skipped) = (Bits::new(&data), Bits::new(&data));
+            let (mut dc, mut block) = ([0, 0], [0; 64]);
+            for _ in 0..4 {
+                let tables = &tables[round % tables.len()];
+                let is_read = read_block(&mut read, tables, &mut dc[0], &mut block).map(|_| ());
+                let is_skipped = skip_block(&mut skipped, tables, &mut dc[1]);
+                assert_eq!((is_skipped, dc[1]), (is_read, dc[0]), "{data:?}");
+                *outcomes.entry(is_read.err().unwrap_or("read")).or_insert(0) += 1;
+                if is_read.is_err() {
+                    break;
+                }
+                read.refill();
+                skipped.refill();
+                assert_eq!(skipped.top(), read.top(), "{data:?}");
+            }
+        }
+        assert!(outcomes.len() > 1 && outcomes.contains_key(TOO_MANY), "{outcomes:?}");
+    }
 }
