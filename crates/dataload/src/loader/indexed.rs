@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::batch_samples::{Stage, StageTimes};
 use crate::cache::DeviceStore;
@@ -135,6 +135,9 @@ fn sampled<T>(sampler: impl FnOnce() -> T) -> Result<T, DataError> {
     survived(sampler).map_err(|message| DataError::other(format!("the sampler panicked: {message}")))
 }
 
+/// A batch that is read by several workers, from the index of each sample and its position in the order of all ranks.
+pub(super) type Shared<D> = SharedBatch<(usize, u64), <D as Lookup>::Sample>;
+
 pub(super) struct IndexedEpoch<D: Lookup, C, B> {
     pub(super) dataset: Arc<D>,
     stages: Arc<Stages<C, B>>,
@@ -155,7 +158,7 @@ pub(super) struct IndexedEpoch<D: Lookup, C, B> {
     workers: AtomicUsize,
     /// The batches that several workers read together: the first, if any, and those at the end that are too few for all
     /// workers.
-    shared_batches: OnceLock<Vec<SharedBatch<D::Sample>>>,
+    shared_batches: OnceLock<Vec<Shared<D>>>,
 }
 
 impl<D, C> EpochWork<C::Batch> for IndexedEpoch<D, C, C::Batch>
@@ -200,7 +203,7 @@ where
     /// The number of the batch that this worker makes next; `None` where no batch is left.
     fn claim(&self, cancelled: &Cancellation) -> Option<usize> {
         let shared = self.shared_batches();
-        let made_here = |batch: &&SharedBatch<D::Sample>| self.help(batch, cancelled);
+        let made_here = |batch: &&Shared<D>| self.help(batch, cancelled);
         if let Some(first) = shared.first().filter(made_here) {
             return Some(first.number);
         }
@@ -214,41 +217,31 @@ where
 
     /// The first batch, for which all workers would wait otherwise, and so many of the last ones that those between give
     /// each worker the same number.
-    fn shared_batches(&self) -> &[SharedBatch<D::Sample>] {
+    fn shared_batches(&self) -> &[Shared<D>] {
         let share = || {
             let (workers, end) = (self.workers.load(Relaxed), self.plan.len());
             let is_read =
                 self.store.is_none() && self.stages.collate.reads_samples() && !self.delivered.contains(&self.begin);
             let batch = |number: usize| SharedBatch::new(number, self.plan.draws(number).collect());
-            let first = (is_read && workers > 1).then(|| batch(self.begin)).filter(|first| first.len() > 1);
+            let first = (is_read && workers > 1).then(|| batch(self.begin)).filter(|first| first.len > 1);
             let Some(first) = first else { return Vec::new() };
             self.next.store(self.begin + 1, Relaxed);
             let left = if self.delivered.is_empty() { end.saturating_sub(self.begin + 1) % workers } else { 0 };
             let last: Vec<_> = (end - left..end).map(batch).collect();
             // Nobody would make a batch without samples.
-            let all_have_samples = last.iter().all(|batch| batch.len() > 0);
+            let all_have_samples = last.iter().all(|batch| batch.len > 0);
             std::iter::once(first).chain(last.into_iter().filter(|_| all_have_samples)).collect()
         };
         self.shared_batches.get_or_init(share)
     }
 
     /// Reads samples of a shared batch with the other workers; true where this one makes it.
-    fn help(&self, batch: &SharedBatch<D::Sample>, cancelled: &Cancellation) -> bool {
-        let reading = Cell::new(Duration::ZERO);
-        let read = |index: usize, place: u64| {
-            let (begun, len) = (Instant::now(), self.dataset.len());
-            DataError::check_index(index, len)?;
-            let mut sample = self.dataset.get(index, false, cancelled)?;
-            reading.set(reading.get() + begun.elapsed());
-            let draw = Drawn::new((), index as u64, place).draw();
-            let prepared = self.stages.collate.prepare(&mut sample, draw, self.epoch);
-            Ok((sample, prepared))
-        };
-        let is_last = batch.help(cancelled, read);
-        if !reading.get().is_zero() {
-            self.stages.counters.worked(StageTimes::of(Stage::Read, reading.get()));
-        }
-        is_last
+    fn help(&self, batch: &Shared<D>, cancelled: &Cancellation) -> bool {
+        batch.help(&self.stages, self.epoch, cancelled, |(index, place)| {
+            DataError::check_index(index, self.dataset.len())?;
+            let sample = self.dataset.get(index, false, cancelled)?;
+            Ok((sample, Drawn::new((), index as u64, place).draw()))
+        })
     }
 
     /// Makes a batch. Where the collate function reports only at the end which sample does not fit, the batch is made
@@ -300,7 +293,7 @@ where
                 result => {
                     // Nobody needs the rest of the batch any more, be it made or not.
                     match shared {
-                        Some(batch) => batch.clear(),
+                        Some(batch) => drop(batch.take_all()),
                         None => left.for_each(|origin| self.dataset.pass_over(origin.index)),
                     }
                     let bad = faults.len() + unfit.len();

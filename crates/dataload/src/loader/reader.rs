@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use crate::batch_samples::{Feed, Prepared};
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
-use crate::loader::indexed::IndexedEpoch;
+use crate::loader::indexed::{IndexedEpoch, Shared};
 use crate::loader::order::{Domain, below};
-use crate::loader::shared::{Ready, SharedBatch};
+use crate::loader::shared::Ready;
 use crate::loader::work::Lookup;
 use crate::{Cancellation, DataError, Drawn};
 
@@ -37,7 +37,7 @@ pub(super) struct Reader<'a, D: Lookup, C, B> {
     work: &'a IndexedEpoch<D, C, B>,
     policy: OnError,
     /// Where other workers have read samples of this batch.
-    shared: Option<&'a SharedBatch<D::Sample>>,
+    shared: Option<&'a Shared<D>>,
     prepared: Option<Prepared>,
     /// Those that the collate function has not asked for.
     pub(super) origins: std::vec::IntoIter<Origin>,
@@ -60,7 +60,7 @@ impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
     pub(super) fn new(
         work: &'a IndexedEpoch<D, C, B>,
         policy: OnError,
-        shared: Option<&'a SharedBatch<D::Sample>>,
+        shared: Option<&'a Shared<D>>,
         origins: Vec<Origin>,
         cancelled: &'a Cancellation,
         place: &'a Cell<Place>,
