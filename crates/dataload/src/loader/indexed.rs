@@ -10,13 +10,16 @@ use crate::batch_samples::{Stage, StageTimes};
 use crate::cache::DeviceStore;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded, survived};
+use crate::loader::other_ranks::RankBatches;
 use crate::loader::position::{Bounds, Identity, Position};
 use crate::loader::reader::{Origin, Reader};
 use crate::loader::shared::SharedBatch;
 use crate::loader::stages::{Collated, Stages};
 use crate::loader::torch_order::TorchOrder;
 use crate::loader::work::{BatchSource, EpochWork, Lookup, Made, Outcome};
-use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Drawn};
+use crate::{
+    BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Drawn, FixedBatches, SequentialSampler,
+};
 
 /// Limit on how often `Replace` makes a batch again because its samples do not fit together; each time the whole batch
 /// is read again. Where seven of ten samples have a different shape, a batch of 64 still has one after 64 attempts in
@@ -43,6 +46,8 @@ where
     pub(crate) torch_order: Option<TorchOrder>,
     /// Whether several ranks share the data, so that all must make the same number of steps.
     pub(crate) shared: bool,
+    /// Where each sample is a batch of this rank's own: an epoch may go on with another number of ranks.
+    pub(crate) ranks: Option<RankBatches>,
 }
 
 impl<D, C> BatchSource<C::Batch> for Indexed<D, C>
@@ -51,7 +56,13 @@ where
     C: Collate<D::Sample> + 'static,
 {
     fn begin(&self, position: &mut Position) -> Result<Arc<dyn EpochWork<C::Batch>>, DataError> {
-        let plan = self.plan(position)?;
+        let batch_sampler = match &self.ranks {
+            Some(ranks) if !position.earlier.is_empty() => {
+                Arc::new(FixedBatches::new(SequentialSampler::new(ranks.len(&position.earlier)), 1, false)?)
+            }
+            _ => self.batch_sampler.clone(),
+        };
+        let plan = self.plan(position, &batch_sampler)?;
         let pool = match &self.torch_order {
             // The sampler cannot draw this epoch's order again.
             Some(_) if !self.shared && self.stages.on_error != OnError::Fail => {
@@ -69,7 +80,7 @@ where
             store: self.store.clone(),
             plan,
             shared: self.shared,
-            batch_sampler: self.batch_sampler.clone(),
+            batch_sampler,
             pool: known,
             seed: self.identity.seed,
             epoch: position.epoch,
@@ -81,8 +92,8 @@ where
         }))
     }
 
-    fn batches(&self) -> Option<usize> {
-        Some(self.batch_sampler.len())
+    fn batches(&self, position: &Position) -> Option<usize> {
+        Some(self.ranks.map_or_else(|| self.batch_sampler.len(), |ranks| ranks.len(&position.earlier)))
     }
 
     fn identity(&self) -> Identity {
@@ -90,7 +101,12 @@ where
     }
 
     fn bounds(&self) -> Bounds {
-        Bounds { batches: Some(self.batch_sampler.len()), lanes: None, generator: self.torch_order.is_some() }
+        Bounds {
+            batches: Some(self.batch_sampler.len()),
+            ranks: self.ranks,
+            lanes: None,
+            generator: self.torch_order.is_some(),
+        }
     }
 
     fn order(&self, epoch: u64) -> Result<Option<u32>, DataError> {
@@ -119,8 +135,8 @@ where
     D: Lookup,
     C: Collate<D::Sample>,
 {
-    fn plan(&self, position: &mut Position) -> Result<BatchPlan, DataError> {
-        let (epoch, batches) = (position.epoch, &self.batch_sampler);
+    fn plan(&self, position: &mut Position, batches: &Arc<dyn BatchSampler>) -> Result<BatchPlan, DataError> {
+        let epoch = position.epoch;
         match &self.torch_order {
             None => sampled(|| batches.plan(epoch)),
             Some(order) => {

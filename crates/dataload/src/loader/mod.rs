@@ -15,6 +15,7 @@ mod merge;
 mod num_workers;
 mod numbering;
 mod order;
+mod other_ranks;
 mod position;
 #[cfg(feature = "progress")]
 mod progress;
@@ -58,7 +59,10 @@ pub(crate) use indexed::{Indexed, Open};
 pub use num_workers::{Auto, NumWorkers};
 pub(crate) use order::draw;
 #[cfg(feature = "parquet")]
+pub(crate) use other_ranks::RankBatches;
+#[cfg(feature = "parquet")]
 pub(crate) use position::Identity;
+pub(crate) use position::Position;
 #[cfg(feature = "progress")]
 pub use progress::Progress;
 pub use stats::LoaderStats;
@@ -73,7 +77,7 @@ use budget::Allowance;
 use builder::Machinery;
 use epoch::{SharedProgress, Tuning};
 use fault::FaultLog;
-use position::{EpochProgress, LaneBounds, Position};
+use position::{EpochProgress, LaneBounds};
 use stats::Counters;
 use tuner::Tuner;
 use work::BatchSource;
@@ -192,7 +196,7 @@ impl<B: Send + 'static> DataLoader<B> {
     fn start(&self, mut position: Position, asked: Instant) -> Epoch<B> {
         let tuning = Tuning { tuner: self.tuner.clone(), measure: self.measure, allowance: self.allowance };
         let work = self.source.begin(&mut position);
-        let (batches, worker_options) = (self.source.batches(), self.worker_options.clone());
+        let (batches, worker_options) = (self.source.batches(&position), self.worker_options.clone());
         let progress = EpochProgress::new(position, self.source.bounds().lanes);
         let epoch = Epoch::start(work, progress, batches, worker_options, tuning, self.counters.clone());
         *lock(&self.current) = Some(epoch.progress_of().clone());
@@ -214,7 +218,7 @@ impl<B> DataLoader<B> {
 
     /// How many batches an epoch has; `None` for a stream without `batches_per_epoch`.
     pub fn len(&self) -> Option<usize> {
-        self.source.batches()
+        self.source.batches(&Position::default())
     }
 
     /// How many samples the dataset has; `None` for a stream.
@@ -272,7 +276,7 @@ impl<B> Stateful for DataLoader<B> {
             (None, None) => Position::start_of(self.next_epoch()),
         };
         position.generator = position.generator.or_else(|| self.source.generator());
-        let saved = position.save(&self.source.identity(), self.order(position.epoch)?)?;
+        let saved = position.save(&self.source.identity(), &self.source.bounds(), self.order(position.epoch)?)?;
         let Some(shard) = self.shard() else { return Ok(saved) };
         let mut state = StateDict::of_shard(shard);
         saved.into_iter().for_each(|(key, entry)| state.insert(key, entry));

@@ -252,6 +252,7 @@ mod tests {
                 store: None,
                 torch_order: None,
                 shared: false,
+                ranks: None,
             };
             let work = source.begin(&mut Position::default())?;
             assert!(work.make(&Cancellation::new()).is_none(), "{on_error:?}");

@@ -89,7 +89,7 @@ where
         }))
     }
 
-    fn batches(&self) -> Option<usize> {
+    fn batches(&self, _position: &Position) -> Option<usize> {
         self.options.batches_per_epoch
     }
 
@@ -101,6 +101,7 @@ where
         let StreamOptions { interleave, rank, world_size, shuffle_buffer, batches_per_epoch, .. } = self.options;
         Bounds {
             batches: batches_per_epoch,
+            ranks: None,
             lanes: Some(LaneBounds {
                 all: interleave,
                 own: (rank..interleave).step_by(world_size).collect(),
@@ -240,7 +241,8 @@ where
         let mut cursor = lock(&self.cursor);
         let (begun, number) = (Instant::now(), turn.number);
         let samples = Vec::with_capacity(self.options.batch_size.min(1 << 16));
-        let mut cut = Cut { number, samples, raw: 0, faults: Vec::new(), error: None, mark: None, read: Duration::ZERO };
+        let mut cut =
+            Cut { number, samples, raw: 0, faults: Vec::new(), error: None, mark: None, read: Duration::ZERO };
         let place = Cell::new(Place::Collate);
         let read = guarded(number, &place, |_| None, || self.draw(turn, &mut cursor, &mut cut, cancelled));
         cut.error = match read {

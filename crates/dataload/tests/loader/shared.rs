@@ -178,7 +178,8 @@ fn a_streams_shared_batch_is_that_of_one_worker() -> Result<(), DataError> {
     for workers in [2, 4] {
         assert_eq!(run(workers)?, alone, "{workers} workers");
     }
-    for (on_error, panics, name) in [(OnError::Fail, false, "shard 1, item 1"), (OnError::Skip, true, "shard 3, item 1")]
+    for (on_error, panics, name) in
+        [(OnError::Fail, false, "shard 1, item 1"), (OnError::Skip, true, "shard 3, item 1")]
     {
         let texts = [1, 4].map(|workers| {
             let loader = build(workers, on_error, panics).unwrap();
