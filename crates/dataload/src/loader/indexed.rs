@@ -10,9 +10,9 @@ use crate::batch_samples::{Stage, StageTimes};
 use crate::cache::DeviceStore;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded, survived};
+use crate::loader::indexed_feed::{IndexedFeed, Origin};
 use crate::loader::other_ranks::RankBatches;
 use crate::loader::position::{Bounds, Identity, Position};
-use crate::loader::reader::{Origin, Reader};
 use crate::loader::shared::SharedBatch;
 use crate::loader::stages::{Collated, Stages};
 use crate::loader::torch_order::TorchOrder;
@@ -152,7 +152,7 @@ fn sampled<T>(sampler: impl FnOnce() -> T) -> Result<T, DataError> {
 }
 
 /// A batch that is read by several workers, from the index of each sample and its position in the order of all ranks.
-pub(super) type Shared<D> = SharedBatch<(usize, u64), <D as Lookup>::Sample>;
+pub(super) type SharedIndices<D> = SharedBatch<(usize, u64), <D as Lookup>::Sample>;
 
 pub(super) struct IndexedEpoch<D: Lookup, C, B> {
     pub(super) dataset: Arc<D>,
@@ -174,7 +174,7 @@ pub(super) struct IndexedEpoch<D: Lookup, C, B> {
     workers: AtomicUsize,
     /// The batches that several workers read together: the first, if any, and those at the end that are too few for all
     /// workers.
-    shared_batches: OnceLock<Vec<Shared<D>>>,
+    shared_batches: OnceLock<Vec<SharedIndices<D>>>,
 }
 
 impl<D, C> EpochWork<C::Batch> for IndexedEpoch<D, C, C::Batch>
@@ -219,7 +219,7 @@ where
     /// The number of the batch that this worker makes next; `None` where no batch is left.
     fn claim(&self, cancelled: &Cancellation) -> Option<usize> {
         let shared = self.shared_batches();
-        let made_here = |batch: &&Shared<D>| self.help(batch, cancelled);
+        let made_here = |batch: &&SharedIndices<D>| self.help(batch, cancelled);
         if let Some(first) = shared.first().filter(made_here) {
             return Some(first.number);
         }
@@ -233,7 +233,7 @@ where
 
     /// The first batch, for which all workers would wait otherwise, and so many of the last ones that those between give
     /// each worker the same number.
-    fn shared_batches(&self) -> &[Shared<D>] {
+    fn shared_batches(&self) -> &[SharedIndices<D>] {
         let share = || {
             let (workers, end) = (self.workers.load(Relaxed), self.plan.len());
             let is_read =
@@ -252,7 +252,7 @@ where
     }
 
     /// Reads samples of a shared batch with the other workers; true where this one makes it.
-    fn help(&self, batch: &Shared<D>, cancelled: &Cancellation) -> bool {
+    fn help(&self, batch: &SharedIndices<D>, cancelled: &Cancellation) -> bool {
         batch.help(&self.stages, self.epoch, cancelled, |(index, place)| {
             DataError::check_index(index, self.dataset.len())?;
             let sample = self.dataset.get(index, false, cancelled)?;
@@ -277,17 +277,17 @@ where
         loop {
             let origins = self.plan.draws(number).map(Origin::new).collect();
             let shared = self.shared_batches().iter().find(|batch| batch.number == number);
-            let mut reader = Reader::new(self, policy, shared, origins, cancelled, &place, &indices_unfit);
+            let mut feed = IndexedFeed::new(self, policy, shared, origins, cancelled, &place, &indices_unfit);
             let result = guarded(
                 number,
                 &place,
                 |index| self.dataset.key(index as usize),
                 || {
-                    let mut samples = BatchSamples::new(&mut reader, self.epoch, number, self.stages.pinned);
+                    let mut samples = BatchSamples::new(&mut feed, self.epoch, number, self.stages.pinned);
                     self.stages.collate(&mut samples)
                 },
             );
-            let Reader { drawn, faults, origins: left, .. } = reader;
+            let IndexedFeed { drawn, faults, origins: left, .. } = feed;
             match result {
                 Err(error) if may_remake(policy, remakes) && !culprits(&error, &drawn).is_empty() => {
                     remakes += 1;

@@ -9,6 +9,7 @@ mod from_dataset;
 mod from_stream;
 mod guard;
 mod indexed;
+mod indexed_feed;
 mod lane;
 mod mailbox;
 mod merge;
@@ -20,7 +21,7 @@ mod position;
 #[cfg(feature = "progress")]
 mod progress;
 mod ranges;
-mod reader;
+
 mod readers;
 mod reorder;
 mod serve;
@@ -75,9 +76,9 @@ use crate::tensor_batch::Footprint;
 use crate::{Dataset, IterableDataset};
 use budget::Allowance;
 use builder::Machinery;
-use epoch::{SharedProgress, Tuning};
+use epoch::{SharedPosition, Tuning};
 use fault::FaultLog;
-use position::{EpochProgress, LaneBounds};
+use position::{EpochPosition, LaneBounds};
 use stats::Counters;
 use tuner::Tuner;
 use work::BatchSource;
@@ -114,8 +115,8 @@ pub struct DataLoader<B> {
     counters: Arc<Counters>,
     faults: Arc<FaultLog>,
     next_epoch: AtomicU64,
-    /// The progress of the epoch begun last.
-    current: Mutex<Option<SharedProgress>>,
+    /// The position of the epoch begun last.
+    current: Mutex<Option<SharedPosition>>,
     /// Where to continue after a state was loaded.
     resume: Mutex<Option<Position>>,
 }
@@ -183,7 +184,7 @@ impl<B: Send + 'static> DataLoader<B> {
         let asked = Instant::now();
         // The loaded position is used up by the next epoch, whatever its number.
         let resumed = lock(&self.resume).take();
-        let next = resumed.or_else(|| lock(&self.current).as_ref().map(|progress| lock(progress).following()));
+        let next = resumed.or_else(|| lock(&self.current).as_ref().map(|running| lock(running).following()));
         self.start(next.filter(|next| next.epoch == epoch).unwrap_or_else(|| Position::start_of(epoch)), asked)
     }
 
@@ -197,9 +198,9 @@ impl<B: Send + 'static> DataLoader<B> {
         let tuning = Tuning { tuner: self.tuner.clone(), measure: self.measure, allowance: self.allowance };
         let work = self.source.begin(&mut position);
         let (batches, worker_options) = (self.source.batches(&position), self.worker_options.clone());
-        let progress = EpochProgress::new(position, self.source.bounds().lanes);
-        let epoch = Epoch::start(work, progress, batches, worker_options, tuning, self.counters.clone());
-        *lock(&self.current) = Some(epoch.progress_of().clone());
+        let position = EpochPosition::new(position, self.source.bounds().lanes);
+        let epoch = Epoch::start(work, position, batches, worker_options, tuning, self.counters.clone());
+        *lock(&self.current) = Some(epoch.position_of().clone());
         self.counters.waited(asked.elapsed());
         epoch
     }
@@ -272,7 +273,7 @@ impl<B> Stateful for DataLoader<B> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut position = match (&*lock(&self.resume), &*lock(&self.current)) {
             (Some(position), _) => position.clone(),
-            (None, Some(progress)) => lock(progress).trained().clone(),
+            (None, Some(running)) => lock(running).trained().clone(),
             (None, None) => Position::start_of(self.next_epoch()),
         };
         position.generator = position.generator.or_else(|| self.source.generator());

@@ -52,10 +52,10 @@ impl RankBatches {
     }
 
     /// Where this rank's batches in `numbers` are from: a rank of those that began the epoch, and its batches.
-    #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "other sources count batches of all ranks"))]
-    pub(crate) fn parts(&self, earlier: &[Earlier], numbers: Range<usize>) -> Vec<(Rank, Range<usize>)> {
+    #[cfg_attr(not(feature = "parquet"), allow(dead_code))]
+    pub(crate) fn runs(&self, earlier: &[Earlier], numbers: Range<usize>) -> Vec<(Rank, Range<usize>)> {
         let Some((last, before)) = earlier.split_last() else { return vec![(self.rank, numbers)] };
-        let (each, mut parts) = (self.left(last, before), Vec::new());
+        let (each, mut runs) = (self.left(last, before), Vec::new());
         let first = self.len(earlier) * self.rank.rank;
         let (mut place, end) = (first + numbers.start, first + numbers.end);
         while place < end && each > 0 {
@@ -63,10 +63,10 @@ impl RankBatches {
             let (rank, start) = (place / each % last.ranks, place % each);
             let len = (end - place).min(each - start);
             let of = Self { rank: Rank { world_size: last.ranks, rank, ..self.rank }, ..*self };
-            parts.extend(of.parts(before, last.batches + start..last.batches + start + len));
+            runs.extend(of.runs(before, last.batches + start..last.batches + start + len));
             place += len;
         }
-        parts
+        runs
     }
 
     /// Turns the position of another number of ranks into one of these.

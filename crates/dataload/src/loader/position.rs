@@ -1,4 +1,4 @@
-//! A loader's progress, and how it is saved.
+//! A loader's position, and how it is saved.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -72,7 +72,7 @@ pub(crate) struct Position {
 /// The position of a running epoch, and earlier positions, for batches that a caller took before it uses them
 /// (`overdrive_core::take_ahead`, as gradient accumulation does).
 #[derive(Clone, Debug, Default)]
-pub(crate) struct EpochProgress {
+pub(crate) struct EpochPosition {
     now: Position,
     /// The position before each batch that was taken and is not used yet, oldest first.
     earlier: VecDeque<Position>,
@@ -94,7 +94,7 @@ pub(crate) enum Given {
     Later,
 }
 
-impl EpochProgress {
+impl EpochPosition {
     pub(crate) fn new(now: Position, lanes: Option<LaneBounds>) -> Self {
         Self { now, earlier: VecDeque::new(), lanes, over: false }
     }

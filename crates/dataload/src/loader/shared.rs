@@ -24,7 +24,7 @@ pub(super) struct SharedBatch<T, S> {
 
 struct Read<S> {
     /// Each sample until it is taken, or a panic that continues in the worker that makes the batch.
-    samples: Vec<Option<Outcome<S>>>,
+    samples: Vec<Option<Caught<S>>>,
     missing: usize,
 }
 
@@ -32,7 +32,7 @@ struct Read<S> {
 pub(crate) type Ready<S> = Result<(S, Option<Prepared>), DataError>;
 
 /// The same, or the panic of what should have made it.
-pub(crate) type Outcome<S> = std::thread::Result<Ready<S>>;
+pub(crate) type Caught<S> = std::thread::Result<Ready<S>>;
 
 impl<T, S> SharedBatch<T, S> {
     pub(super) fn new(number: usize, from: Vec<T>) -> Self {
@@ -94,12 +94,12 @@ impl<T, S> SharedBatch<T, S> {
     }
 
     /// The samples that were not taken. All were read: the batch is made now, or has failed.
-    pub(super) fn take_all(&self) -> impl Iterator<Item = Outcome<S>> + use<T, S> {
+    pub(super) fn take_all(&self) -> impl Iterator<Item = Caught<S>> + use<T, S> {
         std::mem::take(&mut lock(&self.read).samples).into_iter().flatten()
     }
 }
 
 /// Continues the panic of what should have made a sample.
-pub(super) fn continued<S>(outcome: Outcome<S>) -> Ready<S> {
+pub(super) fn continued<S>(outcome: Caught<S>) -> Ready<S> {
     outcome.unwrap_or_else(|payload| resume_unwind(payload))
 }

@@ -6,7 +6,7 @@ use crate::batch_samples::{Feed, Prepared};
 use crate::deferred::ItemKey;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
-use crate::loader::shared::{Outcome, Ready, continued};
+use crate::loader::shared::{Caught, Ready, continued};
 use crate::{Cancellation, DataError, Deferred, Drawn, IterableDataset};
 
 /// How many of the lowest bits of an item's number hold its position; the bits above hold its shard.
@@ -48,7 +48,7 @@ pub(crate) enum Sample<S> {
     /// As it was read.
     Raw(Deferred<S>),
     /// As one of several workers has made it.
-    Made(Outcome<S>),
+    Made(Caught<S>),
 }
 
 impl<S> Sample<S> {

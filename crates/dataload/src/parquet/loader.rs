@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::batches::ParquetBatches;
-use super::part_windows::PartWindows;
+use super::rank_windows::RankWindows;
 use crate::columns::Table;
 use crate::loader::{Identity, Indexed, Open, SampleSource, check_order};
 use crate::{
@@ -72,8 +72,8 @@ impl<C: Collate<Table> + 'static> DataLoaderBuilder<FromParquet, C> {
         let identity = Identity { stream: false, len, global_batch_size, seed: options.seed, order };
         let (stages, machinery) = options.assemble(collate)?;
         let pinned = stages.pinned;
-        let open: Open<PartWindows> = Box::new(move |position, _| match batch_size {
-            1 => PartWindows::new(&batches, position, pinned).map(Arc::new),
+        let open: Open<RankWindows> = Box::new(move |position, _| match batch_size {
+            1 => RankWindows::new(&batches, position, pinned).map(Arc::new),
             _ => Err(DataError::option("batch_size", "1, since each sample is a batch", batch_size)),
         });
         let source = Indexed {

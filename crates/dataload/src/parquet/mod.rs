@@ -24,7 +24,7 @@ mod lists;
 mod loader;
 mod page_header;
 mod pages;
-mod part_windows;
+mod rank_windows;
 mod row;
 mod thrift;
 mod window;

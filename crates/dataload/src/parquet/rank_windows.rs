@@ -1,4 +1,4 @@
-//! The batches of an epoch, also where they are parts of those that other numbers of ranks have left.
+//! The batches of an epoch, also where they are runs of those that other numbers of ranks have left.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -10,27 +10,27 @@ use crate::loader::{Lookup, Position};
 use crate::{Cancellation, DataError};
 
 /// Batches that follow each other in the order of one rank or another.
-pub(super) struct PartWindows {
-    parts: Vec<Part>,
+pub(super) struct RankWindows {
+    runs: Vec<Run>,
     len: usize,
-    /// The part that was last asked for a batch.
+    /// The run that was last asked for a batch.
     current: AtomicUsize,
 }
 
-struct Part {
+struct Run {
     /// The number of its first batch here, and in its rank's order.
     first: usize,
     first_of_rank: usize,
     windows: Windows,
 }
 
-impl PartWindows {
+impl RankWindows {
     /// What is left of an epoch at this position.
     pub(super) fn new(batches: &ParquetBatches, position: &Position, pinned: bool) -> Result<Self, DataError> {
         let of_ranks = batches.of_ranks();
         let len = of_ranks.len(&position.earlier);
-        let (mut parts, mut first, mut current) = (Vec::new(), 0, 0);
-        for (rank, numbers) in of_ranks.parts(&position.earlier, 0..len) {
+        let (mut runs, mut first, mut current) = (Vec::new(), 0, 0);
+        for (rank, numbers) in of_ranks.runs(&position.earlier, 0..len) {
             let (next, first_of_rank) = (first + numbers.len(), numbers.start);
             let delivered = position.before.range(first..next).map(|number| number - first + first_of_rank);
             let delivered: BTreeSet<usize> = delivered.collect();
@@ -40,19 +40,19 @@ impl PartWindows {
             batches.rank = rank;
             let windows = Windows::new(batches, position.epoch, left, &delivered, pinned)?;
             current += usize::from(next <= position.batch);
-            parts.push(Part { first, first_of_rank, windows });
+            runs.push(Run { first, first_of_rank, windows });
             first = next;
         }
-        Ok(Self { parts, len, current: AtomicUsize::new(current) })
+        Ok(Self { runs, len, current: AtomicUsize::new(current) })
     }
 
-    /// The parts that are read ahead: the current one and the next.
+    /// The runs that are read ahead: the current one and the next.
     fn ahead(&self) -> impl Iterator<Item = &Windows> {
-        self.parts.iter().skip(self.current.load(Relaxed)).take(2).map(|part| &part.windows)
+        self.runs.iter().skip(self.current.load(Relaxed)).take(2).map(|run| &run.windows)
     }
 }
 
-impl Lookup for PartWindows {
+impl Lookup for RankWindows {
     type Sample = Table;
 
     fn len(&self) -> usize {
@@ -64,14 +64,14 @@ impl Lookup for PartWindows {
     }
 
     fn get(&self, number: usize, is_substitute: bool, cancelled: &Cancellation) -> Result<Table, DataError> {
-        let current = self.parts.partition_point(|part| part.first <= number).saturating_sub(1);
-        let Some(part) = self.parts.get(current) else {
+        let current = self.runs.partition_point(|run| run.first <= number).saturating_sub(1);
+        let Some(run) = self.runs.get(current) else {
             return Err(DataError::IndexOutOfRange { index: number, len: self.len });
         };
         if !is_substitute {
             self.current.fetch_max(current, Relaxed);
         }
-        part.windows.get(number - part.first + part.first_of_rank, is_substitute, cancelled)
+        run.windows.get(number - run.first + run.first_of_rank, is_substitute, cancelled)
     }
 
     fn read_ahead(&self, cancelled: &Cancellation) -> bool {
@@ -83,6 +83,6 @@ impl Lookup for PartWindows {
     }
 
     fn shared_by(&self, workers: usize) {
-        self.parts.iter().for_each(|part| part.windows.shared_by(workers));
+        self.runs.iter().for_each(|run| run.windows.shared_by(workers));
     }
 }
