@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::batch_samples::{Prepared, Stage, StageTimes};
@@ -17,8 +18,9 @@ pub(super) struct SharedBatch<T, S> {
     pub(super) number: usize,
     /// How many samples it has.
     pub(super) len: usize,
-    /// What the samples that no worker has begun are made from.
+    /// What the samples that no worker has begun are made from, and whether there are some: every batch that follows asks.
     left: Mutex<std::vec::IntoIter<T>>,
+    needs_help: AtomicBool,
     read: Mutex<Read<S>>,
 }
 
@@ -37,19 +39,24 @@ pub(crate) type Caught<S> = std::thread::Result<Ready<S>>;
 impl<T, S> SharedBatch<T, S> {
     pub(super) fn new(number: usize, from: Vec<T>) -> Self {
         let read = Read { samples: from.iter().map(|_| None).collect(), missing: from.len() };
-        Self { number, len: from.len(), left: Mutex::new(from.into_iter()), read: Mutex::new(read) }
+        let (len, needs_help) = (from.len(), AtomicBool::new(!from.is_empty()));
+        Self { number, len, left: Mutex::new(from.into_iter()), needs_help, read: Mutex::new(read) }
     }
 
     /// Whether no worker has begun some of its samples.
     pub(super) fn needs_help(&self) -> bool {
-        lock(&self.left).len() > 0
+        self.needs_help.load(Relaxed)
     }
 
     /// What the next samples are made from, and the position of the first.
     fn begin(&self) -> Option<(usize, Vec<T>)> {
+        if !self.needs_help() {
+            return None;
+        }
         let mut left = lock(&self.left);
         let start = self.len - left.len();
         let piece: Vec<T> = left.by_ref().take(self.len.div_ceil(MOST_PIECES)).collect();
+        self.needs_help.store(left.len() > 0, Relaxed);
         (!piece.is_empty()).then_some((start, piece))
     }
 

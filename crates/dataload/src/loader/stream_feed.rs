@@ -47,8 +47,8 @@ impl Origin {
 pub(crate) enum Sample<S> {
     /// As it was read.
     Raw(Deferred<S>),
-    /// As one of several workers has made it.
-    Made(Caught<S>),
+    /// As one of several workers has made it; few are.
+    Made(Box<Caught<S>>),
 }
 
 impl<S> Sample<S> {
@@ -56,7 +56,7 @@ impl<S> Sample<S> {
     pub(crate) fn get(self) -> Ready<S> {
         match self {
             Self::Raw(sample) => sample.get().map(|sample| (sample, None)),
-            Self::Made(outcome) => continued(outcome),
+            Self::Made(outcome) => continued(*outcome),
         }
     }
 }

@@ -232,7 +232,7 @@ where
         let First { batch, rest } = self.first.get()?;
         let is_last = batch.help(&self.stages, self.epoch, cancelled, |(draw, sample)| Ok((sample.get()?.0, draw)));
         let (origins, cut) = is_last.then(|| lock(rest).take()).flatten()?;
-        let samples = origins.into_iter().zip(batch.take_all().map(Sample::Made)).collect();
+        let samples = origins.into_iter().zip(batch.take_all().map(|made| Sample::Made(Box::new(made)))).collect();
         Some(Cut { samples, ..cut })
     }
 
