@@ -87,8 +87,8 @@ impl RankBatches {
         }
         position.earlier.push(Earlier { ranks, batches: std::mem::take(&mut position.batch) });
         if !self.have_had(&position.earlier) {
-            let expected =
-                format!("1 to {MAX_RANKS}, which have had so many batches, for the {MAX_CHANGES}th time at most");
+            let most = MAX_RANKS.min(self.rows);
+            let expected = format!("1 to {most}, which have had so many batches, for the {MAX_CHANGES}th time at most");
             return Err(mismatch(RANKS, expected, ranks));
         }
         Ok(())
@@ -98,7 +98,7 @@ impl RankBatches {
         let possible = |number: usize| {
             let Earlier { ranks, batches } = earlier[number];
             let of = Self { rank: Rank { world_size: ranks, ..self.rank }, ..*self };
-            (1..=MAX_RANKS).contains(&ranks) && batches <= of.len(&earlier[..number])
+            (1..=MAX_RANKS.min(self.rows)).contains(&ranks) && batches <= of.len(&earlier[..number])
         };
         earlier.len() <= MAX_CHANGES && (0..earlier.len()).all(possible)
     }
