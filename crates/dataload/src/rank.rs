@@ -7,7 +7,7 @@ use crate::DataError;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rank {
     pub(crate) world_size: usize,
-    rank: usize,
+    pub(crate) rank: usize,
     pub(crate) drop_last: bool,
 }
 

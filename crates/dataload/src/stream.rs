@@ -122,14 +122,35 @@ pub(crate) fn pass_over(items: &mut impl Iterator, count: u64, cancelled: &Cance
     Ok(())
 }
 
+/// What a stream over the shards of another takes from it: their number, names, fingerprint and reading ahead.
+macro_rules! shards_of {
+    ($self:ident => $stream:expr) => {
+        fn shards(&$self) -> usize {
+            $stream.shards()
+        }
+
+        fn read_ahead(&$self, shard: usize) {
+            $stream.read_ahead(shard);
+        }
+
+        fn fingerprint(&$self) -> u64 {
+            $stream.fingerprint()
+        }
+
+        fn shard_name(&$self, shard: usize) -> Option<String> {
+            $stream.shard_name(shard)
+        }
+    };
+}
+
+pub(crate) use shards_of;
+
 macro_rules! forward_iterable {
     ($($pointer:ty),*) => {$(
         impl<D: IterableDataset + ?Sized> IterableDataset for $pointer {
             type Sample = D::Sample;
 
-            fn shards(&self) -> usize {
-                (**self).shards()
-            }
+            shards_of!(self => (**self));
 
             fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<D::Sample>, DataError> {
                 (**self).open_shard(shard, position)
@@ -142,18 +163,6 @@ macro_rules! forward_iterable {
                 cancelled: &Cancellation,
             ) -> Result<Samples<Deferred<D::Sample>>, DataError> {
                 (**self).open_deferred(shard, position, cancelled)
-            }
-
-            fn read_ahead(&self, shard: usize) {
-                (**self).read_ahead(shard);
-            }
-
-            fn fingerprint(&self) -> u64 {
-                (**self).fingerprint()
-            }
-
-            fn shard_name(&self, shard: usize) -> Option<String> {
-                (**self).shard_name(shard)
             }
         }
     )*};
@@ -181,7 +190,7 @@ pub struct ShardStream<D: IterableDataset> {
 }
 
 /// The shard that an item is from, its position there, and the item.
-type Located<S> = (usize, u64, Result<Deferred<S>, DataError>);
+pub(crate) type Located<S> = (usize, u64, Result<Deferred<S>, DataError>);
 
 impl<D: IterableDataset> ShardStream<D> {
     pub(crate) fn new(dataset: D, order: impl IntoIterator<Item = usize>, position: StreamPosition) -> Self {
@@ -253,9 +262,7 @@ where
 {
     type Sample = T;
 
-    fn shards(&self) -> usize {
-        self.dataset.shards()
-    }
+    shards_of!(self => self.dataset);
 
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<T>, DataError> {
         let samples = self.dataset.open_shard(shard, position)?;
@@ -276,18 +283,6 @@ where
             sample.then(move |sample| transform(sample))
         };
         Ok(Box::new(samples.map(move |sample| sample.map(&defer))))
-    }
-
-    fn read_ahead(&self, shard: usize) {
-        self.dataset.read_ahead(shard);
-    }
-
-    fn fingerprint(&self) -> u64 {
-        self.dataset.fingerprint()
-    }
-
-    fn shard_name(&self, shard: usize) -> Option<String> {
-        self.dataset.shard_name(shard)
     }
 }
 

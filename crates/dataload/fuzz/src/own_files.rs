@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use overdrive_core::{Entry, Stateful};
 use overdrive_dataload::{
-    DataError, DataLoader, Dataset, DiskCached, FnDataset, FnStream, Image, LmdbDataset, Samples,
+    DataError, DataLoader, Dataset, DiskCached, FnDataset, FnStream, Image, LmdbDataset, ParquetDataset, Samples,
 };
 
 const SAMPLES: usize = 4;
@@ -36,6 +36,12 @@ static INDEX: LazyLock<(PathBuf, PathBuf, Vec<u8>)> = LazyLock::new(|| {
     drop(LmdbDataset::builder(&database).index_file(&index).open().expect("an intact database"));
     let start = fs::read(&index).expect("the index that was just made")[..INDEX_HEADER + INDEX_STAMP].to_vec();
     (database, index, start)
+});
+
+/// Twenty rows, of which a loader's batches belong to its rank.
+static ROWS: LazyLock<ParquetDataset> = LazyLock::new(|| {
+    let file = super::file("good.parquet", include_bytes!("../../tests/fixtures/parquet/part-0.parquet"));
+    ParquetDataset::from_files([file]).and_then(|rows| rows.select(["int64"])).expect("an intact file")
 });
 
 /// Opens the bytes as a disk cache (as they are, then with correct checksums) and as an LMDB index file. Returns how
@@ -110,7 +116,8 @@ pub(crate) fn state(bytes: &[u8]) -> usize {
         };
         total += resume(text, builder.collate(listed).build());
     }
-    total
+    let rows = ROWS.batches(2).and_then(|batches| batches.window(1).rank(1, 3));
+    total + resume(text, rows.and_then(|rows| rows.loader().num_workers(0).build()))
 }
 
 fn listed(samples: Vec<usize>) -> Result<Vec<usize>, DataError> {
@@ -118,7 +125,7 @@ fn listed(samples: Vec<usize>) -> Result<Vec<usize>, DataError> {
 }
 
 /// How many batches follow after the state is loaded.
-fn resume(text: &str, loader: Result<DataLoader<Vec<usize>>, DataError>) -> usize {
+fn resume<B: Send + 'static>(text: &str, loader: Result<DataLoader<B>, DataError>) -> usize {
     const EPOCHS: usize = 2;
     let mut loader = loader.expect("good options");
     let mut state = loader.state_dict().expect("a new loader's state");

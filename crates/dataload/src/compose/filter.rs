@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::stream::pass_over;
+use crate::stream::{pass_over, shards_of};
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
 /// A stream of the samples that a predicate keeps; made by
@@ -83,9 +83,7 @@ where
 {
     type Sample = D::Sample;
 
-    fn shards(&self) -> usize {
-        self.stream.shards()
-    }
+    shards_of!(self => self.stream);
 
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<D::Sample>, DataError> {
         let kept = self.kept(shard, position, &Cancellation::default())?;
@@ -99,17 +97,5 @@ where
         cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<D::Sample>>, DataError> {
         self.kept(shard, position, cancelled)
-    }
-
-    fn read_ahead(&self, shard: usize) {
-        self.stream.read_ahead(shard);
-    }
-
-    fn fingerprint(&self) -> u64 {
-        self.stream.fingerprint()
-    }
-
-    fn shard_name(&self, shard: usize) -> Option<String> {
-        self.stream.shard_name(shard)
     }
 }

@@ -16,8 +16,8 @@ const TURNS: u64 = 0x6d69_7873_7475_726e;
 /// Draws each item from one of several streams, in proportion to weights.
 ///
 /// It has as many shards as the stream with the fewest: shard `s` of `n` draws from shards `s`, `s + n`, `s + 2n` and so
-/// on of each stream. Whose turn it is depends on (seed, shard, draw) alone, so the mixture is the same in every pass,
-/// and a run resumes in it exactly. On resume, a shard is read from its start.
+/// on of each stream. Whose turn it is depends on (weights, seed, shard, draw) alone, so the mixture is the same in every
+/// pass, and a run resumes in it exactly; a state of other weights is refused. On resume, a shard is read from its start.
 ///
 /// ```
 /// use overdrive_dataload::{FnStream, IterableDataset, StreamMixture};
@@ -35,7 +35,8 @@ const TURNS: u64 = 0x6d69_7873_7475_726e;
 #[derive(Clone, Debug)]
 pub struct StreamMixture<D> {
     streams: Vec<Arc<D>>,
-    weights: Vec<f64>,
+    /// The item from which on weights count, one per stream and 1 in total; the first from the start.
+    stages: Vec<(u64, Vec<f64>)>,
     shards: usize,
     seed: u64,
     stopping_strategy: StoppingStrategy,
@@ -53,12 +54,49 @@ impl<D: IterableDataset> StreamMixture<D> {
         weights: impl Into<Vec<f64>>,
         seed: u64,
     ) -> Result<Self, DataError> {
-        let streams: Vec<Arc<D>> = streams.into_iter().map(Arc::new).collect();
-        let lens: Vec<usize> = streams.iter().map(IterableDataset::shards).collect();
-        let weights = normalized(&weights.into(), &lens)?;
-        let shards = lens.iter().zip(&weights).filter(|&(_, &weight)| weight > 0.0).map(|(&shards, _)| shards).min();
-        let (shards, stopping_strategy) = (shards.unwrap_or(0), StoppingStrategy::FirstExhausted);
-        Ok(Self { streams, weights, shards, seed, stopping_strategy })
+        let streams = streams.into_iter().map(Arc::new).collect();
+        let stopping_strategy = StoppingStrategy::FirstExhausted;
+        Self { streams, stages: Vec::new(), shards: usize::MAX, seed, stopping_strategy }.stage(0, weights.into())
+    }
+
+    /// Weights from `item` on. There are no more shards than each stream has that is drawn.
+    fn stage(mut self, item: u64, weights: Vec<f64>) -> Result<Self, DataError> {
+        let lens: Vec<usize> = self.streams.iter().map(IterableDataset::shards).collect();
+        let weights = normalized(&weights, &lens)?;
+        let drawn = lens.into_iter().zip(&weights).filter(|&(_, &weight)| weight > 0.0);
+        self.shards = drawn.map(|(shards, _)| shards).fold(self.shards, usize::min);
+        self.stages.push((item, weights));
+        Ok(self)
+    }
+
+    /// Other weights from item number `item` of a pass on, counted over all shards: in each of `n` shards, from its own
+    /// item `item / n` on. So the shards change together where all of them are read at once: set
+    /// [`interleave`](crate::DataLoaderBuilder::interleave) to their number, see [`num_shards`](Self::num_shards). At
+    /// step `s`, `item` is `s * batch_size * world_size`, with `batches_per_epoch` also in later epochs, as long as the
+    /// pass lasts. Each pass begins with the first weights.
+    ///
+    /// A stream that has no weight from some item on does not have to be exhausted. Weights end early where all their
+    /// streams are, and those that follow still have some.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`DataError::InvalidOption`] for an item that is not after that of the call before.
+    pub fn weights_from(self, item: u64, weights: impl Into<Vec<f64>>) -> Result<Self, DataError> {
+        if let Some((last, _)) = self.stages.last().filter(|(last, _)| *last >= item) {
+            return Err(DataError::option("weights_from", format!("an item after {last}"), item));
+        }
+        self.stage(item, weights.into())
+    }
+
+    /// How many shards there are, at most as many as the drawn stream with the fewest, which is the default.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for 0 or more than that.
+    pub fn num_shards(mut self, num_shards: usize) -> Result<Self, DataError> {
+        if !(1..=self.shards).contains(&num_shards) {
+            return Err(DataError::option("num_shards", format!("1 to {}", self.shards), num_shards));
+        }
+        self.shards = num_shards;
+        Ok(self)
     }
 
     /// When a shard ends; when the first stream is exhausted unless set.
@@ -80,29 +118,57 @@ struct Turns<D: IterableDataset> {
     mixture: StreamMixture<D>,
     shard: usize,
     parts: Vec<Part<D>>,
+    stage: usize,
+    given: u64,
     draw: u64,
     cancelled: Cancellation,
 }
 
 struct Part<D: IterableDataset> {
     items: ShardStream<Arc<D>>,
-    /// 0 once it is not drawn any more.
+    /// 0 where it is not drawn at this stage.
     weight: f64,
+    /// Whether it has been exhausted, or need not be.
     exhausted: bool,
+    /// Whether it is not drawn any more.
+    gone: bool,
     /// Whether it has given an item since it began.
     given: bool,
 }
 
 impl<D: IterableDataset> Turns<D> {
     fn new(mixture: StreamMixture<D>, shard: usize, cancelled: Cancellation) -> Self {
-        let part = |(stream, &weight): (usize, &f64)| Part {
+        let part = |stream| Part {
             items: mixture.part(stream, shard),
-            weight,
-            exhausted: weight == 0.0,
+            weight: 0.0,
+            exhausted: false,
+            gone: false,
             given: false,
         };
-        let parts = mixture.weights.iter().enumerate().map(part).collect();
-        Self { mixture, shard, parts, draw: 0, cancelled }
+        let parts = (0..mixture.streams.len()).map(part).collect();
+        let mut turns = Self { mixture, shard, parts, stage: 0, given: 0, draw: 0, cancelled };
+        turns.enter(0);
+        turns
+    }
+
+    /// Takes the weights of a stage.
+    fn enter(&mut self, stage: usize) {
+        self.stage = stage;
+        let stages = &self.mixture.stages[stage..];
+        for (stream, part) in self.parts.iter_mut().enumerate() {
+            part.weight = if part.gone { 0.0 } else { stages[0].1[stream] };
+            part.exhausted |= stages.iter().all(|(_, weights)| weights[stream] == 0.0);
+        }
+    }
+
+    /// Takes the weights that are due, or later ones where nothing is left to draw by those before.
+    fn advance(&mut self) {
+        let item = self.given.saturating_mul(self.mixture.shards as u64).saturating_add(self.shard as u64);
+        while let Some((from, _)) = self.mixture.stages.get(self.stage + 1)
+            && (*from <= item || self.parts.iter().all(|part| part.weight == 0.0))
+        {
+            self.enter(self.stage + 1);
+        }
     }
 
     /// The stream whose turn it is, of those that are still drawn.
@@ -127,11 +193,16 @@ impl<D: IterableDataset> Iterator for Turns<D> {
     type Item = Result<Deferred<D::Sample>, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        while !self.cancelled.is_cancelled() && self.parts.iter().any(|part| !part.exhausted) {
+        while !self.cancelled.is_cancelled() {
+            self.advance();
+            if self.parts.iter().all(|part| part.exhausted) {
+                return None;
+            }
             let stream = self.due()?;
             let part = &mut self.parts[stream];
             if let Some((shard, _, item)) = part.items.next_item(&self.cancelled) {
                 part.given = true;
+                self.given += 1;
                 return Some(item.map(|item| match self.mixture.streams[stream].shard_name(shard) {
                     Some(name) => item.within(&name),
                     None => item,
@@ -143,7 +214,7 @@ impl<D: IterableDataset> Iterator for Turns<D> {
                 StoppingStrategy::AllExhausted if part.given => {
                     (part.items, part.given) = (self.mixture.part(stream, self.shard), false);
                 }
-                _ => part.weight = 0.0,
+                _ => (part.weight, part.gone) = (0.0, true),
             }
         }
         None
@@ -169,7 +240,7 @@ impl<D: IterableDataset + 'static> IterableDataset for StreamMixture<D> {
         cancelled: &Cancellation,
     ) -> Result<Samples<Deferred<D::Sample>>, DataError> {
         DataError::check_index(shard, self.shards)?;
-        let mixture = Self { streams: self.streams.clone(), weights: self.weights.clone(), ..*self };
+        let mixture = Self { streams: self.streams.clone(), stages: self.stages.clone(), ..*self };
         let mut turns = Turns::new(mixture, shard, cancelled.clone());
         pass_over(&mut turns, position, cancelled)?;
         Ok(Box::new(turns))
@@ -178,7 +249,7 @@ impl<D: IterableDataset + 'static> IterableDataset for StreamMixture<D> {
     fn fingerprint(&self) -> u64 {
         let stream = |stream: &Arc<D>| (stream.shards(), names(&**stream), stream.fingerprint());
         let streams: Vec<_> = self.streams.iter().map(stream).collect();
-        fingerprint(&(streams, &self.weights, self.seed, self.stopping_strategy))
+        fingerprint(&(streams, &self.stages, self.seed, self.stopping_strategy))
     }
 
     fn read_ahead(&self, shard: usize) {

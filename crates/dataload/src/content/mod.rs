@@ -35,18 +35,19 @@ const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 pub(crate) struct Content {
     path: Arc<Path>,
     version: Option<Version>,
-    source: Packing,
+    form: Form,
     /// Bytes of (decompressed) content read so far.
     at: u64,
     /// Makes the next read an error.
     cancelled: Cancellation,
 }
 
-enum Packing {
+/// How a file's content is stored.
+enum Form {
     /// An uncompressed file and its length in bytes.
     Plain { reader: BufReader<ReadLimiter>, bytes: u64 },
     /// Decompressed as it is read; its length is known only at the end.
-    Packed { reader: Box<dyn Unpack>, format: &'static str },
+    Compressed { reader: Box<dyn Unpack>, format: &'static str },
 }
 
 /// Decompresses.
@@ -84,8 +85,8 @@ impl Content {
         let (input, bytes) = Input::open_version(&path, version)?;
         let version = input.version();
         let reader = BufReader::with_capacity(BUFFER_BYTES, ReadLimiter::new(input));
-        let source = Packing::Plain { reader, bytes };
-        Ok(Self { path, version, source, at: 0, cancelled: Cancellation::default() })
+        let form = Form::Plain { reader, bytes };
+        Ok(Self { path, version, form, at: 0, cancelled: Cancellation::default() })
     }
 
     /// The content of `bytes`; `path` only names them in errors.
@@ -102,15 +103,15 @@ impl Content {
                 other => break other.map_err(DataError::io(&path))?,
             }
         };
-        let source = if start.starts_with(GZIP_MAGIC) {
+        let form = if start.starts_with(GZIP_MAGIC) {
             let decoder = BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(reader));
-            Packing::Packed { reader: Box::new(decoder), format: "gzip" }
+            Form::Compressed { reader: Box::new(decoder), format: "gzip" }
         } else if start.starts_with(ZSTD_MAGIC) {
-            Packing::Packed { reader: zstd_decoder(reader, &path)?, format: "zstd" }
+            Form::Compressed { reader: zstd_decoder(reader, &path)?, format: "zstd" }
         } else {
-            Packing::Plain { reader, bytes }
+            Form::Plain { reader, bytes }
         };
-        Ok(Self { path, version: None, source, at: 0, cancelled: Cancellation::default() })
+        Ok(Self { path, version: None, form, at: 0, cancelled: Cancellation::default() })
     }
 
     /// The same reader, whose reads fail with [`DataError::Cancelled`] once `cancelled` is set.
@@ -184,8 +185,8 @@ impl Content {
     /// long enough for the saved copy to matter. False when nothing was read this way.
     fn read_around_buffer(&mut self, length: u64, bytes: &mut Vec<u8>) -> Result<bool, DataError> {
         let left = length - bytes.len() as u64;
-        match &mut self.source {
-            Packing::Plain { reader, .. } if left >= DIRECT_BYTES && reader.buffer().is_empty() => {
+        match &mut self.form {
+            Form::Plain { reader, .. } if left >= DIRECT_BYTES && reader.buffer().is_empty() => {
                 let before = bytes.len();
                 let outcome = (&mut reader.get_mut().input).take(left).read_to_end(bytes);
                 let got = bytes.len() - before;
@@ -201,7 +202,7 @@ impl Content {
     pub(crate) fn skip(&mut self, length: u64, what: &str) -> Result<(), DataError> {
         let start = self.at;
         let known = self.check(length, what)?;
-        if let (Packing::Plain { reader, .. }, true) = (&mut self.source, known) {
+        if let (Form::Plain { reader, .. }, true) = (&mut self.form, known) {
             if length >= HEADER_BYTES as u64 {
                 reader.get_mut().most = HEADER_BYTES;
             }
@@ -264,8 +265,8 @@ impl Content {
 
     /// Moves to an offset; an error for a file that is compressed as a whole.
     pub(crate) fn seek(&mut self, to: u64) -> Result<(), DataError> {
-        match &mut self.source {
-            Packing::Plain { reader, .. } => {
+        match &mut self.form {
+            Form::Plain { reader, .. } => {
                 if to.abs_diff(self.at) >= HEADER_BYTES as u64 {
                     reader.get_mut().most = HEADER_BYTES;
                 }
@@ -275,7 +276,7 @@ impl Content {
                 self.at = to;
                 Ok(())
             }
-            Packing::Packed { reader, format } => match reader.seek(to) {
+            Form::Compressed { reader, format } => match reader.seek(to) {
                 Ok(Some(at)) => {
                     self.at = at;
                     self.skip(to - at, "the content before a sample")
@@ -289,9 +290,9 @@ impl Content {
     /// The length of the content where it can be read in any order, which for a compressed file may be wrong; an error
     /// where it can only be read from front to back. Moves to the start.
     pub(crate) fn seekable_length(&mut self) -> Result<u64, DataError> {
-        let length = match &mut self.source {
-            Packing::Plain { bytes, .. } => Ok(*bytes),
-            Packing::Packed { reader, format } => match reader.content_length() {
+        let length = match &mut self.form {
+            Form::Plain { bytes, .. } => Ok(*bytes),
+            Form::Compressed { reader, format } => match reader.content_length() {
                 Ok(Some(length)) => Ok(length),
                 Ok(None) => {
                     let expected = "a file that is not compressed, or by zstd in frames with a table of them";
@@ -306,9 +307,9 @@ impl Content {
 
     /// The length of the file; `None` where it is compressed.
     pub(crate) fn length(&self) -> Option<u64> {
-        match &self.source {
-            Packing::Plain { bytes, .. } => Some(*bytes),
-            Packing::Packed { .. } => None,
+        match &self.form {
+            Form::Plain { bytes, .. } => Some(*bytes),
+            Form::Compressed { .. } => None,
         }
     }
 
@@ -334,9 +335,9 @@ impl Content {
         self.cancelled.check()?;
         // `fill_buf` is called twice, since the borrow checker does not see that an error in the loop borrows nothing.
         loop {
-            let outcome = match &mut self.source {
-                Packing::Plain { reader, .. } => reader.fill_buf().map(drop),
-                Packing::Packed { reader, .. } => reader.fill_buf().map(drop),
+            let outcome = match &mut self.form {
+                Form::Plain { reader, .. } => reader.fill_buf().map(drop),
+                Form::Compressed { reader, .. } => reader.fill_buf().map(drop),
             };
             match outcome {
                 Ok(()) => break,
@@ -344,26 +345,26 @@ impl Content {
                 Err(error) => return Err(self.damaged(error)),
             }
         }
-        let chunk = match &mut self.source {
-            Packing::Plain { reader, .. } => reader.fill_buf(),
-            Packing::Packed { reader, .. } => reader.fill_buf(),
+        let chunk = match &mut self.form {
+            Form::Plain { reader, .. } => reader.fill_buf(),
+            Form::Compressed { reader, .. } => reader.fill_buf(),
         };
         chunk.map_err(DataError::io(&self.path))
     }
 
     fn consume(&mut self, count: usize) {
-        match &mut self.source {
-            Packing::Plain { reader, .. } => reader.consume(count),
-            Packing::Packed { reader, .. } => reader.consume(count),
+        match &mut self.form {
+            Form::Plain { reader, .. } => reader.consume(count),
+            Form::Compressed { reader, .. } => reader.consume(count),
         }
         self.at += count as u64;
     }
 
     fn damaged(&self, error: io::Error) -> DataError {
         use io::ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
-        match (&self.source, error.kind()) {
+        match (&self.form, error.kind()) {
             _ if NotFetched::is(&error) => DataError::io(&self.path)(error),
-            (Packing::Packed { format, .. }, InvalidData | InvalidInput | UnexpectedEof | Other) => {
+            (Form::Compressed { format, .. }, InvalidData | InvalidInput | UnexpectedEof | Other) => {
                 self.corrupt(self.at, format!("intact {format} data"), error.to_string())
             }
             _ => DataError::Io { path: self.path.to_path_buf(), error },

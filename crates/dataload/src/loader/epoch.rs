@@ -8,7 +8,7 @@ use std::time::Instant;
 use overdrive_core::{Activity, activity, is_taken_ahead, when_handed_out};
 
 use crate::loader::budget::{Allowance, Budget};
-use crate::loader::position::{EpochProgress, Given, Mark};
+use crate::loader::position::{EpochPosition, Given, Mark};
 use crate::loader::serve::make_guarded;
 use crate::loader::stats::Counters;
 use crate::loader::transfer::Used;
@@ -32,7 +32,7 @@ pub struct Epoch<B> {
     crew: Crew<B>,
     /// Dropped after the crew, which may hold batches.
     used: Option<Used>,
-    progress: SharedProgress,
+    position: SharedPosition,
     /// How many batches the epoch has, where that is known.
     batches: Option<usize>,
     counters: Arc<Counters>,
@@ -42,7 +42,7 @@ pub struct Epoch<B> {
 }
 
 /// Written by the epoch, and read by the loader to save its state.
-pub(crate) type SharedProgress = Arc<Mutex<EpochProgress>>;
+pub(crate) type SharedPosition = Arc<Mutex<EpochPosition>>;
 
 /// Adjusts the number of workers while the epoch runs.
 pub(crate) struct Tuning<B> {
@@ -69,14 +69,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<B: Send + 'static> Epoch<B> {
     pub(crate) fn start(
         work: Result<Arc<dyn EpochWork<B>>, DataError>,
-        progress: EpochProgress,
+        position: EpochPosition,
         batches: Option<usize>,
         worker_options: WorkerOptions,
         tuning: Tuning<B>,
         counters: Arc<Counters>,
     ) -> Self {
-        let (first, epoch) = (progress.now().batch, progress.now().epoch);
-        let left = batches.map_or(MOST_IN_FLIGHT, |batches| batches.saturating_sub(progress.now().taken()));
+        let (first, epoch) = (position.now().batch, position.now().epoch);
+        let left = batches.map_or(MOST_IN_FLIGHT, |batches| batches.saturating_sub(position.now().taken()));
         let Size { workers, in_flight } = lock(&tuning.tuner).size();
         // More threads than batches have something to do where they decode these together.
         let parts = work.as_ref().ok().filter(|_| workers > 0).map_or(0, |work| {
@@ -106,12 +106,12 @@ impl<B: Send + 'static> Epoch<B> {
                 started.map_or_else(Crew::Failed, |workers| Crew::Workers(Box::new(workers)))
             }
         };
-        let progress = Arc::new(Mutex::new(progress));
-        Self { crew, used: None, progress, batches, counters, tuning, last_taken: None, turns }
+        let position = Arc::new(Mutex::new(position));
+        Self { crew, used: None, position, batches, counters, tuning, last_taken: None, turns }
     }
 
-    pub(crate) fn progress_of(&self) -> &SharedProgress {
-        &self.progress
+    pub(crate) fn position_of(&self) -> &SharedPosition {
+        &self.position
     }
 
     #[cfg(feature = "progress")]
@@ -135,7 +135,7 @@ impl<B: Send + 'static> Epoch<B> {
                 readers.iter().for_each(|readers| readers.read_ahead());
                 made
             }
-            Crew::Workers(workers) => workers.receive(lock(&self.progress).now().batch),
+            Crew::Workers(workers) => workers.receive(lock(&self.position).now().batch),
             Crew::Failed(_) => match std::mem::replace(&mut self.crew, Crew::Ended) {
                 Crew::Failed(error) => Err(error),
                 _ => Ok(None),
@@ -161,8 +161,8 @@ impl<B: Send + 'static> Epoch<B> {
                     self.give(number, mark);
                     return Ok(Some((batch, samples)));
                 }
-                Outcome::Nothing | Outcome::Delivered => lock(&self.progress).delivered(number, mark, Given::Nothing),
-                Outcome::Later => lock(&self.progress).delivered(number, mark, Given::Later),
+                Outcome::Nothing | Outcome::Delivered => lock(&self.position).delivered(number, mark, Given::Nothing),
+                Outcome::Later => lock(&self.position).delivered(number, mark, Given::Later),
             }
         }
     }
@@ -171,11 +171,11 @@ impl<B: Send + 'static> Epoch<B> {
     /// it out.
     fn give(&self, number: usize, mark: Mark) {
         if !is_taken_ahead() {
-            return lock(&self.progress).delivered(number, mark, Given::Batch);
+            return lock(&self.position).delivered(number, mark, Given::Batch);
         }
-        lock(&self.progress).delivered(number, mark, Given::Ahead);
-        let progress = self.progress.clone();
-        when_handed_out(move || lock(&progress).handed_out());
+        lock(&self.position).delivered(number, mark, Given::Ahead);
+        let position = self.position.clone();
+        when_handed_out(move || lock(&position).handed_out());
     }
 
     fn end(&mut self) {
@@ -223,13 +223,13 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
                 self.take_turns();
             }
             Ok(None) if !matches!(self.crew, Crew::Ended) => {
-                lock(&self.progress).ended();
+                lock(&self.position).ended();
                 self.end();
             }
             Ok(None) => {}
             Err(error) => {
                 tracing::debug!(%error, "epoch ends early");
-                lock(&self.progress).broken_off();
+                lock(&self.position).broken_off();
                 self.end();
             }
         }
@@ -241,7 +241,7 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
     fn size_hint(&self) -> (usize, Option<usize>) {
         match (&self.crew, self.batches) {
             (Crew::Ended, _) => (0, Some(0)),
-            (_, batches) => (0, batches.map(|batches| batches.saturating_sub(lock(&self.progress).now().taken()))),
+            (_, batches) => (0, batches.map(|batches| batches.saturating_sub(lock(&self.position).now().taken()))),
         }
     }
 }
@@ -251,14 +251,14 @@ impl<B: Send + 'static> FusedIterator for Epoch<B> {}
 impl<B> Drop for Epoch<B> {
     /// The next epoch of a stream continues with the batches that were not taken.
     fn drop(&mut self) {
-        lock(&self.progress).broken_off();
+        lock(&self.position).broken_off();
     }
 }
 
 impl<B> fmt::Debug for Epoch<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Epoch")
-            .field("progress", &self.progress)
+            .field("position", &self.position)
             .field("batches", &self.batches)
             .finish_non_exhaustive()
     }

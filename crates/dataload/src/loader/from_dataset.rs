@@ -232,8 +232,18 @@ where
         });
         let known_order = Mutex::default();
         let shared = batch_sampler.world_size() > 1;
-        let source =
-            Indexed { open, stages, batch_sampler, identity, own_order, known_order, store, torch_order, shared };
+        let source = Indexed {
+            open,
+            stages,
+            batch_sampler,
+            identity,
+            own_order,
+            known_order,
+            store,
+            torch_order,
+            shared,
+            ranks: None,
+        };
         Ok(DataLoader::new(Arc::new(source), machinery))
     }
 }

@@ -4,19 +4,22 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::batch_samples::{Stage, StageTimes};
 use crate::cache::DeviceStore;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded, survived};
+use crate::loader::indexed_feed::{IndexedFeed, Origin};
+use crate::loader::other_ranks::RankBatches;
 use crate::loader::position::{Bounds, Identity, Position};
-use crate::loader::reader::{Origin, Reader};
 use crate::loader::shared::SharedBatch;
 use crate::loader::stages::{Collated, Stages};
 use crate::loader::torch_order::TorchOrder;
 use crate::loader::work::{BatchSource, EpochWork, Lookup, Made, Outcome};
-use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Drawn};
+use crate::{
+    BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Drawn, FixedBatches, SequentialSampler,
+};
 
 /// Limit on how often `Replace` makes a batch again because its samples do not fit together; each time the whole batch
 /// is read again. Where seven of ten samples have a different shape, a batch of 64 still has one after 64 attempts in
@@ -43,6 +46,8 @@ where
     pub(crate) torch_order: Option<TorchOrder>,
     /// Whether several ranks share the data, so that all must make the same number of steps.
     pub(crate) shared: bool,
+    /// Where each sample is a batch of this rank's own: an epoch may go on with another number of ranks.
+    pub(crate) ranks: Option<RankBatches>,
 }
 
 impl<D, C> BatchSource<C::Batch> for Indexed<D, C>
@@ -51,7 +56,13 @@ where
     C: Collate<D::Sample> + 'static,
 {
     fn begin(&self, position: &mut Position) -> Result<Arc<dyn EpochWork<C::Batch>>, DataError> {
-        let plan = self.plan(position)?;
+        let batch_sampler = match &self.ranks {
+            Some(ranks) if !position.earlier.is_empty() => {
+                Arc::new(FixedBatches::new(SequentialSampler::new(ranks.len(&position.earlier)), 1, false)?)
+            }
+            _ => self.batch_sampler.clone(),
+        };
+        let plan = self.plan(position, &batch_sampler)?;
         let pool = match &self.torch_order {
             // The sampler cannot draw this epoch's order again.
             Some(_) if !self.shared && self.stages.on_error != OnError::Fail => {
@@ -69,7 +80,7 @@ where
             store: self.store.clone(),
             plan,
             shared: self.shared,
-            batch_sampler: self.batch_sampler.clone(),
+            batch_sampler,
             pool: known,
             seed: self.identity.seed,
             epoch: position.epoch,
@@ -81,8 +92,8 @@ where
         }))
     }
 
-    fn batches(&self) -> Option<usize> {
-        Some(self.batch_sampler.len())
+    fn batches(&self, position: &Position) -> Option<usize> {
+        Some(self.ranks.map_or_else(|| self.batch_sampler.len(), |ranks| ranks.len(&position.earlier)))
     }
 
     fn identity(&self) -> Identity {
@@ -90,7 +101,12 @@ where
     }
 
     fn bounds(&self) -> Bounds {
-        Bounds { batches: Some(self.batch_sampler.len()), lanes: None, generator: self.torch_order.is_some() }
+        Bounds {
+            batches: Some(self.batch_sampler.len()),
+            ranks: self.ranks,
+            lanes: None,
+            generator: self.torch_order.is_some(),
+        }
     }
 
     fn order(&self, epoch: u64) -> Result<Option<u32>, DataError> {
@@ -119,8 +135,8 @@ where
     D: Lookup,
     C: Collate<D::Sample>,
 {
-    fn plan(&self, position: &mut Position) -> Result<BatchPlan, DataError> {
-        let (epoch, batches) = (position.epoch, &self.batch_sampler);
+    fn plan(&self, position: &mut Position, batches: &Arc<dyn BatchSampler>) -> Result<BatchPlan, DataError> {
+        let epoch = position.epoch;
         match &self.torch_order {
             None => sampled(|| batches.plan(epoch)),
             Some(order) => {
@@ -134,6 +150,9 @@ where
 fn sampled<T>(sampler: impl FnOnce() -> T) -> Result<T, DataError> {
     survived(sampler).map_err(|message| DataError::other(format!("the sampler panicked: {message}")))
 }
+
+/// A batch that is read by several workers, from the index of each sample and its position in the order of all ranks.
+pub(super) type SharedIndices<D> = SharedBatch<(usize, u64), <D as Lookup>::Sample>;
 
 pub(super) struct IndexedEpoch<D: Lookup, C, B> {
     pub(super) dataset: Arc<D>,
@@ -155,7 +174,7 @@ pub(super) struct IndexedEpoch<D: Lookup, C, B> {
     workers: AtomicUsize,
     /// The batches that several workers read together: the first, if any, and those at the end that are too few for all
     /// workers.
-    shared_batches: OnceLock<Vec<SharedBatch<D::Sample>>>,
+    shared_batches: OnceLock<Vec<SharedIndices<D>>>,
 }
 
 impl<D, C> EpochWork<C::Batch> for IndexedEpoch<D, C, C::Batch>
@@ -200,7 +219,7 @@ where
     /// The number of the batch that this worker makes next; `None` where no batch is left.
     fn claim(&self, cancelled: &Cancellation) -> Option<usize> {
         let shared = self.shared_batches();
-        let made_here = |batch: &&SharedBatch<D::Sample>| self.help(batch, cancelled);
+        let made_here = |batch: &&SharedIndices<D>| self.help(batch, cancelled);
         if let Some(first) = shared.first().filter(made_here) {
             return Some(first.number);
         }
@@ -214,41 +233,31 @@ where
 
     /// The first batch, for which all workers would wait otherwise, and so many of the last ones that those between give
     /// each worker the same number.
-    fn shared_batches(&self) -> &[SharedBatch<D::Sample>] {
+    fn shared_batches(&self) -> &[SharedIndices<D>] {
         let share = || {
             let (workers, end) = (self.workers.load(Relaxed), self.plan.len());
             let is_read =
                 self.store.is_none() && self.stages.collate.reads_samples() && !self.delivered.contains(&self.begin);
             let batch = |number: usize| SharedBatch::new(number, self.plan.draws(number).collect());
-            let first = (is_read && workers > 1).then(|| batch(self.begin)).filter(|first| first.len() > 1);
+            let first = (is_read && workers > 1).then(|| batch(self.begin)).filter(|first| first.len > 1);
             let Some(first) = first else { return Vec::new() };
             self.next.store(self.begin + 1, Relaxed);
             let left = if self.delivered.is_empty() { end.saturating_sub(self.begin + 1) % workers } else { 0 };
             let last: Vec<_> = (end - left..end).map(batch).collect();
             // Nobody would make a batch without samples.
-            let all_have_samples = last.iter().all(|batch| batch.len() > 0);
+            let all_have_samples = last.iter().all(|batch| batch.len > 0);
             std::iter::once(first).chain(last.into_iter().filter(|_| all_have_samples)).collect()
         };
         self.shared_batches.get_or_init(share)
     }
 
     /// Reads samples of a shared batch with the other workers; true where this one makes it.
-    fn help(&self, batch: &SharedBatch<D::Sample>, cancelled: &Cancellation) -> bool {
-        let reading = Cell::new(Duration::ZERO);
-        let read = |index: usize, place: u64| {
-            let (begun, len) = (Instant::now(), self.dataset.len());
-            DataError::check_index(index, len)?;
-            let mut sample = self.dataset.get(index, false, cancelled)?;
-            reading.set(reading.get() + begun.elapsed());
-            let draw = Drawn::new((), index as u64, place).draw();
-            let prepared = self.stages.collate.prepare(&mut sample, draw, self.epoch);
-            Ok((sample, prepared))
-        };
-        let is_last = batch.help(cancelled, read);
-        if !reading.get().is_zero() {
-            self.stages.counters.worked(StageTimes::of(Stage::Read, reading.get()));
-        }
-        is_last
+    fn help(&self, batch: &SharedIndices<D>, cancelled: &Cancellation) -> bool {
+        batch.help(&self.stages, self.epoch, cancelled, |(index, place)| {
+            DataError::check_index(index, self.dataset.len())?;
+            let sample = self.dataset.get(index, false, cancelled)?;
+            Ok((sample, Drawn::new((), index as u64, place).draw()))
+        })
     }
 
     /// Makes a batch. Where the collate function reports only at the end which sample does not fit, the batch is made
@@ -268,17 +277,17 @@ where
         loop {
             let origins = self.plan.draws(number).map(Origin::new).collect();
             let shared = self.shared_batches().iter().find(|batch| batch.number == number);
-            let mut reader = Reader::new(self, policy, shared, origins, cancelled, &place, &indices_unfit);
+            let mut feed = IndexedFeed::new(self, policy, shared, origins, cancelled, &place, &indices_unfit);
             let result = guarded(
                 number,
                 &place,
                 |index| self.dataset.key(index as usize),
                 || {
-                    let mut samples = BatchSamples::new(&mut reader, self.epoch, number, self.stages.pinned);
+                    let mut samples = BatchSamples::new(&mut feed, self.epoch, number, self.stages.pinned);
                     self.stages.collate(&mut samples)
                 },
             );
-            let Reader { drawn, faults, origins: left, .. } = reader;
+            let IndexedFeed { drawn, faults, origins: left, .. } = feed;
             match result {
                 Err(error) if may_remake(policy, remakes) && !culprits(&error, &drawn).is_empty() => {
                     remakes += 1;
@@ -300,7 +309,7 @@ where
                 result => {
                     // Nobody needs the rest of the batch any more, be it made or not.
                     match shared {
-                        Some(batch) => batch.clear(),
+                        Some(batch) => drop(batch.take_all()),
                         None => left.for_each(|origin| self.dataset.pass_over(origin.index)),
                     }
                     let bad = faults.len() + unfit.len();

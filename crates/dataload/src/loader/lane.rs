@@ -4,10 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::loader::order::{Domain, permutation};
+use crate::stream::Located;
 use crate::{Cancellation, DataError, Deferred, IterableDataset, ShardStream, StreamPosition};
-
-/// The shard that an item was read from, its position there, and the item.
-type Read<S> = (usize, u64, Result<Deferred<S>, DataError>);
 
 /// Everything needed to bring a [`Lane`] back to where it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +78,7 @@ pub(crate) struct Lane<D: IterableDataset + Clone> {
     number: usize,
     stream: ShardStream<D>,
     /// The window's remaining items, in reverse: the last is given next.
-    waiting: Vec<Read<D::Sample>>,
+    waiting: Vec<Located<D::Sample>>,
     position: LanePosition,
     /// Whether the current window has to be read again first, after a resume in its middle.
     resumes: bool,

@@ -9,17 +9,19 @@ mod from_dataset;
 mod from_stream;
 mod guard;
 mod indexed;
+mod indexed_feed;
 mod lane;
 mod mailbox;
 mod merge;
 mod num_workers;
 mod numbering;
 mod order;
+mod other_ranks;
 mod position;
 #[cfg(feature = "progress")]
 mod progress;
 mod ranges;
-mod reader;
+
 mod readers;
 mod reorder;
 mod serve;
@@ -58,7 +60,10 @@ pub(crate) use indexed::{Indexed, Open};
 pub use num_workers::{Auto, NumWorkers};
 pub(crate) use order::draw;
 #[cfg(feature = "parquet")]
+pub(crate) use other_ranks::RankBatches;
+#[cfg(feature = "parquet")]
 pub(crate) use position::Identity;
+pub(crate) use position::Position;
 #[cfg(feature = "progress")]
 pub use progress::Progress;
 pub use stats::LoaderStats;
@@ -71,9 +76,9 @@ use crate::tensor_batch::Footprint;
 use crate::{Dataset, IterableDataset};
 use budget::Allowance;
 use builder::Machinery;
-use epoch::{SharedProgress, Tuning};
+use epoch::{SharedPosition, Tuning};
 use fault::FaultLog;
-use position::{EpochProgress, LaneBounds, Position};
+use position::{EpochPosition, LaneBounds};
 use stats::Counters;
 use tuner::Tuner;
 use work::BatchSource;
@@ -110,8 +115,8 @@ pub struct DataLoader<B> {
     counters: Arc<Counters>,
     faults: Arc<FaultLog>,
     next_epoch: AtomicU64,
-    /// The progress of the epoch begun last.
-    current: Mutex<Option<SharedProgress>>,
+    /// The position of the epoch begun last.
+    current: Mutex<Option<SharedPosition>>,
     /// Where to continue after a state was loaded.
     resume: Mutex<Option<Position>>,
 }
@@ -179,7 +184,7 @@ impl<B: Send + 'static> DataLoader<B> {
         let asked = Instant::now();
         // The loaded position is used up by the next epoch, whatever its number.
         let resumed = lock(&self.resume).take();
-        let next = resumed.or_else(|| lock(&self.current).as_ref().map(|progress| lock(progress).following()));
+        let next = resumed.or_else(|| lock(&self.current).as_ref().map(|running| lock(running).following()));
         self.start(next.filter(|next| next.epoch == epoch).unwrap_or_else(|| Position::start_of(epoch)), asked)
     }
 
@@ -192,10 +197,10 @@ impl<B: Send + 'static> DataLoader<B> {
     fn start(&self, mut position: Position, asked: Instant) -> Epoch<B> {
         let tuning = Tuning { tuner: self.tuner.clone(), measure: self.measure, allowance: self.allowance };
         let work = self.source.begin(&mut position);
-        let (batches, worker_options) = (self.source.batches(), self.worker_options.clone());
-        let progress = EpochProgress::new(position, self.source.bounds().lanes);
-        let epoch = Epoch::start(work, progress, batches, worker_options, tuning, self.counters.clone());
-        *lock(&self.current) = Some(epoch.progress_of().clone());
+        let (batches, worker_options) = (self.source.batches(&position), self.worker_options.clone());
+        let position = EpochPosition::new(position, self.source.bounds().lanes);
+        let epoch = Epoch::start(work, position, batches, worker_options, tuning, self.counters.clone());
+        *lock(&self.current) = Some(epoch.position_of().clone());
         self.counters.waited(asked.elapsed());
         epoch
     }
@@ -214,7 +219,7 @@ impl<B> DataLoader<B> {
 
     /// How many batches an epoch has; `None` for a stream without `batches_per_epoch`.
     pub fn len(&self) -> Option<usize> {
-        self.source.batches()
+        self.source.batches(&Position::default())
     }
 
     /// How many samples the dataset has; `None` for a stream.
@@ -268,11 +273,11 @@ impl<B> Stateful for DataLoader<B> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut position = match (&*lock(&self.resume), &*lock(&self.current)) {
             (Some(position), _) => position.clone(),
-            (None, Some(progress)) => lock(progress).trained().clone(),
+            (None, Some(running)) => lock(running).trained().clone(),
             (None, None) => Position::start_of(self.next_epoch()),
         };
         position.generator = position.generator.or_else(|| self.source.generator());
-        let saved = position.save(&self.source.identity(), self.order(position.epoch)?)?;
+        let saved = position.save(&self.source.identity(), &self.source.bounds(), self.order(position.epoch)?)?;
         let Some(shard) = self.shard() else { return Ok(saved) };
         let mut state = StateDict::of_shard(shard);
         saved.into_iter().for_each(|(key, entry)| state.insert(key, entry));

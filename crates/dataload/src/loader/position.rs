@@ -1,4 +1,4 @@
-//! A loader's progress, and how it is saved.
+//! A loader's position, and how it is saved.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use tch::{Kind, Tensor};
 
 use crate::generator::{Generator, STATE_BYTES};
 use crate::loader::lane::LanePosition;
+use crate::loader::other_ranks::{EARLIER, Earlier, RANKS, RankBatches};
 use crate::loader::ranges::Ranges;
 
 /// The entry of the generator's state.
@@ -29,6 +30,8 @@ pub(crate) struct StreamMark {
 pub(crate) struct Bounds {
     /// The batches of an epoch, where that is known.
     pub(crate) batches: Option<usize>,
+    /// Where a position counts the batches of this rank's own rather than those of all ranks.
+    pub(crate) ranks: Option<RankBatches>,
     /// `None` for a dataset.
     pub(crate) lanes: Option<LaneBounds>,
     /// Whether orders are drawn from a generator.
@@ -60,6 +63,8 @@ pub(crate) struct Position {
     /// Further numbers above `batch`, delivered before the state was saved, that the source has not reached again yet.
     pub(crate) before: BTreeSet<usize>,
     pub(crate) mark: Mark,
+    /// Other numbers of ranks that had this epoch before; this position counts what they left.
+    pub(crate) earlier: Vec<Earlier>,
     /// The state from which the generator draws this epoch's order; none before it has, unless it is known already.
     pub(crate) generator: Option<Arc<[u8]>>,
 }
@@ -67,7 +72,7 @@ pub(crate) struct Position {
 /// The position of a running epoch, and earlier positions, for batches that a caller took before it uses them
 /// (`overdrive_core::take_ahead`, as gradient accumulation does).
 #[derive(Clone, Debug, Default)]
-pub(crate) struct EpochProgress {
+pub(crate) struct EpochPosition {
     now: Position,
     /// The position before each batch that was taken and is not used yet, oldest first.
     earlier: VecDeque<Position>,
@@ -89,7 +94,7 @@ pub(crate) enum Given {
     Later,
 }
 
-impl EpochProgress {
+impl EpochPosition {
     pub(crate) fn new(now: Position, lanes: Option<LaneBounds>) -> Self {
         Self { now, earlier: VecDeque::new(), lanes, over: false }
     }
@@ -195,7 +200,12 @@ impl Position {
     }
 
     /// `order` is a checksum of the epoch's order, where the identity does not determine it.
-    pub(crate) fn save(&self, identity: &Identity, order: Option<u32>) -> Result<StateDict, StateError> {
+    pub(crate) fn save(
+        &self,
+        identity: &Identity,
+        bounds: &Bounds,
+        order: Option<u32>,
+    ) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
         for (key, value) in identity.entries() {
             state.insert(key, Entry::Int(value));
@@ -206,6 +216,13 @@ impl Position {
         state.insert("ahead", Entry::Text(ahead.to_string()));
         if self.extra > 0 {
             state.insert("extra", Entry::Int(self.extra as i64));
+        }
+        if let Some(ranks) = &bounds.ranks {
+            state.insert(RANKS, Entry::Int(ranks.rank.world_size as i64));
+        }
+        if !self.earlier.is_empty() {
+            let earlier: Vec<String> = self.earlier.iter().map(Earlier::to_string).collect();
+            state.insert(EARLIER, Entry::Text(earlier.join(" ")));
         }
         if let Some(order) = order {
             state.insert("order", Entry::Int(i64::from(order)));
@@ -247,7 +264,14 @@ impl Position {
                 return Err(mismatch("extra", format!("at most {most}"), position.extra));
             }
         }
-        if let Some(batches) = bounds.batches.map(|batches| batches.saturating_add(position.extra)) {
+        let mut known = vec!["epoch", "batch", "ahead"];
+        let mut batches = bounds.batches.map(|batches| batches.saturating_add(position.extra));
+        if let Some(ranks) = &bounds.ranks {
+            ranks.load(&mut position, state)?;
+            batches = Some(ranks.len(&position.earlier));
+            known.extend([RANKS, EARLIER]);
+        }
+        if let Some(batches) = batches {
             if position.batch > batches {
                 return Err(mismatch("batch", format!("at most {batches}"), position.batch));
             }
@@ -264,7 +288,6 @@ impl Position {
             position.mark = Some(Box::new(lanes.load(state, identity.len, position.epoch)?));
         }
         let expected = order(position.epoch)?;
-        let mut known = vec!["epoch", "batch", "ahead"];
         // An epoch of which no batch was delivered may be drawn yet.
         if bounds.generator && (position.taken() > 0 || state.get(GENERATOR).is_ok()) {
             position.generator = Some(generator(state)?);
@@ -353,18 +376,18 @@ fn is_of_lanes(key: &str) -> bool {
     key == "turn" || key.starts_with("lane.")
 }
 
-fn natural(state: &StateDict, key: &str) -> Result<u64, StateError> {
+pub(super) fn natural(state: &StateDict, key: &str) -> Result<u64, StateError> {
     let value = state.int(key)?;
     u64::try_from(value).map_err(|_| mismatch(key, "0 or more", value))
 }
 
-fn text<'a>(state: &'a StateDict, key: &str) -> Result<&'a str, StateError> {
+pub(super) fn text<'a>(state: &'a StateDict, key: &str) -> Result<&'a str, StateError> {
     match state.get(key)? {
         Entry::Text(text) => Ok(text),
         other => Err(mismatch(key, "a string", format!("{other:?}"))),
     }
 }
 
-fn mismatch(key: &str, expected: impl ToString, found: impl ToString) -> StateError {
+pub(super) fn mismatch(key: &str, expected: impl ToString, found: impl ToString) -> StateError {
     StateError::Mismatch { key: key.to_owned(), expected: expected.to_string(), found: found.to_string() }
 }

@@ -2,10 +2,11 @@
 
 use std::cell::Cell;
 
-use crate::batch_samples::Feed;
+use crate::batch_samples::{Feed, Prepared};
 use crate::deferred::ItemKey;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
+use crate::loader::shared::{Caught, Ready, continued};
 use crate::{Cancellation, DataError, Deferred, Drawn, IterableDataset};
 
 /// How many of the lowest bits of an item's number hold its position; the bits above hold its shard.
@@ -42,11 +43,30 @@ impl Origin {
     }
 }
 
+/// A sample of a batch.
+pub(crate) enum Sample<S> {
+    /// As it was read.
+    Raw(Deferred<S>),
+    /// As one of several workers has made it; few are.
+    Made(Box<Caught<S>>),
+}
+
+impl<S> Sample<S> {
+    /// Does the work that remains. A panic of other workers' continues here.
+    pub(crate) fn get(self) -> Ready<S> {
+        match self {
+            Self::Raw(sample) => sample.get().map(|sample| (sample, None)),
+            Self::Made(outcome) => continued(*outcome),
+        }
+    }
+}
+
 /// Gives the samples of one batch, which have been read already.
 pub(crate) struct StreamFeed<'a, D: IterableDataset> {
     pub(crate) dataset: &'a D,
     pub(crate) len: usize,
-    pub(crate) samples: std::vec::IntoIter<(Origin, Deferred<D::Sample>)>,
+    pub(crate) samples: std::vec::IntoIter<(Origin, Sample<D::Sample>)>,
+    pub(crate) prepared: Option<Prepared>,
     pub(crate) epoch: u64,
     pub(crate) on_error: OnError,
     pub(crate) cancelled: &'a Cancellation,
@@ -96,10 +116,17 @@ impl<D: IterableDataset> Feed<D::Sample> for StreamFeed<'_, D> {
             self.rejectable = true;
             self.place.set(Place::Sample(index));
             match sample.get() {
-                Ok(sample) => return Ok(Some(Drawn::new(sample, index, pass))),
+                Ok((sample, prepared)) => {
+                    self.prepared = prepared;
+                    return Ok(Some(Drawn::new(sample, index, pass)));
+                }
                 Err(error) => self.reject(error)?,
             }
         }
+    }
+
+    fn prepared(&mut self) -> Option<Prepared> {
+        self.prepared.take()
     }
 
     fn reject(&mut self, error: DataError) -> Result<(), DataError> {

@@ -2,7 +2,8 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::batch_samples::{Stage, StageTimes};
@@ -10,12 +11,14 @@ use crate::loader::ahead::{Cursor, Lanes, Next};
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded};
 use crate::loader::lane::{Item, LanePlan, LanePosition};
+use crate::loader::lock;
 use crate::loader::numbering::{Numbering, Turn};
 use crate::loader::position::{Bounds, Identity, LaneBounds, Mark, Position};
+use crate::loader::shared::SharedBatch;
 use crate::loader::stages::{Collated, Stages};
-use crate::loader::stream_feed::{Origin, StreamFeed};
+use crate::loader::stream_feed::{Origin, Sample, StreamFeed};
 use crate::loader::work::{BatchSource, EpochWork, Made, Outcome};
-use crate::{BatchSamples, Cancellation, Collate, DataError, Deferred, IterableDataset};
+use crate::{BatchSamples, Cancellation, Collate, DataError, Drawn, IterableDataset};
 
 pub(crate) struct Streamed<D: IterableDataset, C: Collate<D::Sample>> {
     pub(crate) dataset: Arc<D>,
@@ -80,10 +83,13 @@ where
             lanes,
             cursor: Mutex::new(cursor),
             numbering: Numbering::new(position.batch, limit, rest),
+            begin: position.batch,
+            workers: AtomicUsize::new(1),
+            first: OnceLock::new(),
         }))
     }
 
-    fn batches(&self) -> Option<usize> {
+    fn batches(&self, _position: &Position) -> Option<usize> {
         self.options.batches_per_epoch
     }
 
@@ -95,6 +101,7 @@ where
         let StreamOptions { interleave, rank, world_size, shuffle_buffer, batches_per_epoch, .. } = self.options;
         Bounds {
             batches: batches_per_epoch,
+            ranks: None,
             lanes: Some(LaneBounds {
                 all: interleave,
                 own: (rank..interleave).step_by(world_size).collect(),
@@ -117,17 +124,43 @@ struct StreamEpoch<D: IterableDataset, C, B> {
     /// The slow work is done by all of them: decoding and collating, and reading ahead.
     cursor: Mutex<Cursor>,
     numbering: Numbering,
+    /// The number of the first batch.
+    begin: usize,
+    workers: AtomicUsize,
+    /// The first batch, whose samples several workers make.
+    first: OnceLock<First<D::Sample>>,
 }
 
 /// The samples of one batch as they were read, before decoding and collating.
 struct Cut<S> {
     number: usize,
-    samples: Vec<(Origin, Deferred<S>)>,
+    samples: Vec<(Origin, Sample<S>)>,
+    /// The bytes of the samples as they were read.
+    raw: usize,
     faults: Vec<Fault>,
     /// The error that ends the epoch after these samples.
     error: Option<DataError>,
     mark: Mark,
     read: Duration,
+}
+
+/// The first batch of an epoch: all workers would wait for it otherwise.
+struct First<S> {
+    /// Each sample, and the number of its draw.
+    batch: SharedBatch<(u64, Sample<S>), S>,
+    /// The samples' origins and the rest of the batch, until its samples are made.
+    rest: Mutex<Option<(Vec<Origin>, Cut<S>)>>,
+}
+
+impl<S> First<S> {
+    fn new(mut cut: Cut<S>) -> Self {
+        let part = |(origin, sample): (Origin, Sample<S>)| {
+            let draw = Drawn::new((), origin.index(), origin.pass).draw();
+            (origin, (draw, sample))
+        };
+        let (origins, samples) = std::mem::take(&mut cut.samples).into_iter().map(part).unzip();
+        Self { batch: SharedBatch::new(cut.number, samples), rest: Mutex::new(Some((origins, cut))) }
+    }
 }
 
 impl<D, C> EpochWork<C::Batch> for StreamEpoch<D, C, C::Batch>
@@ -136,7 +169,7 @@ where
     C: Collate<D::Sample>,
 {
     fn make(&self, cancelled: &Cancellation) -> Option<Made<C::Batch>> {
-        let cut = self.cut(cancelled)?;
+        let cut = self.due(cancelled)?;
         let (number, mark) = (cut.number, cut.mark.clone());
         let making = Making(&self.numbering);
         if self.delivered.contains(&number) {
@@ -152,6 +185,10 @@ where
             _ => result,
         };
         Some(Made::new(number, result, mark))
+    }
+
+    fn shared_by(&self, workers: usize) {
+        self.workers.store(workers, Relaxed);
     }
 }
 
@@ -169,20 +206,46 @@ where
     D: IterableDataset,
     C: Collate<D::Sample>,
 {
+    /// The samples of the batch that this thread makes, after it has helped with the first batch.
+    fn due(&self, cancelled: &Cancellation) -> Option<Cut<D::Sample>> {
+        loop {
+            if let Some(first) = self.help(cancelled) {
+                return Some(first);
+            }
+            let Some(mut turn) = self.numbering.due(cancelled, || self.read_ahead(cancelled)) else {
+                return self.help(cancelled);
+            };
+            if self.first.get().is_some_and(|first| first.batch.needs_help()) {
+                continue;
+            }
+            let cut = self.cut(&mut turn, cancelled)?;
+            let is_first = cut.number == self.begin && !self.delivered.contains(&cut.number);
+            if !is_first || cut.samples.len() < 2 || cut.error.is_some() || self.workers.load(Relaxed) < 2 {
+                return Some(cut);
+            }
+            _ = self.first.set(First::new(cut));
+        }
+    }
+
+    /// Makes samples of the first batch with the other workers; the batch where this one makes it.
+    fn help(&self, cancelled: &Cancellation) -> Option<Cut<D::Sample>> {
+        let First { batch, rest } = self.first.get()?;
+        let is_last = batch.help(&self.stages, self.epoch, cancelled, |(draw, sample)| Ok((sample.get()?.0, draw)));
+        let (origins, cut) = is_last.then(|| lock(rest).take()).flatten()?;
+        let samples = origins.into_iter().zip(batch.take_all().map(|made| Sample::Made(Box::new(made)))).collect();
+        Some(Cut { samples, ..cut })
+    }
+
     /// Takes the next batch's samples out of the stream.
-    fn cut(&self, cancelled: &Cancellation) -> Option<Cut<D::Sample>> {
-        let mut turn = self.numbering.due(cancelled, || self.read_ahead(cancelled))?;
-        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+    fn cut(&self, turn: &mut Turn<'_>, cancelled: &Cancellation) -> Option<Cut<D::Sample>> {
+        let mut cursor = lock(&self.cursor);
         let (begun, number) = (Instant::now(), turn.number);
-        let (mut samples, mut faults) = (Vec::with_capacity(self.options.batch_size.min(1 << 16)), Vec::new());
+        let samples = Vec::with_capacity(self.options.batch_size.min(1 << 16));
+        let mut cut =
+            Cut { number, samples, raw: 0, faults: Vec::new(), error: None, mark: None, read: Duration::ZERO };
         let place = Cell::new(Place::Collate);
-        let read = guarded(
-            number,
-            &place,
-            |_| None,
-            || self.draw(&mut turn, &mut cursor, &mut samples, &mut faults, cancelled),
-        );
-        let mut error = match read {
+        let read = guarded(number, &place, |_| None, || self.draw(turn, &mut cursor, &mut cut, cancelled));
+        cut.error = match read {
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             Err(DataError::CollatePanicked { batch, message } | DataError::StreamPanicked { batch, message }) => {
                 let panicked = DataError::StreamPanicked { batch, message };
@@ -196,18 +259,18 @@ where
         if cancelled.is_cancelled() {
             return None;
         }
-        if let (Some(batches), true, None) = (self.options.batches_per_epoch, samples.is_empty(), &error) {
-            error = Some(DataError::StreamEnded { batch: number, batches });
+        if let (Some(batches), true, None) = (self.options.batches_per_epoch, cut.samples.is_empty(), &cut.error) {
+            cut.error = Some(DataError::StreamEnded { batch: number, batches });
         }
-        turn.ended |= error.is_some();
-        let short = samples.len() < self.options.batch_size;
-        if error.is_none() && (samples.is_empty() || (short && self.options.drop_last)) {
-            self.stages.report(faults.into_iter());
+        turn.ended |= cut.error.is_some();
+        let short = cut.samples.len() < self.options.batch_size;
+        if cut.error.is_none() && (cut.samples.is_empty() || (short && self.options.drop_last)) {
+            self.stages.report(cut.faults.into_iter());
             return None;
         }
         turn.cut();
-        let mark = self.lanes.mark(&cursor);
-        Some(Cut { number, samples, faults, error, mark, read: begun.elapsed() })
+        (cut.mark, cut.read) = (self.lanes.mark(&cursor), begun.elapsed());
+        Some(cut)
     }
 
     /// Reads an item ahead, where there is room for one.
@@ -223,11 +286,10 @@ where
         &self,
         turn: &mut Turn<'_>,
         cursor: &mut Cursor,
-        samples: &mut Vec<(Origin, Deferred<D::Sample>)>,
-        faults: &mut Vec<Fault>,
+        cut: &mut Cut<D::Sample>,
         cancelled: &Cancellation,
     ) -> Result<(), DataError> {
-        let mut bytes = 0usize;
+        let Cut { samples, raw: bytes, faults, .. } = cut;
         while samples.len() < self.options.batch_size {
             let next = self.lanes.draw(cursor, cancelled);
             cancelled.check()?;
@@ -240,7 +302,7 @@ where
                     // What the earlier epoch left is nothing, or with `drop_last` less than a batch: begin this epoch's
                     // own pass.
                     samples.clear();
-                    bytes = 0;
+                    *bytes = 0;
                     self.lanes.begin_anew(cursor, self.epoch);
                     continue;
                 }
@@ -252,16 +314,16 @@ where
             let mut origin = Origin { shard, position, pass, key: None };
             let sample = sample.map(|mut sample| {
                 origin.key = sample.take_key();
-                bytes = bytes.saturating_add(sample.bytes());
+                *bytes = bytes.saturating_add(sample.bytes());
                 sample
             });
             match sample {
-                Ok(_) if bytes > self.options.batch_bytes => {
+                Ok(_) if *bytes > self.options.batch_bytes => {
                     let expected = format!("room for a batch, at least {bytes} bytes for {}", samples.len() + 1);
                     let error = DataError::option("memory_budget", expected, self.options.batch_bytes);
                     return Err(origin.error(&*self.dataset, error));
                 }
-                Ok(sample) => samples.push((origin, sample)),
+                Ok(sample) => samples.push((origin, Sample::Raw(sample))),
                 Err(error) => {
                     let error = origin.error(&*self.dataset, error);
                     if self.stages.on_error == OnError::Fail || error.ends_epoch() {
@@ -278,7 +340,7 @@ where
     }
 
     fn assemble(&self, cut: Cut<D::Sample>, cancelled: &Cancellation) -> Result<Outcome<C::Batch>, DataError> {
-        let Cut { number, samples, faults, error, read, .. } = cut;
+        let Cut { number, samples, raw, faults, error, read, .. } = cut;
         if let Some(error) = error {
             self.stages.report(faults.into_iter());
             return Err(error);
@@ -289,6 +351,7 @@ where
             len: samples.len(),
             drawn: Vec::with_capacity(samples.len()),
             samples: samples.into_iter(),
+            prepared: None,
             epoch: self.epoch,
             on_error: self.stages.on_error,
             cancelled,
@@ -297,7 +360,6 @@ where
             rejectable: false,
             rejected: 0,
         };
-        let raw = feed.samples.as_slice().iter().map(|(_, sample)| sample.bytes()).sum();
         let result = guarded(
             number,
             &place,

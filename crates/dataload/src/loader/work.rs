@@ -13,8 +13,8 @@ pub(crate) trait BatchSource<B>: Send + Sync {
     /// share the result.
     fn begin(&self, position: &mut Position) -> Result<Arc<dyn EpochWork<B>>, DataError>;
 
-    /// How many batches an epoch has, where that is known beforehand.
-    fn batches(&self) -> Option<usize>;
+    /// How many batches the epoch of a position has, where that is known beforehand.
+    fn batches(&self, position: &Position) -> Option<usize>;
 
     /// The settings that must be equal for a saved position to mean the same batches.
     fn identity(&self) -> Identity;

@@ -9,7 +9,7 @@ use super::epoch::ParquetEpoch;
 use super::window::Window;
 use super::windows::Windows;
 use crate::columns::{Array, Place, Spare, Table};
-use crate::loader::Lookup;
+use crate::loader::{Lookup, RankBatches};
 use crate::permutation::shuffle;
 use crate::rank::Rank;
 use crate::{Cancellation, DataError, Philox, RandomSampler, Sampler};
@@ -114,6 +114,11 @@ impl ParquetBatches {
     /// remainder. Unlike with a [`DistributedSampler`](crate::DistributedSampler), a global batch depends on the number
     /// of ranks.
     ///
+    /// A [`loader`](Self::loader)'s state, which is the same on all ranks, can be loaded by any number of ranks of the same
+    /// `batch_size` where batches come in order. In that epoch these go on with the batches that the ranks before had left,
+    /// one rank's after the other's, each with a contiguous part of them. So no row is lost; in place of rows, batches are
+    /// repeated or dropped there to make the parts equal.
+    ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a `world_size` of 0 or a `rank` that is not below it.
     pub fn rank(mut self, rank: usize, world_size: usize) -> Result<Self, DataError> {
@@ -126,12 +131,12 @@ impl ParquetBatches {
     /// The settings that the batches depend on, to be compared with a saved state.
     pub(super) fn identity(&self) -> Vec<(&'static str, i64)> {
         let mut identity = vec![
-            ("parquet.rows", self.dataset.rows() as i64),
             ("parquet.batch_size", self.batch_size as i64),
             // 0 for the default, which has a default of bytes too.
             ("parquet.window", self.window.map_or(0, |row_groups| row_groups as i64)),
             ("parquet.shuffle", i64::from(self.shuffle)),
             ("parquet.seed", self.seed as i64),
+            ("parquet.drop_last", i64::from(self.rank.drop_last)),
         ];
         // The ends of windows depend on the sizes of the columns that are read.
         let sizes = (0..self.dataset.groups.len()).fold(0, |crc, group| {
@@ -139,10 +144,6 @@ impl ParquetBatches {
         });
         identity.push(("parquet.sizes", i64::from(sizes)));
         identity.extend(self.window_bytes.map(|bytes| ("parquet.window_bytes", bytes as i64)));
-        if self.rank.world_size > 1 {
-            identity.push(("parquet.world_size", self.rank.world_size as i64));
-            identity.push(("parquet.drop_last", i64::from(self.rank.drop_last)));
-        }
         identity
     }
 
@@ -153,8 +154,12 @@ impl ParquetBatches {
 
     /// How many batches an epoch has.
     pub fn len(&self) -> usize {
-        let rows = self.rows();
-        if self.rank.drop_last { rows / self.batch_size } else { rows.div_ceil(self.batch_size) }
+        self.of_ranks().len(&[])
+    }
+
+    /// The batches of this rank among those of all.
+    pub(super) fn of_ranks(&self) -> RankBatches {
+        RankBatches { rank: self.rank, rows: self.dataset.rows(), batch_size: self.batch_size }
     }
 
     /// Whether an epoch has no batch at all.

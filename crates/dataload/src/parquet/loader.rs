@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::batches::ParquetBatches;
-use super::windows::Windows;
+use super::rank_windows::RankWindows;
 use crate::columns::Table;
 use crate::loader::{Identity, Indexed, Open, SampleSource, check_order};
 use crate::{
@@ -67,16 +67,13 @@ impl<C: Collate<Table> + 'static> DataLoaderBuilder<FromParquet, C> {
         let (sampler, batch_size) = (SequentialSampler::new(batches.len()), options.batch_size.unwrap_or(1));
         check_order(&sampler)?;
         let sampler = FixedBatches::new(sampler, batch_size, false)?;
-        let (len, global_batch_size, shared) =
-            (batches.len(), sampler.global_batch_size(), batches.rank.world_size > 1);
+        let (len, global_batch_size) = (batches.dataset.rows(), sampler.global_batch_size());
+        let (ranks, shared) = (batches.of_ranks(), batches.rank.world_size > 1);
         let identity = Identity { stream: false, len, global_batch_size, seed: options.seed, order };
         let (stages, machinery) = options.assemble(collate)?;
         let pinned = stages.pinned;
-        let open: Open<Windows> = Box::new(move |position, _| match batch_size {
-            1 => {
-                let numbers = position.batch..usize::MAX;
-                Windows::new(batches.clone(), position.epoch, numbers, &position.before, pinned).map(Arc::new)
-            }
+        let open: Open<RankWindows> = Box::new(move |position, _| match batch_size {
+            1 => RankWindows::new(&batches, position, pinned).map(Arc::new),
             _ => Err(DataError::option("batch_size", "1, since each sample is a batch", batch_size)),
         });
         let source = Indexed {
@@ -89,6 +86,7 @@ impl<C: Collate<Table> + 'static> DataLoaderBuilder<FromParquet, C> {
             store: None,
             torch_order: None,
             shared,
+            ranks: Some(ranks),
         };
         Ok(DataLoader::new(Arc::new(source), machinery))
     }

@@ -24,6 +24,7 @@ mod lists;
 mod loader;
 mod page_header;
 mod pages;
+mod rank_windows;
 mod row;
 mod thrift;
 mod window;

@@ -38,11 +38,11 @@ use crate::{DataError, Dataset};
 /// `datasets.load_dataset("csv", ..)` of Hugging Face; `pandas.read_csv`. RFC 4180.
 #[doc(alias = "read_csv")]
 pub struct CsvDataset<T = BTreeMap<String, String>> {
-    table: Arc<Table>,
+    table: Arc<CsvTable>,
     samples: PhantomData<fn() -> T>,
 }
 
-struct Table {
+struct CsvTable {
     rows: Rows,
     format: Format,
     headers: Option<StringRecord>,
@@ -146,7 +146,7 @@ impl CsvDatasetBuilder {
             let problem = "a quote is not closed before the end of the file".to_owned();
             return Err(DataError::Line { path: self.path.clone(), line, problem });
         }
-        let mut table = Table { rows, format: self.format, headers: None, columns: 0 };
+        let mut table = CsvTable { rows, format: self.format, headers: None, columns: 0 };
         if self.has_headers && table.rows.len() == 0 {
             return Err(DataError::layout(&self.path, "a row with the columns' names", "an empty file"));
         }
@@ -200,7 +200,7 @@ impl<T> CsvDataset<T> {
     }
 }
 
-impl Table {
+impl CsvTable {
     /// The fields of a row, and how many empty lines precede it.
     fn record(&self, row: usize) -> Result<(StringRecord, u64), DataError> {
         let bytes = self.rows.read(row)?;

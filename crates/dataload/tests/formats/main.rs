@@ -65,6 +65,8 @@ mod parquet_damage;
 #[cfg(feature = "parquet")]
 mod parquet_map;
 #[cfg(feature = "parquet")]
+mod parquet_ranks;
+#[cfg(feature = "parquet")]
 mod parquet_shuffle;
 #[cfg(all(feature = "mds", feature = "webdataset"))]
 mod python;

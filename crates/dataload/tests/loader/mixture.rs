@@ -1,13 +1,14 @@
-//! Weighted mixtures of datasets: shares, passes, and resume to the sample.
+//! Weighted mixtures of datasets and of streams: shares, passes, and resume to the sample.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use overdrive_core::Stateful;
+use overdrive_core::{StateError, Stateful};
 use overdrive_dataload::{
-    Concat, DataError, DataLoader, Dataset, DistributedSampler, Mixture, Sampler, StoppingStrategy,
+    Concat, DataError, DataLoader, Dataset, DistributedSampler, FnStream, IterableDataset, Mixture, Sampler,
+    StoppingStrategy, StreamMixture,
 };
 
-use crate::resume::{Numbers, rest, resumed};
+use crate::resume::{Numbers, rest, resumed, stopped};
 use crate::{WORKERS, alone, listed, uneven};
 
 const LENS: [usize; 3] = [50, 7, 1000];
@@ -187,4 +188,110 @@ fn unusable_weights_are_refused() {
     assert!(mixture.clone().weights_from(0, 0, [1.0; 3]).is_err(), "the first weights count from there");
     assert!(mixture.clone().weights_from(1, 0, [1.0; 2]).is_err());
     assert!(mixture.num_samples(0).is_err());
+}
+
+/// Two streams of three shards with 40 items each: the items of the second are from 1000 on.
+fn two_streams() -> [impl IterableDataset<Sample = usize> + 'static; 2] {
+    [0, 1000].map(|from| FnStream::new(3, move |shard| Ok((0..40).map(move |item| Ok(from + 100 * shard + item)))))
+}
+
+/// The first stream up to item 21, then the second up to item 44, then both.
+fn in_stages(stopping: StoppingStrategy) -> Result<StreamMixture<impl IterableDataset<Sample = usize>>, DataError> {
+    let mixture = StreamMixture::new(two_streams(), [1.0, 0.0], 5)?.stopping_strategy(stopping);
+    mixture.weights_from(21, [0.0, 1.0])?.weights_from(44, [0.5, 0.5])
+}
+
+fn streamed(mixture: impl IterableDataset<Sample = usize> + 'static, workers: usize) -> Result<Numbers, DataError> {
+    let interleave = mixture.shards();
+    let builder = DataLoader::stream(mixture).batch_size(4).interleave(interleave).num_workers(workers);
+    builder.collate(listed).build()
+}
+
+fn from_first(items: &[usize]) -> usize {
+    items.iter().filter(|&&item| item < 1000).count()
+}
+
+#[test]
+fn weights_of_streams_change_at_their_item() -> Result<(), DataError> {
+    let _alone = alone();
+    let once = StoppingStrategy::AllExhaustedWithoutReplacement;
+    for shards in [1, 2, 3] {
+        let items = rest(&streamed(in_stages(once)?.num_shards(shards)?, 2)?, 1).concat();
+        assert_eq!((from_first(&items[..21]), from_first(&items[21..44])), (21, 0), "{shards} shards");
+        // Five standard deviations of a binomial count with p = 1/2.
+        assert!(from_first(&items[44..144]).abs_diff(50) < 25, "{shards} shards: {items:?}");
+        assert_eq!((items.len(), items.iter().collect::<BTreeSet<_>>().len()), (240, 240));
+    }
+    Ok(())
+}
+
+#[test]
+fn weights_of_streams_end_where_nothing_is_left_to_draw_by_them() -> Result<(), DataError> {
+    use StoppingStrategy::{AllExhausted, AllExhaustedWithoutReplacement, FirstExhausted};
+    let items = |first, from, last, stopping| {
+        let mixture = StreamMixture::new(two_streams(), first, 5)?.weights_from(from, last)?;
+        mixture.stopping_strategy(stopping).stream(0..3).collect::<Result<Vec<usize>, _>>()
+    };
+    // The second stream begins where the first is exhausted, before its time.
+    let late = items([1.0, 0.0], 3 * 1000, [0.0, 1.0], AllExhaustedWithoutReplacement)?;
+    assert_eq!((late.len(), from_first(&late[..40]), from_first(&late[40..80])), (240, 40, 0));
+    assert_eq!(items([1.0, 0.0], 3 * 1000, [0.0, 1.0], FirstExhausted)?.len(), 120);
+    // With replacement it is repeated until then.
+    let repeated = items([1.0, 0.0], 3 * 1000, [0.0, 1.0], AllExhausted)?;
+    assert_eq!((repeated.len(), from_first(&repeated)), (3 * 1040, 3 * 1000));
+    // The second stream is not drawn any more, so that it need not be exhausted.
+    let left = items([0.5, 0.5], 3 * 10, [1.0, 0.0], AllExhausted)?;
+    assert_eq!(from_first(&left), 120);
+    assert!(left.len() > 120 && left.iter().all(|&item| item < 1000 || item % 100 < 10), "{left:?}");
+    Ok(())
+}
+
+#[test]
+fn every_item_of_a_mixture_of_streams_is_a_place_to_resume() -> Result<(), DataError> {
+    let _alone = alone();
+    for stopping in [StoppingStrategy::FirstExhausted, StoppingStrategy::AllExhausted] {
+        let mixture = in_stages(stopping)?;
+        let expected: Vec<usize> = mixture.stream([2, 0]).collect::<Result<_, _>>()?;
+        let mut at = mixture.stream([2, 0]);
+        for given in 0..=expected.len() {
+            let rest = mixture.stream_from([2, 0], at.position()).collect::<Result<Vec<_>, _>>()?;
+            assert_eq!(rest, expected[given..], "after {given}");
+            at.next();
+        }
+        let expected = rest(&streamed(in_stages(stopping)?, 0)?, 2);
+        for workers in [0, 2] {
+            for given in 0..=expected.len() {
+                let (mut seen, state) = stopped(&streamed(in_stages(stopping)?, workers)?, given);
+                seen.extend(rest(&resumed(streamed(in_stages(stopping)?, 2 - workers)?, &state), 2));
+                assert_eq!(seen, expected, "{workers} workers, after {given}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn other_weights_of_streams_and_unusable_ones_are_refused() -> Result<(), DataError> {
+    let stopping = StoppingStrategy::FirstExhausted;
+    let state = streamed(in_stages(stopping)?, 0)?.state_dict().unwrap();
+    streamed(in_stages(stopping)?, 0)?.load_state_dict(&state).unwrap();
+    for (item, weights) in [(90, [0.5, 0.5]), (91, [0.5, 0.4])] {
+        let other = in_stages(stopping)?.weights_from(item, weights)?;
+        let error = streamed(other, 0)?.load_state_dict(&state).unwrap_err();
+        assert!(matches!(&error, StateError::Mismatch { key, .. } if key == "fingerprint"), "{error}");
+    }
+    let mixture = || StreamMixture::new(two_streams(), [1.0, 0.0], 5);
+    let refused = |result: Result<StreamMixture<_>, DataError>| result.map(drop).unwrap_err().to_string();
+    assert_eq!(refused(mixture()?.weights_from(0, [0.5, 0.5])), "weights_from: expected an item after 0, found 0");
+    assert_eq!(refused(mixture()?.weights_from(9, [0.5])), "weights: expected one for each of 2, found 1");
+    assert_eq!(refused(mixture()?.num_shards(0)), "num_shards: expected 1 to 3, found 0");
+    assert_eq!(refused(mixture()?.num_shards(4)), "num_shards: expected 1 to 3, found 4");
+    // A stream counts from when it is drawn.
+    let uneven = [3, 0].map(|shards| FnStream::new(shards, |_| Ok([Ok(1)].into_iter())));
+    let nothing = "weights: expected 0 where there is nothing to draw from, found 0.5 at place 1";
+    let result = StreamMixture::new(uneven, [1.0, 0.0], 5)?.weights_from(9, [0.5; 2]);
+    assert_eq!(result.map(drop).unwrap_err().to_string(), nothing);
+    let uneven = [3, 2].map(|shards| FnStream::new(shards, |_| Ok([Ok(1)].into_iter())));
+    assert_eq!(StreamMixture::new(uneven, [1.0, 0.0], 5)?.weights_from(9, [0.5; 2])?.shards(), 2);
+    Ok(())
 }

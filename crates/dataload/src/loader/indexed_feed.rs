@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use crate::batch_samples::{Feed, Prepared};
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
-use crate::loader::indexed::IndexedEpoch;
+use crate::loader::indexed::{IndexedEpoch, SharedIndices};
 use crate::loader::order::{Domain, below};
-use crate::loader::shared::{Ready, SharedBatch};
+use crate::loader::shared::Ready;
 use crate::loader::work::Lookup;
 use crate::{Cancellation, DataError, Drawn};
 
@@ -33,11 +33,11 @@ impl Origin {
 }
 
 /// Reads the samples of one batch, and applies the fault policy.
-pub(super) struct Reader<'a, D: Lookup, C, B> {
+pub(super) struct IndexedFeed<'a, D: Lookup, C, B> {
     work: &'a IndexedEpoch<D, C, B>,
     policy: OnError,
     /// Where other workers have read samples of this batch.
-    shared: Option<&'a SharedBatch<D::Sample>>,
+    shared: Option<&'a SharedIndices<D>>,
     prepared: Option<Prepared>,
     /// Those that the collate function has not asked for.
     pub(super) origins: std::vec::IntoIter<Origin>,
@@ -56,11 +56,11 @@ pub(super) struct Reader<'a, D: Lookup, C, B> {
     pub(super) faults: Vec<Fault>,
 }
 
-impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
+impl<'a, D: Lookup, C, B> IndexedFeed<'a, D, C, B> {
     pub(super) fn new(
         work: &'a IndexedEpoch<D, C, B>,
         policy: OnError,
-        shared: Option<&'a SharedBatch<D::Sample>>,
+        shared: Option<&'a SharedIndices<D>>,
         origins: Vec<Origin>,
         cancelled: &'a Cancellation,
         place: &'a Cell<Place>,
@@ -152,7 +152,7 @@ impl<'a, D: Lookup, C, B> Reader<'a, D, C, B> {
     }
 }
 
-impl<D: Lookup, C, B> Feed<D::Sample> for Reader<'_, D, C, B> {
+impl<D: Lookup, C, B> Feed<D::Sample> for IndexedFeed<'_, D, C, B> {
     fn len(&self) -> usize {
         self.len
     }
@@ -252,6 +252,7 @@ mod tests {
                 store: None,
                 torch_order: None,
                 shared: false,
+                ranks: None,
             };
             let work = source.begin(&mut Position::default())?;
             assert!(work.make(&Cancellation::new()).is_none(), "{on_error:?}");
