@@ -21,7 +21,6 @@ mod position;
 #[cfg(feature = "progress")]
 mod progress;
 mod ranges;
-
 mod readers;
 mod reorder;
 mod serve;
