@@ -52,6 +52,8 @@ impl fmt::Display for Summary {
 /// [`Interrupted`]; an error of reading the source or writing the target; the first bad sample, unless bad ones are
 /// skipped.
 pub fn run(options: &ConvertOptions) -> Result<Summary> {
+    // Before a source elsewhere is listed and fetched.
+    target::check(&options.dst)?;
     let from = options.from.map_or_else(|| Format::of_source(&options.src), Ok)?;
     let to = options.to.map_or_else(|| Format::of_target(&options.dst), Ok)?;
     let sharded = matches!(to, Format::WebDataset | Format::TfRecord);

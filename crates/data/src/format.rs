@@ -97,6 +97,11 @@ impl Format {
     }
 }
 
+/// Whether it is a file or folder elsewhere.
+pub fn is_url(path: &Path) -> bool {
+    path.to_string_lossy().contains("://")
+}
+
 fn by_ending(path: &Path) -> Option<Format> {
     let name = path.to_string_lossy().to_lowercase();
     ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| *format)

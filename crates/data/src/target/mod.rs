@@ -22,7 +22,7 @@ use overdrive_dataload::DataError;
 use tempfile::TempDir;
 
 use crate::cli::ConvertOptions;
-use crate::format::Format;
+use crate::format::{Format, is_url};
 use crate::sample::Sample;
 
 /// Takes samples; a target that is dropped before `finish` leaves nothing behind.
@@ -50,16 +50,19 @@ impl From<DataError> for Refused {
     }
 }
 
-/// Starts the target.
-pub fn create(options: &ConvertOptions, format: Format) -> Result<Box<dyn Target>> {
-    let path = &*options.dst;
-    let is_url = path.to_string_lossy().contains("://");
+/// Refuses a URL, and what is there already.
+pub fn check(path: &Path) -> Result<()> {
     ensure!(
-        !is_url,
+        !is_url(path),
         "{}: a target is a path of this machine, not a URL: convert to one, and copy it with the store's own program",
         path.display()
     );
-    refuse_existing(path)?;
+    refuse_existing(path)
+}
+
+/// Starts the target, which was [checked](check).
+pub fn create(options: &ConvertOptions, format: Format) -> Result<Box<dyn Target>> {
+    let path = &*options.dst;
     let parent = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
