@@ -15,11 +15,14 @@ fn lists_that_never_end_are_errors() -> Result<()> {
     ] {
         files::write(&format!("{fault}/shards"), 2)?;
         let folder = format!("s3://data/{fault}/shards");
-        for (asked, found) in [
-            (format!("{folder}/*.tar"), WebDataset::open(&format!("{folder}/*.tar")).err()),
-            (folder.clone(), ImageFolder::open(&folder).err()),
-            (folder.clone(), list_store(&folder).err()),
-        ] {
+        let mut asked = vec![(folder.clone(), list_store(&folder).err())];
+        // The others take as many requests.
+        if fault == "endless-0" {
+            let pattern = format!("{folder}/*.tar");
+            asked.push((pattern.clone(), WebDataset::open(&pattern).err()));
+            asked.push((folder.clone(), ImageFolder::open(&folder).err()));
+        }
+        for (asked, found) in asked {
             let error = found.context("it should be an error")?;
             let is_typed = matches!(error, DataError::Layout { .. } | DataError::Remote { .. });
             let said = error.to_string();
