@@ -50,6 +50,11 @@ fn parse(output: &str) -> Option<Python> {
 /// candidates are the Python of the environment that the libtorch folder is in, `.libtorch/bin/python`, and `python3`.
 /// The first one with the right torch is taken.
 pub fn with_torch(ws: &Workspace, libtorch: &Libtorch) -> Result<PathBuf> {
+    Ok(having_torch(ws, libtorch)?.executable)
+}
+
+/// The same, with what it reports about itself.
+pub fn having_torch(ws: &Workspace, libtorch: &Libtorch) -> Result<Python> {
     let chosen = env::var_os("OVERDRIVE_PYTHON").filter(|value| !value.is_empty()).map(PathBuf::from);
     let candidates = match chosen {
         Some(python) => vec![python],
@@ -73,7 +78,7 @@ pub fn with_torch(ws: &Workspace, libtorch: &Libtorch) -> Result<PathBuf> {
         let python = python.executable.display();
         bail!("{python} has torch but lacks {packages}\nremedy: {python} -m pip install {packages}");
     }
-    Ok(python.executable)
+    Ok(python)
 }
 
 /// The Python of the environment that holds `<environment>/lib/python3.x/site-packages/torch`.

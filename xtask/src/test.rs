@@ -81,14 +81,14 @@ pub fn compiled(ws: &Workspace) -> Result<Totals> {
 }
 
 /// The tests that read and write files together with Python's libraries. [`run`] skips those whose library is missing;
-/// here the libraries are installed, and none may be skipped, but Mosaic's, which would bring a torch of its own.
+/// here the libraries are installed, and none may be skipped.
 pub fn beside_python(ws: &Workspace) -> Result<Totals> {
-    setup::quietly(ws)?;
-    let python = formats::python(ws)?;
+    let libtorch = setup::quietly(ws)?;
+    let python = formats::python(ws, &libtorch)?;
     let mut command = on_one_thread(ws.cargo(["test", "--no-fail-fast", "--workspace"]));
     // As [`run`] builds them.
     command.args(APART.map(|package| ["--exclude", package]).concat());
-    command.args(["--test", "formats", "--", "python", "--nocapture"]).env("OVERDRIVE_PYTHON", python);
+    command.args(["--test", "formats", "--", "python", "mosaic", "--nocapture"]).env("OVERDRIVE_PYTHON", python);
     let (mut failures, mut skipped) = (Failures::default(), Vec::new());
     let totals = counted(&mut failures, |see| {
         workspace::tee(&mut command, |line| {
@@ -98,7 +98,7 @@ pub fn beside_python(ws: &Workspace) -> Result<Totals> {
     })?;
     print!("{failures}");
     ensure!(skipped.is_empty(), "tests were skipped, with the Python of target/formats/: {}", skipped.join("; "));
-    ensure!(totals.passed + totals.failed > 0, "there is no test with `python` in its name");
+    ensure!(totals.passed + totals.failed > 0, "there is no test with `python` or `mosaic` in its name");
     Ok(totals)
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use overdrive_dataload::TokenDtype;
 
 use crate::format::Format;
 
@@ -60,18 +61,20 @@ pub struct IndexOptions {
 ///   csv         columns as for arrow, of text alone; `.tsv` has tabs; an empty cell is a field that is not there
 ///   megatron    a pair PREFIX.idx and PREFIX.bin: each sample is a document of one sequence, the integers of its field
 ///               `input_ids`, else of `tokens`
-///   tokens      the same integers one after the other, as nanoGPT reads them; not as SRC, since nothing in the file
-///               says where a sample ends
+///   tokens      the same integers one after the other, as nanoGPT reads them; nothing in the file says where a sample
+///               ends, so of SRC --end-of-text or --block-size does
+///
+/// With the feature `remote`, SRC may be a URL: s3://, gs://, az://, http:// or https://.
 ///
 /// The target appears only when it is complete. An error or Ctrl-C leaves nothing of it behind, but for the folders
 /// that it was to be in.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct ConvertOptions {
-    /// What to read: a file, a folder, or a pattern of shards
+    /// What to read: a file, a folder, or a pattern of shards, here or (feature `remote`) by a URL
     pub src: PathBuf,
 
-    /// What to create; it must not exist yet
+    /// What to create, on this machine; it must not exist yet
     pub dst: PathBuf,
 
     /// The format of SRC [default: by its name]
@@ -105,9 +108,21 @@ pub struct ConvertOptions {
     #[arg(long)]
     pub index: bool,
 
-    /// How tokens are stored (megatron, tokens) [default: uint16]
+    /// How tokens are stored in DST (megatron, tokens) [default: uint16]
     #[arg(long, value_name = "TYPE", value_enum)]
     pub token_dtype: Option<TokenType>,
+
+    /// How tokens are stored in SRC (tokens; megatron's index says it) [default: uint16]
+    #[arg(long, value_name = "TYPE", value_enum)]
+    pub src_token_dtype: Option<TokenType>,
+
+    /// A sample of SRC ends with each of these tokens: 50256 where nanoGPT has prepared the file (tokens)
+    #[arg(long, value_name = "TOKEN")]
+    pub end_of_text: Option<i64>,
+
+    /// A sample of SRC ends after so many tokens, if not before (tokens)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 27))]
+    pub block_size: Option<u32>,
 
     /// Store a checksum of every value, which the reader verifies (lmdb; the other formats have checksums)
     #[arg(long)]
@@ -128,7 +143,20 @@ pub enum TokenType {
     Uint8,
     Uint16,
     Int32,
+    Uint32,
     Int64,
+}
+
+impl From<TokenType> for TokenDtype {
+    fn from(kind: TokenType) -> Self {
+        match kind {
+            TokenType::Uint8 => Self::Uint8,
+            TokenType::Uint16 => Self::Uint16,
+            TokenType::Int32 => Self::Int32,
+            TokenType::Uint32 => Self::Uint32,
+            TokenType::Int64 => Self::Int64,
+        }
+    }
 }
 
 /// Parses a number that may end in K, M or G (10^3, 10^6, 10^9).

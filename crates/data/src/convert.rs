@@ -52,6 +52,8 @@ impl fmt::Display for Summary {
 /// [`Interrupted`]; an error of reading the source or writing the target; the first bad sample, unless bad ones are
 /// skipped.
 pub fn run(options: &ConvertOptions) -> Result<Summary> {
+    // Before a source elsewhere is listed and fetched.
+    target::check(&options.dst)?;
     let from = options.from.map_or_else(|| Format::of_source(&options.src), Ok)?;
     let to = options.to.map_or_else(|| Format::of_target(&options.dst), Ok)?;
     let sharded = matches!(to, Format::WebDataset | Format::TfRecord);
@@ -66,12 +68,17 @@ pub fn run(options: &ConvertOptions) -> Result<Summary> {
     ensure!(sharded || !options.index, "--index is for webdataset and tfrecord: leave it out");
     let tokens = matches!(to, Format::Megatron | Format::Tokens);
     ensure!(tokens || options.token_dtype.is_none(), "--token-dtype is for megatron and tokens: leave it out");
+    let cut = options.src_token_dtype.is_some() || options.end_of_text.is_some() || options.block_size.is_some();
+    ensure!(
+        from == Format::Tokens || !cut,
+        "--src-token-dtype, --end-of-text and --block-size are for tokens as the source: leave them out"
+    );
     ensure!(!options.checksums || to == Format::Lmdb, "--checksums is for lmdb: leave it out");
 
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("cannot watch for Ctrl-C")?;
-    let source = source::open(&options.src, from)?;
+    let source = source::open(options, from)?;
     let workers = options.workers.map_or(0, usize::from);
     let job = Job {
         skip_errors: options.skip_errors,

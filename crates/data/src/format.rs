@@ -18,8 +18,11 @@ pub enum Format {
     TfRecord,
     /// An LMDB database
     Lmdb,
-    /// Arrow IPC files, or a dataset that Hugging Face's datasets has saved
+    /// Arrow IPC files
     Arrow,
+    /// A folder of Hugging Face's save_to_disk
+    #[value(name = "huggingface")]
+    HuggingFace,
     /// Parquet files
     Parquet,
     /// A JSON object on every line
@@ -35,7 +38,7 @@ pub enum Format {
 }
 
 /// File name endings and their formats; longer endings come before their suffixes.
-const ENDINGS: [(&str, Format); 25] = [
+const ENDINGS: [(&str, Format); 27] = [
     (".tar.gz", Format::WebDataset),
     (".tar.zst", Format::WebDataset),
     (".tgz", Format::WebDataset),
@@ -51,6 +54,8 @@ const ENDINGS: [(&str, Format); 25] = [
     (".mdb", Format::Lmdb),
     (".arrow", Format::Arrow),
     (".feather", Format::Arrow),
+    (".hf", Format::HuggingFace),
+    (".hf/", Format::HuggingFace),
     (".parquet", Format::Parquet),
     (".jsonl", Format::Jsonl),
     (".ndjson", Format::Jsonl),
@@ -70,12 +75,16 @@ impl Format {
             let has = |name: &str| path.join(name).is_file();
             return Ok(match () {
                 () if has("data.mdb") => Self::Lmdb,
-                () if has("state.json") || has("dataset_dict.json") => Self::Arrow,
+                () if has("state.json") || has("dataset_dict.json") => Self::HuggingFace,
                 () if has("index.json") => Self::Mds,
                 () => Self::Folder,
             });
         }
-        by_ending(path).ok_or_else(|| unknown(path, "--from"))
+        match by_ending(path).ok_or_else(|| unknown(path, "--from"))? {
+            // An index beside it says where samples end.
+            Self::Tokens if path.with_extension("idx").is_file() => Ok(Self::Megatron),
+            format => Ok(format),
+        }
     }
 
     /// The format of a target.
@@ -88,6 +97,11 @@ impl Format {
     }
 }
 
+/// Whether it is a file or folder elsewhere.
+pub fn is_url(path: &Path) -> bool {
+    path.to_string_lossy().contains("://")
+}
+
 fn by_ending(path: &Path) -> Option<Format> {
     let name = path.to_string_lossy().to_lowercase();
     ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| *format)
@@ -96,7 +110,7 @@ fn by_ending(path: &Path) -> Option<Format> {
 fn unknown(path: &Path, option: &str) -> anyhow::Error {
     anyhow!(
         "{}: unknown format; state it with {option} (folder, webdataset, tfrecord, lmdb, arrow, \
-         parquet, jsonl, csv, mds, megatron, tokens)",
+         huggingface, parquet, jsonl, csv, mds, megatron, tokens)",
         path.display()
     )
 }
@@ -122,6 +136,7 @@ mod tests {
         assert_eq!(target("a.b/train.tfrecord.gz"), Some(Format::TfRecord));
         assert_eq!(target("train.lmdb"), Some(Format::Lmdb));
         assert_eq!(target("train.arrow"), Some(Format::Arrow));
+        assert_eq!(target("reviews.hf"), Some(Format::HuggingFace));
         assert_eq!(target("train.parquet"), Some(Format::Parquet));
         assert_eq!(target("out.mds"), Some(Format::Mds));
         assert_eq!(target("corpus_text_document.idx"), Some(Format::Megatron));

@@ -15,11 +15,16 @@ pub const TEXTS: [&str; 2] = ["json", "txt"];
 /// The field names (extensions) of images.
 pub const IMAGES: [&str; 9] = ["jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff"];
 
+/// Whether a field's name says that it is an image: `jpg`, `seg.png`.
+pub fn is_image(field: &str) -> bool {
+    field.rsplit('.').next().is_some_and(|ending| IMAGES.contains(&ending))
+}
+
 /// Contents by name; in file names, the name is the extension: `jpg`, `seg.png`, `cls`.
 pub type Fields = Vec<(String, Vec<u8>)>;
 
 /// A key, and named contents.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sample {
     /// Parts separated by slashes: `train/0001`.
     pub key: String,

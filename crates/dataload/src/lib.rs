@@ -127,6 +127,7 @@ pub use parquet::{FromParquet, ParquetBatches, ParquetDataset, ParquetEpoch, Who
 pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};
 pub use random_split::{PartLength, random_split, split_lengths};
+pub use read::{list_store, read_bytes};
 #[cfg(feature = "remote")]
 pub use remote::{RemoteOptions, RemoteStats, configure_remote, remote_stats};
 pub use rng::Philox;

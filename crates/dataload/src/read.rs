@@ -248,6 +248,40 @@ pub(crate) fn read_file(path: &Path, version: Option<&Version>, limit: u64) -> R
     Ok(content)
 }
 
+/// The content of a file, here or elsewhere (a URL).
+///
+/// # Errors
+/// [`DataError::Io`]; [`DataError::Remote`]; [`DataError::Layout`] for what is no regular file; [`DataError::TooLarge`] above
+/// 1 GiB.
+///
+/// # Source
+/// `pathlib.Path.read_bytes`; `torchvision.io.read_file`.
+#[doc(alias = "read_file")]
+pub fn read_bytes(path: impl AsRef<Path>) -> Result<Vec<u8>, DataError> {
+    read_file(path.as_ref(), None, 1 << 30)
+}
+
+/// The files below a folder of a store (`s3://bucket/folder`, `gs://`, `az://`) and its sub-folders, sorted by name as those
+/// of a folder would be. It asks for one page of the list after another, and waits for them.
+///
+/// # Errors
+/// [`DataError::Remote`]; [`DataError::Layout`] for the address of a web server, which does not list its files, for a list
+/// that never ends, and without the feature `remote`; [`DataError::InvalidOption`] for what is no URL;
+/// [`DataError::TooLarge`] above 4 GiB of names.
+///
+/// # Source
+/// `fsspec.AbstractFileSystem.find`.
+#[doc(alias = "find")]
+pub fn list_store(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>, DataError> {
+    let folder = folder.as_ref();
+    if !is_url(folder) {
+        return Err(DataError::option("folder", "`s3://bucket/folder`, `gs://..` or `az://..`", folder.display()));
+    }
+    let mut files: Vec<PathBuf> = list_remote(folder)?.into_iter().map(|(file, _)| file).collect();
+    files.sort_unstable();
+    Ok(files)
+}
+
 /// Fills `bytes` from an offset of a file on, whatever other threads read.
 #[cfg(unix)]
 pub(crate) fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {

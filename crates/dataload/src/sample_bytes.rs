@@ -1,6 +1,7 @@
 //! How much memory samples take that are read and not part of a batch yet.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tch::Tensor;
@@ -30,12 +31,32 @@ pub(crate) fn usual_sample_bytes<S: 'static>() -> Option<SampleBytes<S>> {
         of::<Tensor>(|tensor| footprint_of(tensor).host),
         of::<(Tensor, i64)>(|(tensor, _)| footprint_of(tensor).host),
         of::<(Tensor, Tensor)>(|pair| footprint_of(pair).host),
+        of::<BTreeMap<String, String>>(|texts| texts.iter().map(|(name, text)| name.len() + text.len()).sum()),
+        #[cfg(feature = "jsonl")]
+        of::<serde_json::Value>(bytes_of_json),
+        #[cfg(any(feature = "arrow", feature = "parquet"))]
+        of::<crate::Row>(crate::Row::bytes_of_values),
+        #[cfg(any(feature = "arrow", feature = "parquet"))]
+        of::<crate::Table>(|table| footprint_of(table).host),
         #[cfg(feature = "lmdb")]
         of::<crate::LmdbSample>(|sample| sample.value().len()),
         #[cfg(feature = "mds")]
         of::<crate::MdsSample>(crate::MdsSample::len_in_bytes),
     ];
     usual.into_iter().find_map(|bytes| bytes.downcast().ok()).map(|bytes| *bytes)
+}
+
+/// A value, and what it holds.
+#[cfg(feature = "jsonl")]
+fn bytes_of_json(value: &serde_json::Value) -> usize {
+    use serde_json::Value;
+    let inner = match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(bytes_of_json).sum(),
+        Value::Object(values) => values.iter().map(|(name, value)| name.len() + bytes_of_json(value)).sum(),
+    };
+    size_of::<Value>() + inner
 }
 
 /// Samples of a stream with their bytes, if they are of such a type.
@@ -63,10 +84,20 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "jsonl")]
+    fn values_of_json_are_measured_with_what_they_hold() {
+        let bytes = usual_sample_bytes::<serde_json::Value>().unwrap();
+        let (text, list) = (serde_json::json!({ "text": "x".repeat(1000) }), serde_json::json!([1, 2, [3, null]]));
+        assert!((1004..1200).contains(&bytes(&text)) && (6 * 16..6 * 64).contains(&bytes(&list)));
+    }
+
+    #[test]
     fn usual_samples_are_measured() {
         let measured = usual_sample_bytes::<(EncodedImage, i64)>().unwrap();
         assert_eq!(measured(&(EncodedImage::new(vec![0; 9], "file"), 3)), 9);
         assert_eq!(usual_sample_bytes::<Tensor>().unwrap()(&Tensor::from_slice(&[1i64, 2])), 16);
+        let texts = BTreeMap::from([("text".to_owned(), "x".repeat(90))]);
+        assert_eq!(usual_sample_bytes::<BTreeMap<String, String>>().unwrap()(&texts), 94);
         assert!(usual_sample_bytes::<Vec<usize>>().is_none());
     }
 }

@@ -23,6 +23,12 @@ pub trait TensorBatch: Sized {
     /// Visits every tensor, in the order of [`map_tensors`](Self::map_tensors).
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor));
 
+    /// The bytes of strings and binary values, which stay on the host, wherever the tensors go. They count for the
+    /// loader's [`memory_budget`](crate::DataLoaderBuilder::memory_budget); 0 unless implemented.
+    fn bytes_of_strings(&self) -> usize {
+        0
+    }
+
     /// Whether the two batches differ in their tensors alone, so that this one's structure can hold the other's
     /// tensors: equal lengths, keys and options. Never where there are numbers or strings, which belong to the samples,
     /// or a `HashMap`, whose tensors come in another order each time.
@@ -62,6 +68,10 @@ macro_rules! tuple_batch {
                 $(self.$index.visit_tensors(visit);)+
             }
 
+            fn bytes_of_strings(&self) -> usize {
+                0 $(+ self.$index.bytes_of_strings())+
+            }
+
             fn has_structure_of(&self, other: &Self) -> bool {
                 $(self.$index.has_structure_of(&other.$index))&&+
             }
@@ -86,7 +96,19 @@ macro_rules! plain_batch {
     )*};
 }
 
-plain_batch!((), bool, u8, i32, u32, i64, u64, usize, f32, f64, String);
+plain_batch!((), bool, u8, i32, u32, i64, u64, usize, f32, f64);
+
+impl TensorBatch for String {
+    fn map_tensors(&self, _change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        Ok(self.clone())
+    }
+
+    fn visit_tensors<'a>(&'a self, _visit: &mut dyn FnMut(&'a Tensor)) {}
+
+    fn bytes_of_strings(&self) -> usize {
+        self.len()
+    }
+}
 
 impl<T: TensorBatch> TensorBatch for Vec<T> {
     fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
@@ -95,6 +117,10 @@ impl<T: TensorBatch> TensorBatch for Vec<T> {
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
         self.iter().for_each(|item| item.visit_tensors(visit));
+    }
+
+    fn bytes_of_strings(&self) -> usize {
+        self.iter().map(T::bytes_of_strings).sum()
     }
 
     fn has_structure_of(&self, other: &Self) -> bool {
@@ -109,6 +135,10 @@ impl<T: TensorBatch> TensorBatch for Option<T> {
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
         self.iter().for_each(|item| item.visit_tensors(visit));
+    }
+
+    fn bytes_of_strings(&self) -> usize {
+        self.iter().map(T::bytes_of_strings).sum()
     }
 
     fn has_structure_of(&self, other: &Self) -> bool {
@@ -128,6 +158,10 @@ impl<K: Ord + Clone, T: TensorBatch> TensorBatch for BTreeMap<K, T> {
         self.values().for_each(|value| value.visit_tensors(visit));
     }
 
+    fn bytes_of_strings(&self) -> usize {
+        self.values().map(T::bytes_of_strings).sum()
+    }
+
     fn has_structure_of(&self, other: &Self) -> bool {
         let mut pairs = self.iter().zip(other);
         self.len() == other.len() && pairs.all(|(own, other)| own.0 == other.0 && own.1.has_structure_of(other.1))
@@ -142,9 +176,13 @@ impl<K: Eq + Hash + Clone, T: TensorBatch, S: BuildHasher + Default> TensorBatch
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
         self.values().for_each(|value| value.visit_tensors(visit));
     }
+
+    fn bytes_of_strings(&self) -> usize {
+        self.values().map(T::bytes_of_strings).sum()
+    }
 }
 
-/// The bytes of tensors, by where they are.
+/// The bytes of tensors and strings, by where they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Footprint {
     pub(crate) host: usize,
@@ -157,9 +195,9 @@ impl Footprint {
     }
 }
 
-/// The bytes of all tensors.
+/// The bytes of all tensors and strings.
 pub(crate) fn footprint_of<B: TensorBatch>(batch: &B) -> Footprint {
-    let mut bytes = Footprint::default();
+    let mut bytes = Footprint { host: batch.bytes_of_strings(), device: 0 };
     // Undefined tensors, and kinds that tch does not know, count as 0.
     let size = |tensor: &Tensor| tensor.f_kind().map_or(0, |kind| tensor.numel() * kind.elt_size_in_bytes());
     batch.visit_tensors(&mut |tensor| {
@@ -187,6 +225,15 @@ mod tests {
         assert_eq!((sums, doubled.2["a"].1), (vec![2.0, 4.0, 6.0, 8.0], 7));
         assert!(doubled.map_tensors(&mut |_| Err(DataError::EmptyBatch)).is_err());
         Ok(())
+    }
+
+    #[test]
+    fn strings_of_a_nested_batch_are_counted() {
+        let names = || vec!["ab".to_owned(), "cde".to_owned()];
+        let batch =
+            (Tensor::zeros([4], (Kind::Uint8, Device::Cpu)), (names(), 7_i64), BTreeMap::from([("a", names())]));
+        assert_eq!(footprint_of(&batch), Footprint { host: 4 + 5 + 5, device: 0 });
+        assert_eq!(footprint_of(&(Some(names()), HashMap::from([(0, names())]), None::<String>)).host, 10);
     }
 
     #[test]

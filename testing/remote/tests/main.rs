@@ -3,8 +3,10 @@
 //! The program starts the server, and then itself with the address in its environment, as a user would give it.
 
 mod alone;
+mod convert;
 mod files;
 mod formats;
+mod lists;
 mod proxy;
 mod retries;
 mod secure;
@@ -92,7 +94,8 @@ fn tests() -> Result<ExitCode> {
         Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:?}"))))
     };
     _ = ring::default_provider().install_default();
-    let files = files::TESTS.iter().chain(secure::TESTS).map(|&(name, test)| trial(name, Box::new(test)));
+    let files = [files::TESTS, secure::TESTS, convert::TESTS, lists::TESTS].into_iter().flatten();
+    let files = files.map(|&(name, test)| trial(name, Box::new(test)));
     let formats = formats::FORMATS
         .iter()
         .map(|format| trial(&format!("{}_by_url", format.name), Box::new(move || formats::test(format))));

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -37,6 +37,12 @@ enum Fault {
     /// `held-0`: every answer to a request for bytes is status 403: at once for the first bytes of a file, and for
     /// others once a name that begins with `release` was asked for.
     Held,
+    /// `endless-0`: every page of a list is the first one, and says that there is another.
+    Endless,
+    /// `hollow-0`: every page of a list says that there is another.
+    Hollow,
+    /// `flood-0`: the answer to a request for a list goes on as long as it is read.
+    Flood,
     /// `changed-0`: every answer to a request for bytes is of a file with another ETag and date.
     Changed,
 }
@@ -45,6 +51,8 @@ enum Fault {
 struct Seen {
     times: Arc<Mutex<HashMap<String, u64>>>,
     released: Arc<AtomicBool>,
+    /// The first pages of lists that have no end, by what is asked for.
+    pages: Arc<Mutex<HashMap<String, Vec<u8>>>>,
 }
 
 impl Seen {
@@ -83,9 +91,21 @@ impl Seen {
             "once" if *times > 1 && is_for_bytes => Fault::Once,
             "held" if range.contains("bytes=0-") => Fault::Refused,
             "held" if is_for_bytes => Fault::Held,
+            "endless" if is_list => Fault::Endless,
+            "hollow" if is_list => Fault::Hollow,
+            "flood" if is_list => Fault::Flood,
             "changed" if !range.is_empty() => Fault::Changed,
             _ => Fault::None,
         }
+    }
+}
+
+impl Seen {
+    /// The first page of the list that a request asks for a page of.
+    fn first_page(&self, head: &[u8], answer: Vec<u8>) -> Vec<u8> {
+        let head = String::from_utf8_lossy(head);
+        let asked = head.split(['&', ' ']).find(|part| part.starts_with("prefix=")).unwrap_or_default();
+        self.pages.lock().unwrap().entry(asked.to_owned()).or_insert(answer).clone()
     }
 }
 
@@ -144,6 +164,15 @@ fn pass_on(mut client: TcpStream, server: SocketAddr, seen: &Seen) -> Result<()>
         }
         if fault == Fault::Changed {
             answer = of_another_version(&answer);
+        }
+        if fault == Fault::Flood {
+            return flood(&mut client);
+        }
+        if fault == Fault::Endless {
+            answer = seen.first_page(&head, answer);
+        }
+        if matches!(fault, Fault::Endless | Fault::Hollow) {
+            answer = with_another_page(&answer);
         }
         let pieces = if let Fault::Slow(pieces) = fault { pieces } else { 1 };
         let end = answer.windows(4).position(|four| four == b"\r\n\r\n").map_or(0, |at| at + 4);
@@ -223,6 +252,25 @@ fn shortened(answer: &[u8]) -> Vec<u8> {
     let Some((head, content)) = parts(answer, &["content-length:"]) else { return answer.to_vec() };
     let content = &content[..content.len() / 2];
     joined(&head, &format!("content-length: {}", content.len()), content)
+}
+
+/// A page of a list as one that is followed by another, whose token comes after all names.
+fn with_another_page(answer: &[u8]) -> Vec<u8> {
+    static PAGES: AtomicU64 = AtomicU64::new(0);
+    let Some((head, content)) = parts(answer, &["content-length:"]) else { return answer.to_vec() };
+    let token = format!("zzz-{}", PAGES.fetch_add(1, SeqCst));
+    let another = format!("<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>");
+    let content = String::from_utf8_lossy(content).replace("<IsTruncated>false</IsTruncated>", &another);
+    joined(&head, &format!("content-length: {}", content.len()), content.as_bytes())
+}
+
+/// An answer that goes on until the client has enough.
+fn flood(client: &mut TcpStream) -> Result<()> {
+    client.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
+    let chunk = [&b"10000\r\n"[..], &[b' '; 0x10000], b"\r\n"].concat();
+    loop {
+        client.write_all(&chunk)?;
+    }
 }
 
 /// The answer with another ETag and date.

@@ -10,10 +10,15 @@ use super::rows::{names, sample};
 use super::{Source, open_shards};
 
 pub fn open(path: &Path) -> Result<Source> {
-    let dataset = match path.is_dir() {
-        true => ArrowDataset::load_from_disk(path)?,
-        false => open_shards(path, ArrowDataset::from_files, ArrowDataset::open)?,
-    };
+    rows(open_shards(path, ArrowDataset::from_files, ArrowDataset::open)?)
+}
+
+/// A dataset of Hugging Face.
+pub fn open_folder(path: &Path) -> Result<Source> {
+    rows(ArrowDataset::load_from_disk(path)?)
+}
+
+fn rows(dataset: ArrowDataset) -> Result<Source> {
     let mut named = names(dataset.fields());
     for named in &mut named {
         named.shape = shape(&named.column, dataset.schema().fields());

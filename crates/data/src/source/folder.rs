@@ -4,8 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use overdrive_dataload::{list_store, read_bytes};
 
 use super::Source;
+use crate::format::is_url;
 use crate::sample::{IMAGES, LABEL, Sample};
 
 /// A sample whose files have not been read yet.
@@ -16,12 +18,13 @@ struct Listed {
     files: Vec<(String, PathBuf)>,
 }
 
+/// Files of one class, as key, field and path.
+type Files = Vec<(String, String, PathBuf)>;
+
 pub fn open(root: &Path) -> Result<Source> {
     let mut listed = Vec::new();
     let mut classes = 0;
-    for class in entries(root)?.into_iter().filter(|path| path.is_dir()) {
-        let mut files = Vec::new();
-        list(&class, &name(&class)?, &mut Vec::new(), &mut files)?;
+    for files in if is_url(root) { classes_of_store(root)? } else { classes_here(root)? } {
         let samples = group(files, classes);
         classes += usize::from(!samples.is_empty());
         listed.extend(samples);
@@ -31,12 +34,35 @@ pub fn open(root: &Path) -> Result<Source> {
     Ok(Source { total, samples: Box::new(listed.into_iter().map(read)) })
 }
 
+fn classes_here(root: &Path) -> Result<Vec<Files>> {
+    let class = |folder: PathBuf| {
+        let mut files = Vec::new();
+        list(&folder, &name(&folder)?, &mut Vec::new(), &mut files)?;
+        Ok(files)
+    };
+    entries(root)?.into_iter().filter(|path| path.is_dir()).map(class).collect()
+}
+
+/// A store has no folders: they are the names up to a slash.
+fn classes_of_store(root: &Path) -> Result<Vec<Files>> {
+    let mut classes: Vec<(String, Files)> = Vec::new();
+    for path in list_store(root)? {
+        let (below, name) = (path.strip_prefix(root).unwrap_or(&path), name(&path)?);
+        let folder = below.parent().and_then(Path::to_str).unwrap_or_default();
+        let class = folder.split('/').next().unwrap_or_default().to_owned();
+        let Some((stem, field)) = split(&name).filter(|_| !class.is_empty()) else { continue };
+        let file = (format!("{folder}/{stem}"), field, path.clone());
+        match classes.last_mut() {
+            Some((last, files)) if *last == class => files.push(file),
+            _ => classes.push((class, vec![file])),
+        }
+    }
+    Ok(classes.into_iter().map(|(_, files)| files).collect())
+}
+
 fn read(listed: Listed) -> Result<Sample> {
     let Listed { key, label, files } = listed;
-    let read = |(field, path): (String, PathBuf)| {
-        let content = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok((field, content))
-    };
+    let read = |(field, path): (String, PathBuf)| Ok((field, read_bytes(path)?));
     let mut fields = files.into_iter().map(read).collect::<Result<Vec<_>>>()?;
     if !fields.iter().any(|(field, _)| field == LABEL) {
         fields.push((LABEL.to_owned(), label.to_string().into_bytes()));
@@ -45,7 +71,7 @@ fn read(listed: Listed) -> Result<Sample> {
 }
 
 /// Groups neighbouring files by key, and keeps the groups that have an image.
-fn group(files: Vec<(String, String, PathBuf)>, label: usize) -> Vec<Listed> {
+fn group(files: Files, label: usize) -> Vec<Listed> {
     let mut samples: Vec<Listed> = Vec::new();
     for (key, field, path) in files {
         match samples.last_mut() {
@@ -92,7 +118,7 @@ fn is_image(field: &str, image: &str) -> bool {
 
 /// Lists every file below `folder` as key, field and path; `above` holds the folders on the way down, so that a link to
 /// one of them does not cause endless recursion.
-fn list(folder: &Path, key: &str, above: &mut Vec<PathBuf>, files: &mut Vec<(String, String, PathBuf)>) -> Result<()> {
+fn list(folder: &Path, key: &str, above: &mut Vec<PathBuf>, files: &mut Files) -> Result<()> {
     let real = fs::canonicalize(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     if above.contains(&real) {
         return Ok(());
@@ -102,13 +128,18 @@ fn list(folder: &Path, key: &str, above: &mut Vec<PathBuf>, files: &mut Vec<(Str
         let name = name(&path)?;
         if path.is_dir() {
             list(&path, &format!("{key}/{name}"), above, files)?;
-        } else if let Some((stem, field)) = name.split_once('.').filter(|(stem, _)| !stem.is_empty() && path.is_file())
-        {
-            files.push((format!("{key}/{stem}"), field.to_lowercase(), path));
+        } else if let Some((stem, field)) = split(&name).filter(|_| path.is_file()) {
+            files.push((format!("{key}/{stem}"), field, path));
         }
     }
     above.pop();
     Ok(())
+}
+
+/// The end of a key, and the field, which a file's name tells; `None` for a hidden file, and one without an extension.
+fn split(name: &str) -> Option<(&str, String)> {
+    let (stem, field) = name.split_once('.').filter(|(stem, _)| !stem.is_empty())?;
+    Some((stem, field.to_lowercase()))
 }
 
 fn entries(folder: &Path) -> Result<Vec<PathBuf>> {

@@ -7,7 +7,7 @@ use overdrive_dataload::{MdsDataset, MdsSample, MdsValue};
 
 use super::rows::{array, field_of, float};
 use super::{Source, all};
-use crate::sample::{Draft, IMAGES, KEY, Sample, guess_name};
+use crate::sample::{Draft, KEY, Sample, guess_name, is_image};
 
 pub fn open(path: &Path) -> Result<Source> {
     let dataset = MdsDataset::open(path)?;
@@ -39,7 +39,7 @@ fn sample(found: &MdsSample, index: usize) -> Result<Sample> {
 /// The field of stored bytes: of an image its kind, behind the column's name where that says something else.
 fn field(column: &str, columns: &[String], content: &[u8]) -> String {
     let name = field_of(column, columns);
-    let named = name.rsplit('.').next().is_some_and(|ending| IMAGES.contains(&ending));
+    let named = is_image(name);
     match guess_name(content) {
         kind if kind == "bin" || named || name == KEY => name.to_owned(),
         kind if name == "image" && !columns.iter().any(|column| column == kind) => kind.to_owned(),

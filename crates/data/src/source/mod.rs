@@ -17,6 +17,7 @@ use anyhow::{Context, Result};
 pub use lmdb::fields as lmdb_fields;
 use overdrive_dataload::{DataError, IterableDataset};
 
+use crate::cli::ConvertOptions;
 use crate::format::Format;
 use crate::sample::Sample;
 
@@ -28,19 +29,21 @@ pub struct Source {
 }
 
 /// Opens the source of a conversion.
-pub fn open(path: &Path, format: Format) -> Result<Source> {
+pub fn open(options: &ConvertOptions, format: Format) -> Result<Source> {
+    let path = &*options.src;
     match format {
         Format::Folder => folder::open(path),
         Format::WebDataset => webdataset::open(path),
         Format::TfRecord => tfrecord::open(path),
         Format::Lmdb => lmdb::open(path),
-        Format::Arrow => arrow::open(path),
+        Format::Arrow if !path.is_dir() => arrow::open(path),
+        Format::Arrow | Format::HuggingFace => arrow::open_folder(path),
         Format::Parquet => parquet::open(path),
         Format::Jsonl => text::open_json_lines(path),
         Format::Csv => text::open_table(path),
         Format::Mds => mds::open(path),
-        Format::Megatron => tokens::open(path),
-        Format::Tokens => tokens::refuse(path),
+        Format::Megatron => tokens::open_indexed(path),
+        Format::Tokens => tokens::open(options),
     }
 }
 

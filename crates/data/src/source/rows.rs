@@ -6,7 +6,7 @@ use serde::de::IgnoredAny;
 use tch::{Kind, Tensor};
 
 use crate::example::text;
-use crate::sample::{Draft, KEY, LABEL, Sample, guess_name};
+use crate::sample::{Draft, KEY, LABEL, Sample, guess_name, is_image};
 
 /// How a column becomes a field.
 pub struct Named {
@@ -41,7 +41,7 @@ pub fn names<'a>(fields: impl Iterator<Item = &'a Field>) -> Vec<Named> {
     let named = used.map(|(column, single)| {
         let stem = column.strip_suffix(".bytes").filter(|stem| is_file(stem));
         let field = match stem {
-            Some(_) if files == 1 => "",
+            Some(stem) if files == 1 && !is_image(stem) => "",
             Some(stem) => stem,
             None => field_of(column, &columns),
         };
@@ -71,10 +71,11 @@ pub fn sample(row: &Row, index: usize, named: &[Named], is_null: impl Fn(&str) -
     Ok(draft.finish(index))
 }
 
-/// The field of a file: the column's, where it has one, and behind it what the content is.
+/// The field of a file: the column's, where it has one, and behind it what the content is, unless it says that itself.
 fn file_field(field: &str, content: &[u8]) -> String {
     match (field, guess_name(content)) {
         ("", kind) => kind.to_owned(),
+        (field, _) if is_image(field) => field.to_owned(),
         (field, kind) => format!("{field}.{kind}"),
     }
 }

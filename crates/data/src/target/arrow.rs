@@ -20,17 +20,18 @@ struct File {
 pub fn create(options: &ConvertOptions) -> Table {
     let path = options.dst.clone();
     Table::new(Rules::default(), move |columns| {
-        let field = |column: &Column| {
-            let kind = match column.kind {
-                Kind::Number => DataType::Int64,
-                Kind::Text => DataType::Utf8,
-                Kind::Bytes => DataType::Binary,
-            };
-            Field::new(&column.name, kind, column.name != KEY)
-        };
         let schema = Arc::new(Schema::new(columns.iter().map(field).collect::<Vec<_>>()));
         Ok(Box::new(File { writer: ArrowWriter::create(&path, schema.clone())?, schema }))
     })
+}
+
+pub fn field(column: &Column) -> Field {
+    let kind = match column.kind {
+        Kind::Number => DataType::Int64,
+        Kind::Text => DataType::Utf8,
+        Kind::Bytes => DataType::Binary,
+    };
+    Field::new(&column.name, kind, column.name != KEY)
 }
 
 impl TableFile for File {
@@ -45,7 +46,7 @@ impl TableFile for File {
     }
 }
 
-fn array(column: &Column, samples: &[Sample]) -> Result<ArrayRef> {
+pub fn array(column: &Column, samples: &[Sample]) -> Result<ArrayRef> {
     Ok(match column.kind {
         Kind::Number => {
             let mut numbers = Int64Builder::new();

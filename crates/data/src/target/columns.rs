@@ -4,7 +4,7 @@ use anyhow::{Context, Result, anyhow};
 use serde::de::IgnoredAny;
 
 use super::{Refused, Target};
-use crate::sample::{IMAGES, KEY, Sample, TEXTS, number};
+use crate::sample::{KEY, Sample, TEXTS, is_image, number};
 
 /// The first samples decide which columns there are.
 const BATCH_SAMPLES: usize = 1000;
@@ -170,7 +170,7 @@ fn kind_of(name: &str, samples: &[Sample]) -> Kind {
     match () {
         () if TEXTS.contains(&name) => Kind::Text,
         // A tiny image may look like a text.
-        () if IMAGES.contains(&ending) || !contents().all(is_text) => Kind::Bytes,
+        () if is_image(name) || !contents().all(is_text) => Kind::Bytes,
         () if ending != "json" && contents().all(|content| number(content).is_some()) => Kind::Number,
         () => Kind::Text,
     }

@@ -3,6 +3,7 @@
 mod arrow;
 mod columns;
 mod folder;
+mod hugging_face;
 mod lmdb;
 mod mds;
 mod parquet;
@@ -13,15 +14,15 @@ mod tokens;
 mod webdataset;
 
 use std::ffi::OsStr;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use anyhow::{Context, Result, ensure};
 use overdrive_dataload::DataError;
 use tempfile::TempDir;
 
 use crate::cli::ConvertOptions;
-use crate::format::Format;
+use crate::format::{Format, is_url};
 use crate::sample::Sample;
 
 /// Takes samples; a target that is dropped before `finish` leaves nothing behind.
@@ -49,12 +50,19 @@ impl From<DataError> for Refused {
     }
 }
 
-/// Starts the target.
+/// Refuses a URL, and what is there already.
+pub fn check(path: &Path) -> Result<()> {
+    ensure!(
+        !is_url(path),
+        "{}: a target is a path of this machine, not a URL: convert to one, and copy it with the store's own program",
+        path.display()
+    );
+    refuse_existing(path)
+}
+
+/// Starts the target, which was [checked](check).
 pub fn create(options: &ConvertOptions, format: Format) -> Result<Box<dyn Target>> {
     let path = &*options.dst;
-    let is_url = path.to_string_lossy().contains("://");
-    ensure!(!is_url, "{}: a target is a path of this machine, not a URL", path.display());
-    refuse_existing(path)?;
     let parent = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
@@ -67,6 +75,7 @@ pub fn create(options: &ConvertOptions, format: Format) -> Result<Box<dyn Target
         Format::TfRecord => Ok(Box::new(tfrecord::Shards::create(options, parent, name)?)),
         Format::Lmdb => Ok(Box::new(lmdb::Database::create(options)?)),
         Format::Arrow => Ok(Box::new(arrow::create(options))),
+        Format::HuggingFace => Ok(Box::new(hugging_face::create(options, parent, name)?)),
         Format::Parquet => Ok(Box::new(parquet::create(options))),
         Format::Jsonl => Ok(Box::new(text::JsonLines::create(path)?)),
         Format::Csv => Ok(Box::new(text::create_table(options))),
@@ -91,9 +100,22 @@ fn staging_folder(parent: &Path, name: &OsStr) -> Result<TempDir> {
 
 /// Moves a complete folder to its final name.
 fn move_folder(staging: TempDir, path: &Path) -> Result<()> {
+    make_readable(staging.path(), 0o755).with_context(|| format!("cannot write {}", staging.path().display()))?;
     fs::rename(staging.path(), path).with_context(|| format!("cannot create {}", path.display()))?;
     // It was renamed: nothing to delete.
     _ = staging.keep();
+    Ok(())
+}
+
+/// Temporary files and folders are for their owner alone.
+#[cfg(unix)]
+fn make_readable(path: &Path, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+#[cfg(not(unix))]
+fn make_readable(_: &Path, _: u32) -> io::Result<()> {
     Ok(())
 }
 

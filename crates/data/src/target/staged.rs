@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tempfile::NamedTempFile;
 
+use super::make_readable;
+
 /// Writes to a hidden file beside the target, which is deleted on drop.
 pub struct Staged {
     path: PathBuf,
@@ -27,24 +29,12 @@ impl Staged {
         let finish = || -> Result<()> {
             let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
             file.as_file().sync_all()?;
-            make_readable(file.as_file())?;
+            make_readable(file.path(), 0o644)?;
             file.persist_noclobber(&path)?;
             Ok(())
         };
         finish().with_context(|| format!("cannot create {}", path.display()))
     }
-}
-
-/// Temporary files are for their owner alone.
-#[cfg(unix)]
-fn make_readable(file: &std::fs::File) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(std::fs::Permissions::from_mode(0o644))
-}
-
-#[cfg(not(unix))]
-fn make_readable(_: &std::fs::File) -> io::Result<()> {
-    Ok(())
 }
 
 impl Write for Staged {

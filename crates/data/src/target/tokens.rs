@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use overdrive_dataload::{IndexedTokens, IndexedTokensWriter, TokenDtype, TokenWriter};
 
 use super::{Refused, Target, refuse_existing};
-use crate::cli::{ConvertOptions, TokenType};
+use crate::cli::ConvertOptions;
 use crate::format::Format;
 use crate::sample::{Sample, TOKENS};
 
@@ -18,12 +18,7 @@ pub enum Tokens {
 
 impl Tokens {
     pub fn create(options: &ConvertOptions, format: Format) -> Result<Self> {
-        let dtype = match options.token_dtype {
-            Some(TokenType::Uint8) => TokenDtype::Uint8,
-            Some(TokenType::Uint16) | None => TokenDtype::Uint16,
-            Some(TokenType::Int32) => TokenDtype::Int32,
-            Some(TokenType::Int64) => TokenDtype::Int64,
-        };
+        let dtype = options.token_dtype.map_or(TokenDtype::default(), TokenDtype::from);
         if format == Format::Tokens {
             return Ok(Self::Plain(TokenWriter::create(&options.dst, dtype)?, options.dst.clone()));
         }

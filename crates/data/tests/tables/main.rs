@@ -2,6 +2,7 @@
 
 mod fields;
 mod kinds;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -75,9 +76,9 @@ fn samples_survive_tables_and_text() {
         fields
     });
     for (name, formats) in [
-        ("text", &["a.jsonl", "a.csv", "a.tsv", "a.parquet", "a.mds", "a.arrow"][..]),
-        ("photos", &["b.parquet", "b.mds"]),
-        ("some", &["c.parquet"]),
+        ("text", &["a.jsonl", "a.csv", "a.tsv", "a.parquet", "a.mds", "a.arrow", "a.hf"][..]),
+        ("photos", &["b.parquet", "b.mds", "b.hf"]),
+        ("some", &["c.parquet", "c.arrow", "c.hf"]),
     ] {
         let source = path(&format!("{name}-000000.tar"));
         for format in formats {

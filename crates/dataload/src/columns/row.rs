@@ -7,6 +7,7 @@ use tch::Tensor;
 use super::array::Array;
 use super::element::Element;
 use super::table::{Column, mask_name};
+use crate::tensor_batch::footprint_of;
 use crate::{DataError, Deferred};
 
 /// One row of the selected columns.
@@ -85,14 +86,22 @@ impl Row {
         }
     }
 
+    /// The bytes of its strings, and of the numbers in its lists.
+    pub(crate) fn bytes_of_values(&self) -> usize {
+        let bytes = |value: &Value| match value {
+            Value::Int(_) | Value::Float(_) => 0,
+            Value::Bytes(bytes) => bytes.len(),
+            Value::Tensor(tensor) => footprint_of(tensor).host,
+            Value::Values(Column::Tensor(tensor)) => footprint_of(tensor).host,
+            Value::Values(Column::Ragged(lists)) => footprint_of(lists).host,
+            Value::Values(Column::Bytes(bytes)) => bytes.bytes(),
+        };
+        self.values.iter().map(|(_, value)| bytes(value)).sum()
+    }
+
     /// This row of a shard, with its number there and the bytes of its strings and lists of numbers.
     pub(crate) fn numbered(self, number: u64) -> Deferred<Self> {
-        let bytes = |value: &Value| match value {
-            Value::Bytes(bytes) => bytes.len(),
-            Value::Tensor(tensor) => tensor.numel() * tensor.kind().elt_size_in_bytes(),
-            _ => 0,
-        };
-        let bytes = self.values.iter().map(|(_, value)| bytes(value)).sum();
+        let bytes = self.bytes_of_values();
         Deferred::ready(self).at("row", number).of_bytes(bytes)
     }
 

@@ -138,6 +138,11 @@ impl TensorBatch for Table {
             }
         }
     }
+
+    fn bytes_of_strings(&self) -> usize {
+        let bytes = |(_, values): &(_, Column)| if let Column::Bytes(bytes) = values { bytes.bytes() } else { 0 };
+        self.columns.iter().map(bytes).sum()
+    }
 }
 
 /// The name of the column that says where the column `name` has nulls.
@@ -192,8 +197,33 @@ impl BytesColumn {
         self.0.values.bytes().get(*offsets.get(row)? as usize..*offsets.get(row + 1)? as usize)
     }
 
+    /// The bytes of all values, and of where each begins.
+    pub(crate) fn bytes(&self) -> usize {
+        let offsets: usize = self.0.offsets.iter().map(|offsets| size_of_val(offsets.as_slice())).sum();
+        self.0.values.bytes().len() + offsets
+    }
+
     /// All values, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         (0..self.len()).map(|row| self.get(row).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::columns::words::Words;
+    use crate::tensor_batch::footprint_of;
+
+    #[test]
+    fn the_bytes_of_a_table_are_those_of_all_its_columns() -> Result<(), DataError> {
+        let texts = Array::of_lists(Element::Bytes, vec![vec![0, 500, 1000]], Words::new(1000)?);
+        let numbers = Array::of_values(Element::Int16, 2, Words::new(4)?);
+        let names = ["text", "number"].map(Arc::from).into_iter();
+        let table = Table::new(names, vec![texts, numbers], 2, false)?;
+        assert_eq!(footprint_of(&table).host, 1000 + 3 * 8 + 4);
+        // Strings stay where they are when tensors are moved.
+        assert_eq!(footprint_of(&table.map_tensors(&mut |tensor| Ok(tensor.shallow_clone()))?).host, 1000 + 3 * 8 + 4);
+        Ok(())
     }
 }

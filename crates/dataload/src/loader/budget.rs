@@ -176,12 +176,13 @@ pub(crate) fn usual_footprint<B: 'static>() -> Option<fn(&B) -> Footprint> {
         of::<(Tensor, Tensor)>(),
         of::<(Tensor, Tensor, Tensor)>(),
         of::<Vec<Tensor>>(),
+        of::<Vec<String>>(),
         of::<BTreeMap<String, Tensor>>(),
         of::<(Tensor, Vec<String>)>(),
         of::<crate::Ragged>(),
         of::<(Tensor, (crate::Ragged, crate::Ragged, Vec<String>))>(),
         of::<crate::PackedTokens>(),
-        #[cfg(feature = "parquet")]
+        #[cfg(any(feature = "arrow", feature = "parquet"))]
         of::<crate::Table>(),
     ];
     usual.into_iter().find_map(|footprint| footprint.downcast().ok()).map(|footprint| *footprint)
@@ -294,6 +295,8 @@ mod tests {
         let bytes = |count| Tensor::zeros([count], (tch::Kind::Uint8, tch::Device::Cpu));
         let pair = usual_footprint::<(Tensor, Tensor)>().map(|of| of(&(bytes(3), bytes(4))));
         assert_eq!(pair, Some(Footprint { host: 7, device: 0 }));
+        #[cfg(any(feature = "arrow", feature = "parquet"))]
+        assert!(usual_footprint::<crate::Table>().is_some());
         assert!(usual_footprint::<Vec<usize>>().is_none());
     }
 }

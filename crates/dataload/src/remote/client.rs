@@ -2,13 +2,18 @@
 //! only a client sees all of them.
 
 use futures_util::future::BoxFuture;
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpResponseBody, HttpService, ReqwestConnector,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
+    ReqwestConnector,
 };
 
 use super::stats::{FAILED, FETCHED, REQUESTS, count};
+
+/// The most bytes of an answer that is no part of a file: a page of a list has up to 5,000 files, with names of up to
+/// 1,024 bytes.
+const MAX_ANSWER: usize = 64 << 20;
 
 #[derive(Debug)]
 pub(super) struct Counting;
@@ -34,8 +39,11 @@ impl HttpService for Counted {
     {
         Box::pin(async move {
             count(&REQUESTS, 1);
+            let is_for_part = request.headers().contains_key("range");
             let answer = self.0.execute(request).await.inspect_err(|_| count(&FAILED, 1))?;
             let status = answer.status().as_u16();
+            // Whoever asks for a part knows how long it is. All else is read to its end, which may never come.
+            let most = if is_for_part && answer.status().is_success() { usize::MAX } else { MAX_ANSWER };
             if matches!(status, 408 | 429 | 500..) {
                 count(&FAILED, 1);
             }
@@ -47,6 +55,10 @@ impl HttpService for Counted {
             let body = body.map_frame(|frame| {
                 count(&FETCHED, frame.data_ref().map_or(0, |bytes| bytes.len() as u64));
                 frame
+            });
+            let body = Limited::new(body, most).map_err(|error| match error.downcast() {
+                Ok(error) => *error,
+                Err(error) => HttpError::new_boxed(HttpErrorKind::Decode, error),
             });
             Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body)))
         })

@@ -7,10 +7,11 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 use std::{env, io, thread};
 
-use object_store::aws::AmazonS3Builder;
-use object_store::azure::MicrosoftAzureBuilder;
-use object_store::gcp::GoogleCloudStorageBuilder;
-use object_store::http::HttpBuilder;
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::azure::{MicrosoftAzure, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder};
+use object_store::http::{HttpBuilder, HttpStore};
+use object_store::list::PaginatedListStore;
 use object_store::path::Path as Key;
 use object_store::{ClientOptions, Error, ObjectStore, ObjectStoreScheme, RetryConfig};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -21,7 +22,30 @@ use super::options::{self, Retries};
 use crate::DataError;
 use crate::read::{NotFetched, READABLE, Scheme, require_known};
 
-pub(super) type Store = Arc<dyn ObjectStore>;
+/// A store, and the pages of its list; web servers have none.
+pub(super) trait Files: ObjectStore {
+    fn pages(&self) -> Option<&dyn PaginatedListStore>;
+}
+
+macro_rules! lists {
+    ($($store:ty),*) => {$(
+        impl Files for $store {
+            fn pages(&self) -> Option<&dyn PaginatedListStore> {
+                Some(self)
+            }
+        }
+    )*};
+}
+
+lists!(AmazonS3, GoogleCloudStorage, MicrosoftAzure);
+
+impl Files for HttpStore {
+    fn pages(&self) -> Option<&dyn PaginatedListStore> {
+        None
+    }
+}
+
+pub(super) type Store = Arc<dyn Files>;
 
 /// A server is silent at most so long before the store asks it again.
 const SILENCE: Duration = Duration::from_secs(30);
