@@ -1,6 +1,8 @@
 //! The client of stores: that of `object_store`, and it counts. Most requests are made again within that crate, so that
 //! only a client sees all of them.
 
+use std::time::Duration;
+
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use object_store::ClientOptions;
@@ -8,7 +10,13 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpResponseBody, HttpService, ReqwestConnector,
 };
 
+use tokio::time::timeout;
+
 use super::stats::{FAILED, FETCHED, REQUESTS, count};
+
+/// The most bytes of an explanation that a server gives with an error, and the longest that it may take.
+const EXPLANATION: usize = 8 << 10;
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Counting;
@@ -40,6 +48,9 @@ impl HttpService for Counted {
                 count(&FAILED, 1);
             }
             let (head, body) = answer.into_parts();
+            if head.status.is_client_error() || head.status.is_server_error() {
+                return Ok(HttpResponse::from_parts(head, explanation(body).await.into()));
+            }
             let body = body.map_err(|error| {
                 count(&FAILED, 1);
                 error
@@ -51,4 +62,22 @@ impl HttpService for Counted {
             Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body)))
         })
     }
+}
+
+/// How an explanation begins: the store reads it whole, however long it is, and loses the status where it is no UTF-8.
+async fn explanation(mut body: HttpResponseBody) -> String {
+    let mut said = Vec::new();
+    let read = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            let bytes = frame.data_ref().map_or(&[][..], |bytes| bytes);
+            count(&FETCHED, bytes.len() as u64);
+            said.extend_from_slice(&bytes[..bytes.len().min(EXPLANATION - said.len())]);
+            if said.len() == EXPLANATION {
+                break;
+            }
+        }
+    };
+    // Without the rest it is still that error.
+    _ = timeout(PATIENCE, read).await;
+    String::from_utf8_lossy(&said).into_owned()
 }
