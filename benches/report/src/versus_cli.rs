@@ -120,6 +120,8 @@ pub enum LoaderTopic {
     /// Undecoded samples of tar shards, against webdataset
     #[value(alias = "tar")]
     Shards,
+    /// Undecoded samples of MDS shards, against Mosaic Streaming
+    Mds,
     /// Photographs of a server whose answers come late, against the same on the disk
     Streams,
     /// Record batches of Arrow in memory, against pyarrow

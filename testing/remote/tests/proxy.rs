@@ -26,6 +26,8 @@ enum Fault {
     Busy,
     /// `down-N`: every answer is status N; `failing-N`: every answer to a request for bytes.
     Down(u64),
+    /// `wordy-0`: every answer to a request for bytes is status 403, with an explanation of 256 MB that is not UTF-8.
+    Wordy,
     /// `refused-0`: every answer is status 403; `forbidden-0`: every answer to a request for bytes.
     Refused,
     /// `late-N`: every answer comes N milliseconds late.
@@ -84,6 +86,7 @@ impl Seen {
             "busy" if *times <= number => Fault::Busy,
             "down" => Fault::Down(number),
             "failing" if is_for_bytes => Fault::Down(number),
+            "wordy" if is_for_bytes => Fault::Wordy,
             "refused" => Fault::Refused,
             "forbidden" if is_for_bytes => Fault::Refused,
             "late" => Fault::Late(number),
@@ -142,6 +145,11 @@ fn pass_on(mut client: TcpStream, server: SocketAddr, seen: &Seen) -> Result<()>
         };
         if let Some(status) = status {
             write!(client, "HTTP/1.1 {status} so\r\ncontent-length: 0\r\n\r\n")?;
+            continue;
+        }
+        if fault == Fault::Wordy {
+            write!(client, "HTTP/1.1 403 so\r\ncontent-length: {}\r\n\r\n", 256 << 20)?;
+            (0..256).try_for_each(|_| client.write_all(&vec![b'\xe9'; 1 << 20]))?;
             continue;
         }
         if let Fault::Late(millis) = fault {

@@ -18,6 +18,7 @@ pub const TESTS: &[alone::Test] = &[
     ("endless_errors_of_a_server_end_within_the_limit", &[], endless_errors_of_a_server_end_within_the_limit),
     ("a_server_that_cannot_be_reached_is_an_error", &[], a_server_that_cannot_be_reached_is_an_error),
     ("a_server_that_never_answers_is_an_error", &[], a_server_that_never_answers_is_an_error),
+    ("a_long_explanation_is_not_read", &[], a_long_explanation_is_not_read),
     ("a_loader_ends_where_its_server_stays_down", &[], a_loader_ends_where_its_server_stays_down),
 ];
 
@@ -76,6 +77,17 @@ fn a_server_that_never_answers_is_an_error(cache: &Path) -> Result<()> {
     let url = format!("http://{}/three.idx", listener.local_addr()?);
     let said = fails("mute", 1, 0, || read_idx(&url))?;
     ensure!(said.contains(&url) && said.contains("timed out"), "{said}");
+    Ok(())
+}
+
+fn a_long_explanation_is_not_read(_: &Path) -> Result<()> {
+    fs::create_dir_all(bucket().join("wordy-0"))?;
+    fs::write(bucket().join("wordy-0/three.idx"), [0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9])?;
+    let url = "s3://data/wordy-0/three.idx";
+    let (error, stats) = counted(|| read_idx(url).err().context("it should be an error"))?;
+    let said = error.to_string();
+    ensure!(said.contains(url) && said.contains("check the credentials") && said.len() < 1 << 16, "{:.999}", said);
+    ensure!(stats.fetched_bytes < 1 << 20 && stats.requests == 2, "{stats:?}");
     Ok(())
 }
 

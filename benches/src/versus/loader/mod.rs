@@ -1,5 +1,5 @@
-//! `versus loader`: the speed of loading against PyTorch's DataLoader, spdl, webdataset, lmdb-rkv, pyarrow and
-//! dataloader-rs, on the same data.
+//! `versus loader`: the speed of loading against PyTorch's DataLoader, spdl, webdataset, Mosaic Streaming,
+//! lmdb-rkv, pyarrow and dataloader-rs, on the same data.
 //!
 //! Every topic has its own file, which starts the peers, takes interleaved samples and adds rows to the findings. A
 //! peer is asked for whole epochs, so that its workers are idle while another one is timed. DALI reads two batches
@@ -19,6 +19,7 @@ mod images;
 mod index;
 mod late_server;
 mod lmdb;
+mod mds;
 mod memory;
 #[cfg(feature = "dataloader-rs")]
 mod overhead;
@@ -87,6 +88,7 @@ fn measure_topic(topic: LoaderTopic, bench: &mut Bench) -> Result<()> {
         LoaderTopic::Startup => startup::measure(bench),
         LoaderTopic::Memory => memory::measure(bench),
         LoaderTopic::Shards => shards::measure(bench),
+        LoaderTopic::Mds => mds::measure(bench),
         LoaderTopic::Streams => streams::measure(bench),
         LoaderTopic::Arrow => arrow::measure(bench),
         LoaderTopic::Lmdb => lmdb::measure(bench),
@@ -116,8 +118,16 @@ impl Bench {
 
     /// Starts a peer that needs another Python package, and installs that if necessary.
     fn packaged(&mut self, name: &str, source: &str, options: &serde_json::Value, remedy: &str) -> Program {
-        let module = if name == images::DALI { "nvidia.dali" } else { name };
-        let made = super::packages::python_with(&self.python, &self.work, &[module], &[name]);
+        let install = |modules: &[&str], packages: &[&str]| {
+            super::packages::python_with(&self.python, &self.work, modules, packages)
+        };
+        let made = match name {
+            images::DALI => install(&["nvidia.dali"], &[name]),
+            // Of what it depends on only what reading imports: the rest are clients of stores, and an older numpy.
+            mds::PEER => install(&mds::MODULES, &mds::PACKAGES)
+                .and_then(|_| install(&["streaming"], &["--no-deps", "mosaicml-streaming==0.13.0"])),
+            name => install(&[name], &[name]),
+        };
         let program = match made {
             Ok(python) => Program::start(&python, source, options, remedy),
             Err(error) => Program::missing(format!("{error:#}; {remedy}")),

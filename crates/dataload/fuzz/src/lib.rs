@@ -8,6 +8,7 @@
 
 mod database;
 mod own_files;
+mod remote_cache;
 mod repair;
 
 use std::fs;
@@ -26,10 +27,11 @@ use tempfile::TempDir;
 pub type Entry = fn(&[u8]) -> usize;
 
 /// All entries, with the names of their targets and folders in the corpus.
-pub const ENTRIES: [(&str, Entry); 18] = [
+pub const ENTRIES: [(&str, Entry); 20] = [
     ("arrow", arrow),
     ("caches", own_files::caches),
     ("csv", csv),
+    ("hugging_face", hugging_face),
     ("idx", idx),
     ("image", image),
     ("index", index),
@@ -39,6 +41,7 @@ pub const ENTRIES: [(&str, Entry); 18] = [
     ("mds", mds),
     ("npy", npy),
     ("parquet", parquet),
+    ("remote_cache", remote_cache::remote_cache),
     ("safetensors", safetensors),
     ("shards", shards),
     ("state", own_files::state),
@@ -87,6 +90,23 @@ fn arrow(bytes: &[u8]) -> usize {
         Ok::<_, DataError>(rows + usize::from(masked.is_ok()) + usize::from(filled.is_ok()))
     };
     names.iter().map(|name| read(name).unwrap_or(0)).sum()
+}
+
+/// Reads the bytes as the JSON of a saved dataset, and as that of a folder of splits. Returns how many rows can be read.
+fn hugging_face(bytes: &[u8]) -> usize {
+    const FILE: &[u8] = include_bytes!("../../tests/fixtures/arrow/pictures/test/data-00000-of-00001.arrow");
+    const STATE: &[u8] = include_bytes!("../../tests/fixtures/arrow/pictures/test/state.json");
+    for folder in ["saved", "splits/test", "splits/train"] {
+        fs::create_dir_all(FOLDER.path().join(folder)).expect("a folder");
+        file(&format!("{folder}/data-00000-of-00001.arrow"), FILE);
+        file(&format!("{folder}/state.json"), if folder == "saved" { bytes } else { STATE });
+    }
+    file("splits/dataset_dict.json", bytes);
+    let saved = ArrowDataset::load_from_disk(FOLDER.path().join("saved"));
+    // What a folder of splits is not, its errors say.
+    _ = ArrowDataset::load_from_disk(FOLDER.path().join("splits"));
+    let splits = ArrowDataset::load_splits(FOLDER.path().join("splits")).unwrap_or_default();
+    saved.iter().chain(splits.values()).map(good_samples).sum()
 }
 
 /// Reads the rows of a table with names of the columns, and of one without.
@@ -149,8 +169,7 @@ fn mds(bytes: &[u8]) -> usize {
         file("mds/index.json", index.replace("\"samples\": 4", &format!("\"samples\": {samples}")).as_bytes());
     }
     let Ok(dataset) = MdsDataset::open(&folder) else { return 0 };
-    // An index may list a shard many times.
-    let samples = dataset.stream(0..dataset.shards().min(8)).flatten();
+    let samples = dataset.stream(0..dataset.shards()).flatten();
     samples.map(|sample| sample.columns().filter(|column| sample.get(column).is_ok()).count()).sum()
 }
 

@@ -1,6 +1,6 @@
 //! Datasets that Hugging Face's `datasets` has saved.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
@@ -13,6 +13,8 @@ const STATE: &str = "state.json";
 const SPLITS: &str = "dataset_dict.json";
 /// The largest size of a JSON file that is read. A list of data files takes about a hundred bytes per file.
 const MAX_JSON_BYTES: u64 = 1 << 26;
+/// How much of a text that may be of any length an error shows, in characters.
+const SHOWN: usize = 100;
 
 impl ArrowDataset {
     /// Opens a folder that `datasets` has saved a dataset to: its Arrow files, in the order of `state.json`.
@@ -22,7 +24,7 @@ impl ArrowDataset {
     /// # Errors
     /// [`DataError::Io`]; [`DataError::Layout`] for a folder of several splits (see
     /// [`load_splits`](Self::load_splits)), for a dataset with an order of its own, which `flatten_indices` applies,
-    /// for JSON that does not list data files, and for files outside of the folder; as
+    /// for JSON that does not list data files or lists one twice, and for files outside of the folder; as
     /// [`from_files`](Self::from_files).
     ///
     /// # Source
@@ -42,7 +44,11 @@ impl ArrowDataset {
         }
         let expected = || "`_data_files`, a list of entries with a `filename` each";
         let files = state["_data_files"].as_array().ok_or_else(|| DataError::layout(&path, expected(), "none"))?;
+        let mut names = HashSet::new();
         let files = files.iter().map(|file| match file["filename"].as_str() {
+            Some(name) if !names.insert(name) => {
+                Err(DataError::layout(&path, "each data file once", format!("{name:?} again")))
+            }
             Some(name) => inside(folder, name, &path),
             None => Err(DataError::layout(&path, expected(), shortened(file))),
         });
@@ -96,11 +102,13 @@ fn inside(folder: &Path, name: &str, listed_in: &Path) -> Result<PathBuf, DataEr
     let mut parts = Path::new(name).components();
     match (parts.next(), parts.next()) {
         (Some(Component::Normal(part)), None) if part == name => Ok(folder.join(name)),
-        _ => Err(DataError::layout(listed_in, "names of files in this folder", format!("{name:?}"))),
+        _ => {
+            let found: String = name.chars().take(SHOWN).collect();
+            Err(DataError::layout(listed_in, "names of files in this folder", format!("{found:?}")))
+        }
     }
 }
 
 fn shortened(value: &Value) -> String {
-    const LENGTH: usize = 100;
-    value.to_string().chars().take(LENGTH).collect()
+    value.to_string().chars().take(SHOWN).collect()
 }

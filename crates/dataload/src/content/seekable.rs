@@ -22,6 +22,9 @@ const HAS_CHECKSUMS: u8 = 1 << 7;
 const RESERVED: u8 = 0b0111_1100;
 /// The largest frame that is read as a whole; writers make them far smaller.
 const MAX_FRAME_BYTES: u32 = 1 << 26;
+/// The most bytes of a table that is read: those of five million frames. A file with holes may be far longer than what
+/// it takes on the disk, so that its length justifies no memory.
+const MAX_TABLE_BYTES: u64 = 1 << 26;
 /// zstd's default: a decoder holds at most 128 MiB of history, whatever the frame asks for.
 pub(crate) const ZSTD_WINDOW_LOG: u32 = 27;
 
@@ -161,8 +164,9 @@ impl FrameReader {
     }
 }
 
-/// The table at the end of a file; `None` where there is none, it is not that of this file, or a frame is too large.
-fn read_table(file: &mut (impl Read + Seek)) -> io::Result<Option<Vec<(u64, u64)>>> {
+/// The table at the end of a file; `None` where there is none, it is not that of this file, or it or a
+/// frame is too large.
+pub(super) fn read_table(file: &mut (impl Read + Seek)) -> io::Result<Option<Vec<(u64, u64)>>> {
     let bytes = file.seek(SeekFrom::End(0))?;
     let Some(at) = bytes.checked_sub(FOOTER_BYTES + HEADER_BYTES) else { return Ok(None) };
     file.seek(SeekFrom::Start(at + HEADER_BYTES))?;
@@ -174,8 +178,7 @@ fn read_table(file: &mut (impl Read + Seek)) -> io::Result<Option<Vec<(u64, u64)
     }
     let entry: u64 = if flags & HAS_CHECKSUMS == 0 { 8 } else { 12 };
     let table = u64::from(u32::from_le_bytes([c0, c1, c2, c3])) * entry;
-    // The table fits into the file, so it is no larger than the memory that the file justifies.
-    let Some(start) = at.checked_sub(table) else { return Ok(None) };
+    let Some(start) = at.checked_sub(table).filter(|_| table <= MAX_TABLE_BYTES) else { return Ok(None) };
     file.seek(SeekFrom::Start(start))?;
     let mut content = vec![0; (HEADER_BYTES + table) as usize];
     file.read_exact(&mut content)?;

@@ -115,3 +115,21 @@ fn a_table_of_other_frames_is_none_or_an_error() {
         assert_eq!(content.bytes(1000, "a part").unwrap(), [7; 1000]);
     }
 }
+
+/// The table of a file with holes would take as much memory as the file seems to have bytes.
+#[test]
+#[cfg(feature = "zstd")]
+fn a_table_that_is_too_large_is_none() {
+    const FRAMES: u32 = 1 << 23;
+    let open = |frames: u32| {
+        // All are empty.
+        let mut file = [TABLE_MAGIC, 8 * frames + 9].map(u32::to_le_bytes).concat();
+        file.resize(file.len() + 8 * frames as usize, 0);
+        file.extend(frames.to_le_bytes());
+        file.push(0);
+        file.extend(FOOTER_MAGIC.to_le_bytes());
+        seekable::read_table(&mut io::Cursor::new(file)).unwrap()
+    };
+    assert_eq!(open(FRAMES).map(|starts| starts.len()), Some(FRAMES as usize + 1));
+    assert!(open(FRAMES + 1).is_none());
+}

@@ -1,6 +1,6 @@
 //! The index of a folder: its shards, and the columns of their samples.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Component, Path};
 use std::sync::Arc;
 
@@ -16,6 +16,10 @@ pub(super) const FILE: &str = "index.json";
 /// The most bytes of an index: those of 300,000 shards.
 const MAX_BYTES: u64 = 1 << 28;
 pub(super) const VERSION: u64 = 2;
+/// How much of what was found an error shows, in characters: a text in an index may be of any length.
+const SHOWN: usize = 200;
+/// The most samples of a shard. Where it is compressed, a table of very many takes next to no bytes of it.
+pub(super) const MAX_SAMPLES: u64 = 1 << 26;
 
 /// A shard that was found.
 #[derive(Debug)]
@@ -60,7 +64,7 @@ pub(super) fn read(folder: &Path) -> Result<Vec<Shard>, DataError> {
     let index: Index = serde_json::from_slice(&text).map_err(|error| DataError::Line {
         path: path.clone(),
         line: error.line() as u64,
-        problem: format!("expected the index of an MDS dataset, found {error}"),
+        problem: format!("expected the index of an MDS dataset, found {}", shortened(&error.to_string())),
     })?;
     if index.version != VERSION {
         return Err(DataError::layout(&path, format!("version {VERSION}"), format!("version {}", index.version)));
@@ -68,14 +72,20 @@ pub(super) fn read(folder: &Path) -> Result<Vec<Shard>, DataError> {
     // Shards usually have the same columns: they are kept once.
     let mut known = HashMap::new();
     let shards = index.shards.into_iter().enumerate().map(|(number, entry)| {
-        let bad =
-            |expected: &str, found: String| DataError::layout(&path, format!("{expected} in shard {number}"), found);
+        let bad = |expected: &str, found: String| {
+            DataError::layout(&path, format!("{expected} in shard {number}"), shortened(&found))
+        };
         found(folder, entry, &mut known).map_err(|error| match error {
             Bad::Entry(expected, found) => bad(expected, found),
             Bad::Shard(error) => error,
         })
     });
     let shards: Vec<Shard> = shards.collect::<Result<_, _>>()?;
+    let mut files = HashSet::new();
+    if let Some(number) = shards.iter().position(|shard| !files.insert(&shard.path)) {
+        let found = shards[number].path.file_name().unwrap_or_default().display();
+        return Err(DataError::layout(&path, format!("each shard once in shard {number}"), format!("{found} again")));
+    }
     if shards.is_empty() {
         return Err(DataError::layout(&path, "at least one shard", "none"));
     }
@@ -83,6 +93,10 @@ pub(super) fn read(folder: &Path) -> Result<Vec<Shard>, DataError> {
         require(&shards.iter().map(|shard| shard.path.to_path_buf()).collect::<Vec<_>>())?;
     }
     Ok(shards)
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(SHOWN).collect()
 }
 
 /// What is wrong with an entry, or with its shard.
@@ -100,14 +114,15 @@ fn found(folder: &Path, entry: Entry, known: &mut Columns) -> Result<Shard, Bad>
     }
     // Offsets in a shard have 32 bits, and there is one more of them than samples, and their number.
     let bytes = raw_data.bytes;
-    if bytes > u64::from(u32::MAX) || samples.saturating_add(2).saturating_mul(4) > bytes {
+    if bytes > u64::from(u32::MAX) || *samples > MAX_SAMPLES || samples.saturating_add(2).saturating_mul(4) > bytes {
         let found = format!("{samples} samples in {bytes} bytes");
-        return Err(Bad::Entry("at most 4 GiB, and 4 bytes for each sample and 8 more", found));
+        return Err(Bad::Entry("at most 4 GiB and 2^26 samples, and 4 bytes for each sample and 8 more", found));
     }
     let file = |file: &File| {
         let name = Path::new(&file.basename);
         // A merged index names files in folders; nothing may lead out of the dataset's.
-        match name.components().all(|part| matches!(part, Component::Normal(_))) && !file.basename.is_empty() {
+        let is_inside = name.components().all(|part| matches!(part, Component::Normal(_)));
+        match is_inside && !file.basename.is_empty() && !is_url(name) {
             true => Ok(folder.join(name)),
             false => Err(Bad::Entry("the name of a file in the folder", format!("{:?}", file.basename))),
         }

@@ -53,8 +53,8 @@ impl MdsDataset {
     ///
     /// # Errors
     /// [`DataError::Io`], [`DataError::Line`] or [`DataError::Layout`] with the file's name: for a missing or damaged
-    /// index, another format or version, a shard that is missing or has another length than the index says, and a
-    /// compression that this build does not support (Brotli, bzip2, Snappy).
+    /// index, another format or version, a shard that is missing, listed twice or of another length than the index says,
+    /// one of more than 2^26 samples, and a compression that this build does not support (Brotli, bzip2, Snappy).
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, DataError> {
         Ok(Self { shards: index::read(folder.as_ref())?.into() })
     }

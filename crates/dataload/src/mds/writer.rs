@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::encoding::{Encoding, MdsValue};
-use super::index::{FILE, VERSION};
+use super::index::{FILE, MAX_SAMPLES, VERSION};
 use crate::DataError;
 use crate::output::Output;
 use crate::read::require_local;
@@ -134,7 +134,8 @@ impl MdsWriter {
             }
         }
         let bytes = sizes.len() + contents.len();
-        if !self.ends.is_empty() && self.shard_size(1, bytes) > self.shard_bytes {
+        let is_full = self.ends.len() as u64 == MAX_SAMPLES || self.shard_size(1, bytes) > self.shard_bytes;
+        if !self.ends.is_empty() && is_full {
             self.flush()?;
         }
         if u32::try_from(self.shard_size(1, bytes)).is_err() {

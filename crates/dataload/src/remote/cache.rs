@@ -121,7 +121,11 @@ fn make_room(folder: &Path, but: &str, limit: u64) -> io::Result<u64> {
         let path = entry?.path();
         let is_data = path.extension().is_some_and(|end| end == "data");
         if is_data && path.file_stem().is_some_and(|stem| stem != but) {
-            let found = fs::metadata(&path)?;
+            let found = match fs::metadata(&path) {
+                // Somebody empties the folder.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                found => found?,
+            };
             // As large as it can become.
             entries.push((found.modified()?, found.len(), path));
         }
@@ -135,7 +139,10 @@ fn make_room(folder: &Path, but: &str, limit: u64) -> io::Result<u64> {
         if total <= limit - limit / 16 {
             break;
         }
-        fs::remove_file(&path)?;
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         let _ = fs::remove_file(path.with_extension("sums"));
         total -= bytes;
     }
@@ -204,5 +211,14 @@ mod tests {
         assert!(noted() <= limit && !folder.path().join("a.data").exists());
         let found = ["a", "c", "d"].map(|name| fs::metadata(folder.path().join(format!("{name}.data"))));
         assert_eq!(noted(), found.into_iter().flatten().map(|it| it.len()).sum::<u64>());
+    }
+    #[test]
+    #[cfg(unix)]
+    fn an_entry_that_is_gone_is_not_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("nowhere", folder.path().join("gone.data")).unwrap();
+        Entry::open(folder.path(), "one", 60, 100).unwrap();
+        Entry::open(folder.path(), "two", 60, 100).unwrap();
+        assert!(!folder.path().join("one.data").exists());
     }
 }

@@ -195,19 +195,21 @@ pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
     let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid(&"no scheme"))?;
     let (authority, key) = rest.split_once('/').ok_or_else(|| invalid(&"no name after the server's"))?;
     let is_web = Scheme::of(FilePath::new(text)) == Some(Scheme::Web);
-    // A bucket's key may hold any character; an address of the web is escaped, and may begin with a bucket.
-    let place = match (is_web, key.split_once('/')) {
-        (true, Some((first, _))) => format!("{scheme}://{authority}/{first}/"),
-        _ => format!("{scheme}://{authority}/"),
-    };
-    let parsed = Url::parse(if is_web { text } else { &place }).map_err(|error| invalid(&error))?;
+    let server = format!("{scheme}://{authority}/");
+    // A bucket's key may hold any character; an address of the web is escaped.
+    let parsed = Url::parse(if is_web { text } else { &server }).map_err(|error| invalid(&error))?;
     if is_web && (parsed.query().is_some() || parsed.fragment().is_some()) {
         return Err(invalid(&"a query or a fragment would be left out"));
     }
-    let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
     let (kind, web_key) = ObjectStoreScheme::parse(&parsed).map_err(|error| invalid(&error))?;
+    // The address of a store begins with a bucket, that of any other server does not: it has one client.
+    let place = match key.split_once('/') {
+        Some((bucket, _)) if is_web && kind != ObjectStoreScheme::Http => format!("{server}{bucket}/"),
+        _ => server,
+    };
     let key = if is_web { web_key } else { Key::parse(key).map_err(|error| invalid(&error))? };
     let place = (place, options::current().retries);
+    let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
     let store = match stores.get(&place) {
         Some(store) => Arc::clone(store),
         None => {
@@ -216,4 +218,19 @@ pub(super) fn locate(text: &str) -> Result<(Store, Key), DataError> {
         }
     };
     Ok((store, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_has_one_client_and_a_bucket_has_its_own() {
+        let store = |text: &str| locate(text).unwrap().0;
+        let is_one = |one, other| Arc::ptr_eq(&store(one), &store(other));
+        assert!(is_one("http://127.0.0.1:9/a/x.tar", "http://127.0.0.1:9/b/y.tar"));
+        assert!(!is_one("http://127.0.0.1:9/a/x.tar", "http://127.0.0.1:8/a/x.tar"));
+        let amazon = |bucket: &str| format!("https://s3.us-east-1.amazonaws.com/{bucket}/x.tar");
+        assert!(!is_one(&amazon("one"), &amazon("two")));
+    }
 }

@@ -365,6 +365,10 @@ fn datasets_of_hugging_face_are_opened_by_folder() -> Result<(), DataError> {
         (r#"{"_data_files": [{"filename": "../numbers.arrow"}]}"#, "numbers.arrow"),
         (r#"{"_data_files": [{"filename": "/etc/passwd"}]}"#, "/etc/passwd"),
         (
+            r#"{"_data_files": [{"filename": "a.arrow"}, {"filename": "a.arrow"}]}"#,
+            "each data file once, found \"a.arrow\" again",
+        ),
+        (
             r#"{"_data_files": [{"filename": "a.arrow"}], "_indices_files": [{"filename": "i.arrow"}]}"#,
             "flatten_indices",
         ),

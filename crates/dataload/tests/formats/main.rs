@@ -25,6 +25,7 @@ mod arrow_batches;
     feature = "lmdb",
     feature = "mds",
     feature = "parquet",
+    feature = "remote",
     feature = "safetensors",
     feature = "tfrecord",
     feature = "webdataset",

@@ -7,6 +7,7 @@ use overdrive_dataload::{
     Color, DataError, DataLoader, Dataset, Image, IterableDataset, MdsDataset, MdsSample, MdsValue, OnError,
     ShardListDataset, StreamPosition, decode_image,
 };
+use serde_json::Value;
 use tch::{Kind, Tensor};
 use tempfile::TempDir;
 
@@ -146,6 +147,7 @@ fn a_bad_index_is_refused_by_name() {
         ("\"bytes\": 4447", "\"bytes\": 99999999999", "at most 4 GiB"),
         ("shard.00000.mds", "../shard.00000.mds", "the name of a file in the folder in shard 0"),
         ("shard.00000.mds", "/etc/passwd", "the name of a file in the folder in shard 0"),
+        ("shard.00000.mds", "http://127.0.0.1/shard.00000.mds", "the name of a file in the folder in shard 0"),
         ("shard.00001.mds", "shard.00009.mds", "shard.00009.mds"),
         ("[\"bytes\", \"float64\",", "[\"float64\",", "a name, an encoding and a size for each column in shard 0"),
         ("{\"shards\"", "{\"shard\"", "line 1: expected the index of an MDS dataset, found missing field"),
@@ -160,6 +162,27 @@ fn a_bad_index_is_refused_by_name() {
     fs::write(folder.join("index.json"), "{\"version\": 2, \"shards\": []}").unwrap();
     assert!(MdsDataset::open(&folder).unwrap_err().to_string().contains("at least one shard"));
     names_file(&MdsDataset::open(folder.join("none")).unwrap_err(), "none/index.json");
+    let changed = |name: &str, change: &dyn Fn(&mut Vec<Value>)| {
+        let (_dir, folder) = copy(name);
+        let mut index: Value = serde_json::from_slice(&fs::read(folder.join("index.json")).unwrap()).unwrap();
+        change(index["shards"].as_array_mut().unwrap());
+        fs::write(folder.join("index.json"), index.to_string()).unwrap();
+        names_file(&MdsDataset::open(&folder).unwrap_err(), "index.json")
+    };
+    // The table of so many would take half a gigabyte, and compressed next to nothing.
+    let error = changed("zstd", &|shards| {
+        shards[0]["raw_data"]["bytes"] = u32::MAX.into();
+        shards[0]["samples"] = 100_000_000.into();
+    });
+    assert!(error.contains("2^26 samples") && error.contains("in shard 0, found 100000000 samples"), "{error}");
+    // A text of any length is not shown whole.
+    for part in ["format", "samples"] {
+        let error = changed("plain", &|shards| shards[0][part] = "x".repeat(1 << 20).into());
+        assert!(error.contains("found") && error.len() < 1000, "{} bytes", error.len());
+    }
+    // Its samples would be read twice.
+    let error = changed("plain", &|shards| shards.push(shards[0].clone()));
+    assert!(error.ends_with("expected each shard once in shard 2, found shard.00000.mds again"), "{error}");
     let error = MdsDataset::open(fixture("mds/br")).unwrap_err();
     assert!(
         names_file(&error, "index.json").contains("expected no compression, zstd or gz in shard 0, found \"br\""),
