@@ -32,6 +32,7 @@ fn good(src: &str, dst: &Path, options: &[&str]) -> Result<()> {
 }
 
 type Samples = Vec<(String, BTreeMap<String, Vec<u8>>)>;
+type Fields = Vec<(&'static str, Vec<u8>)>;
 
 fn samples(shard: &Path) -> Result<Samples> {
     let dataset = WebDataset::from_files([shard])?;
@@ -43,7 +44,7 @@ fn samples(shard: &Path) -> Result<Samples> {
 }
 
 /// A folder below the bucket, and its shard `in-000000.tar` with these fields.
-fn shard(name: &str, fields: fn(u8) -> Vec<(&'static str, Vec<u8>)>) -> Result<PathBuf> {
+fn shard(name: &str, fields: fn(u8) -> Fields) -> Result<PathBuf> {
     let folder = bucket().join(name);
     fs::create_dir_all(&folder)?;
     let mut writer = WebDatasetWriter::builder(folder.join("in-%06d.tar").display().to_string()).build()?;
