@@ -259,12 +259,13 @@ where
         if cancelled.is_cancelled() {
             return None;
         }
-        if let (Some(batches), true, None) = (self.options.batches_per_epoch, cut.samples.is_empty(), &cut.error) {
+        let short = cut.samples.len() < self.options.batch_size;
+        let is_none = cut.samples.is_empty() || (short && self.options.drop_last);
+        if let (Some(batches), true, None) = (self.options.batches_per_epoch, is_none, &cut.error) {
             cut.error = Some(DataError::StreamEnded { batch: number, batches });
         }
         turn.ended |= cut.error.is_some();
-        let short = cut.samples.len() < self.options.batch_size;
-        if cut.error.is_none() && (cut.samples.is_empty() || (short && self.options.drop_last)) {
+        if cut.error.is_none() && is_none {
             self.stages.report(cut.faults.into_iter());
             return None;
         }
@@ -307,7 +308,8 @@ where
                     continue;
                 }
                 None => {
-                    turn.ended = true;
+                    // With `batches_per_epoch`, it is an error that a batch is missing, which the next cut finds.
+                    turn.ended = self.options.batches_per_epoch.is_none();
                     break;
                 }
             };
