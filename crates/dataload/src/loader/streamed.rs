@@ -179,11 +179,9 @@ where
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             result => result,
         };
-        let gives_up = making.0.settle(matches!(result, Ok(Outcome::Later)));
-        let result = match self.options.batches_per_epoch {
-            Some(batches) if gives_up => Err(DataError::StreamEnded { batch: number, batches }),
-            _ => result,
-        };
+        if matches!(result, Ok(Outcome::Later)) {
+            making.0.one_more();
+        }
         Some(Made::new(number, result, mark))
     }
 
