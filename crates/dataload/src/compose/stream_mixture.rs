@@ -31,7 +31,8 @@ const TURNS: u64 = 0x6d69_7873_7475_726e;
 /// ```
 ///
 /// # Source
-/// `datasets.interleave_datasets` of Hugging Face on its `IterableDataset`.
+/// `datasets.interleave_datasets` of Hugging Face on its `IterableDataset`. There, a mixture ends with the last item of a
+/// stream; here nothing is read ahead to know which that is, so it ends when that stream is due again.
 #[derive(Clone, Debug)]
 pub struct StreamMixture<D> {
     streams: Vec<Arc<D>>,
@@ -75,8 +76,15 @@ impl<D: IterableDataset> StreamMixture<D> {
     /// step `s`, `item` is `s * batch_size * world_size`, with `batches_per_epoch` also in later epochs, as long as the
     /// pass lasts. Each pass begins with the first weights.
     ///
-    /// A stream that has no weight from some item on does not have to be exhausted. Weights end early where all their
-    /// streams are, and those that follow still have some.
+    /// A loader that shuffles mixes the items before and after the change within a
+    /// [`shuffle_buffer`](crate::DataLoaderBuilder::shuffle_buffer).
+    ///
+    /// A stream that has no weight from some item on does not have to be exhausted. What happens where one is exhausted
+    /// before is the [`stopping_strategy`](Self::stopping_strategy)'s: the shard ends, or the stream is repeated, or it
+    /// is left out, and weights whose streams are all left out end early.
+    ///
+    /// A stream with fewer shards than the drawn ones before lowers [`num_shards`](Self::num_shards), also where that was
+    /// set: set it last.
     ///
     /// # Errors
     /// As [`new`](Self::new); [`DataError::InvalidOption`] for an item that is not after that of the call before.

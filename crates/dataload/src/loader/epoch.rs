@@ -19,6 +19,10 @@ use crate::loader::worker::{MOST_IN_FLIGHT, WorkerOptions, Workers};
 use crate::tensor_batch::Footprint;
 use crate::{Cancellation, DataError};
 
+/// With `batches_per_epoch`, the epoch ends after this many batches in a row have lost all samples: by then hardly any
+/// sample is good.
+const MAX_EMPTY_BATCHES: usize = 256;
+
 /// The batches of one epoch, in order; made by [`DataLoader::iter`](crate::DataLoader::iter) and
 /// [`DataLoader::epoch`](crate::DataLoader::epoch).
 ///
@@ -39,6 +43,9 @@ pub struct Epoch<B> {
     tuning: Tuning<B>,
     last_taken: Option<Instant>,
     turns: Option<Turns>,
+    /// How many batches in a row have lost all samples. They are counted here, where batches come in order for any number
+    /// of workers.
+    empty_in_a_row: usize,
 }
 
 /// Written by the epoch, and read by the loader to save its state.
@@ -107,7 +114,7 @@ impl<B: Send + 'static> Epoch<B> {
             }
         };
         let position = Arc::new(Mutex::new(position));
-        Self { crew, used: None, position, batches, counters, tuning, last_taken: None, turns }
+        Self { crew, used: None, position, batches, counters, tuning, last_taken: None, turns, empty_in_a_row: 0 }
     }
 
     pub(crate) fn position_of(&self) -> &SharedPosition {
@@ -158,11 +165,18 @@ impl<B: Send + 'static> Epoch<B> {
             let Made { number, result, mark, .. } = made;
             match result? {
                 Outcome::Batch { batch, samples, .. } => {
+                    self.empty_in_a_row = 0;
                     self.give(number, mark);
                     return Ok(Some((batch, samples)));
                 }
                 Outcome::Nothing | Outcome::Delivered => lock(&self.position).delivered(number, mark, Given::Nothing),
-                Outcome::Later => lock(&self.position).delivered(number, mark, Given::Later),
+                Outcome::Later => {
+                    self.empty_in_a_row += 1;
+                    if let (MAX_EMPTY_BATCHES.., Some(batches)) = (self.empty_in_a_row, self.batches) {
+                        return Err(DataError::StreamEnded { batch: number, batches });
+                    }
+                    lock(&self.position).delivered(number, mark, Given::Later);
+                }
             }
         }
     }

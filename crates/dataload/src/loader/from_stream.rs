@@ -82,8 +82,9 @@ impl<D: IterableDataset, C> DataLoaderBuilder<FromStream<D>, C> {
         self
     }
 
-    /// Makes an epoch exactly this many batches, on every rank and despite bad samples. The next epoch continues where
-    /// this one ends; at the end of the stream another pass over the shards begins, in a new order.
+    /// Makes an epoch exactly this many batches, on every rank and despite bad samples; where there are no samples for one
+    /// of them, the epoch ends with [`DataError::StreamEnded`]. The next epoch continues where this one ends; at the end
+    /// of the stream another pass over the shards begins, in a new order.
     pub fn batches_per_epoch(mut self, batches: usize) -> Self {
         self.source.batches_per_epoch = Some(batches);
         self

@@ -10,9 +10,6 @@ use crate::loader::lock;
 /// helped: threads that read single small samples from the same lanes would only be in each other's way.
 const PATIENCE: Duration = Duration::from_millis(2);
 
-/// The epoch ends after this many batches in a row have lost all samples: by then hardly any sample is good.
-const MAX_EMPTY_BATCHES: usize = 256;
-
 /// The numbers of an epoch's batches.
 pub(crate) struct Numbering {
     numbers: Mutex<Numbers>,
@@ -33,8 +30,6 @@ struct Numbers {
     limit: Option<usize>,
     /// How many batches are being made: each may still turn out to be empty.
     making: usize,
-    /// How many batches in a row have lost all samples.
-    empty_in_a_row: usize,
     /// Whether this epoch continues a pass that an earlier epoch broke off, and has not made a batch yet.
     rest: bool,
     ended: bool,
@@ -52,7 +47,7 @@ pub(crate) struct Turn<'a> {
 impl Numbering {
     /// Batches from `next` on, below `limit`.
     pub(crate) fn new(next: usize, limit: Option<usize>, rest: bool) -> Self {
-        let numbers = Numbers { cutting: false, next, limit, making: 0, empty_in_a_row: 0, rest, ended: false };
+        let numbers = Numbers { cutting: false, next, limit, making: 0, rest, ended: false };
         Self { numbers: Mutex::new(numbers), free: Condvar::new(), settled: Condvar::new() }
     }
 
@@ -86,13 +81,10 @@ impl Numbering {
         None
     }
 
-    /// Records whether a batch was empty; true when so many in a row were empty that the epoch has to end.
-    pub(crate) fn settle(&self, is_empty: bool) -> bool {
+    /// Records that a batch has lost all samples, so that another is made in its place.
+    pub(crate) fn one_more(&self) {
         let mut numbers = lock(&self.numbers);
-        numbers.empty_in_a_row = if is_empty { numbers.empty_in_a_row + 1 } else { 0 };
-        numbers.limit = numbers.limit.map(|limit| limit.saturating_add(usize::from(is_empty)));
-        numbers.ended |= numbers.empty_in_a_row >= MAX_EMPTY_BATCHES;
-        numbers.empty_in_a_row >= MAX_EMPTY_BATCHES
+        numbers.limit = numbers.limit.map(|limit| limit.saturating_add(1));
     }
 
     /// Records that a batch is no longer being made.

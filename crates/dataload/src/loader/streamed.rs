@@ -179,11 +179,9 @@ where
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             result => result,
         };
-        let gives_up = making.0.settle(matches!(result, Ok(Outcome::Later)));
-        let result = match self.options.batches_per_epoch {
-            Some(batches) if gives_up => Err(DataError::StreamEnded { batch: number, batches }),
-            _ => result,
-        };
+        if matches!(result, Ok(Outcome::Later)) {
+            making.0.one_more();
+        }
         Some(Made::new(number, result, mark))
     }
 
@@ -259,12 +257,13 @@ where
         if cancelled.is_cancelled() {
             return None;
         }
-        if let (Some(batches), true, None) = (self.options.batches_per_epoch, cut.samples.is_empty(), &cut.error) {
+        let short = cut.samples.len() < self.options.batch_size;
+        let is_none = cut.samples.is_empty() || (short && self.options.drop_last);
+        if let (Some(batches), true, None) = (self.options.batches_per_epoch, is_none, &cut.error) {
             cut.error = Some(DataError::StreamEnded { batch: number, batches });
         }
         turn.ended |= cut.error.is_some();
-        let short = cut.samples.len() < self.options.batch_size;
-        if cut.error.is_none() && (cut.samples.is_empty() || (short && self.options.drop_last)) {
+        if cut.error.is_none() && is_none {
             self.stages.report(cut.faults.into_iter());
             return None;
         }
@@ -307,7 +306,8 @@ where
                     continue;
                 }
                 None => {
-                    turn.ended = true;
+                    // With `batches_per_epoch`, it is an error that a batch is missing, which the next cut finds.
+                    turn.ended = self.options.batches_per_epoch.is_none();
                     break;
                 }
             };

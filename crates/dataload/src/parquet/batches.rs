@@ -117,7 +117,7 @@ impl ParquetBatches {
     /// A [`loader`](Self::loader)'s state, which is the same on all ranks, can be loaded by any number of ranks of the same
     /// `batch_size` where batches come in order. In that epoch these go on with the batches that the ranks before had left,
     /// one rank's after the other's, each with a contiguous part of them. So no row is lost; in place of rows, batches are
-    /// repeated or dropped there to make the parts equal.
+    /// repeated or dropped there to make the parts equal. The number of ranks can change eight times in one epoch.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a `world_size` of 0 or a `rank` that is not below it.

@@ -1,12 +1,17 @@
 //! Every rank makes the same number of steps despite bad samples on one of them: otherwise the other ranks would wait
 //! forever.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread::sleep;
+use std::time::Duration;
+
 use overdrive_dataload::{
     BatchSamples, Collate, DataError, DataLoader, DistributedBatches, DistributedSampler, FixedBatches, FnDataset,
     FnStream, IterableDataset, OnError, SequentialSampler,
 };
 
-use crate::{WORKERS, alone, listed};
+use crate::{WORKERS, alone, listed, wait_until};
 
 /// The bad samples, all of rank 1 of 3: a whole batch of four, one in the middle, and the whole last batch.
 fn is_bad(index: usize) -> bool {
@@ -189,5 +194,27 @@ fn a_stream_whose_items_are_all_refused_is_an_error_not_a_loop() -> Result<(), D
         let outcomes: Vec<_> = builder.on_error(OnError::Skip).collate(listed).build()?.iter().collect();
         assert!(matches!(outcomes[..], [Err(DataError::StreamEnded { batches: 5, .. })]), "{outcomes:?}");
     }
+    Ok(())
+}
+
+/// 200 items that are refused, a good one that takes as long as 56 of the 200 refused ones after it, and good ones.
+#[test]
+fn refused_items_before_and_after_a_slow_good_one_are_not_in_a_row() -> Result<(), DataError> {
+    let _alone = alone();
+    let refused = Arc::new(AtomicUsize::new(0));
+    let stream = FnStream::new(1, |_| Ok((0..1000).map(Ok))).map(move |item: usize| {
+        if item == 200 {
+            wait_until(|| refused.load(SeqCst) >= 256);
+            sleep(Duration::from_millis(100));
+        } else if item < 401 {
+            refused.fetch_add(1, SeqCst);
+            return Err(DataError::other("no good"));
+        }
+        Ok(item)
+    });
+    let builder = DataLoader::stream(stream).batches_per_epoch(300).num_workers(2).prefetch_factor(128);
+    let loader = builder.on_error(OnError::Skip).collate(listed).build()?;
+    let found = loader.iter().collect::<Result<Vec<_>, _>>()?.concat();
+    assert_eq!(found, [200].into_iter().chain(401..700).collect::<Vec<_>>());
     Ok(())
 }

@@ -82,6 +82,21 @@ fn batches_per_epoch_starts_another_pass_where_the_stream_ends() -> Result<(), D
 }
 
 #[test]
+fn an_epoch_that_ends_before_its_last_batch_is_an_error() -> Result<(), DataError> {
+    let _alone = alone();
+    for (workers, drop_last) in WORKERS.into_iter().flat_map(|workers| [(workers, false), (workers, true)]) {
+        // The shuffled passes give the only shard with items to one lane after the other, and no lane has two.
+        let one = FnStream::new(4, |shard| Ok((0..usize::from(shard == 1)).map(Ok)));
+        let builder = DataLoader::stream(one).interleave(4).shuffle(true).batch_size(16).drop_last(drop_last);
+        let loader = builder.batches_per_epoch(2).num_workers(workers).collate(listed).build()?;
+        let outcomes: Vec<_> = loader.iter().collect();
+        let ended = matches!(outcomes.last(), Some(Err(DataError::StreamEnded { batches: 2, .. })));
+        assert!(ended && outcomes.len() == if drop_last { 1 } else { 2 }, "{workers} workers: {outcomes:?}");
+    }
+    Ok(())
+}
+
+#[test]
 fn global_batches_are_the_same_for_any_number_of_ranks() -> Result<(), DataError> {
     let _alone = alone();
     let global = |world_size: usize| -> Result<Vec<BTreeSet<usize>>, DataError> {
