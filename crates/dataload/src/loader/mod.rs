@@ -58,6 +58,8 @@ pub(crate) use from_stream::{fingerprint, names};
 pub(crate) use indexed::{Indexed, Open};
 pub use num_workers::{Auto, NumWorkers};
 pub(crate) use order::draw;
+#[cfg(all(test, feature = "parquet"))]
+pub(crate) use other_ranks::Earlier;
 #[cfg(feature = "parquet")]
 pub(crate) use other_ranks::RankBatches;
 #[cfg(feature = "parquet")]

@@ -31,8 +31,8 @@ pub(crate) struct RankBatches {
 /// So many ranks had so many batches each, before others went on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Earlier {
-    ranks: usize,
-    batches: usize,
+    pub(crate) ranks: usize,
+    pub(crate) batches: usize,
 }
 
 impl RankBatches {
