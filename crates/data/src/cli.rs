@@ -68,7 +68,7 @@ pub struct IndexOptions {
 ///
 /// The target appears only when it is complete. An error or Ctrl-C leaves nothing of it behind, but for the folders
 /// that it was to be in.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct ConvertOptions {
     /// What to read: a file, a folder, or a pattern of shards, here or (feature `remote`) by a URL
@@ -117,7 +117,7 @@ pub struct ConvertOptions {
     pub src_token_dtype: Option<TokenType>,
 
     /// A sample of SRC ends with each of these tokens: 50256 where nanoGPT has prepared the file (tokens)
-    #[arg(long, value_name = "TOKEN")]
+    #[arg(long, value_name = "TOKEN", allow_negative_numbers = true)]
     pub end_of_text: Option<i64>,
 
     /// A sample of SRC ends after so many tokens, if not before (tokens)

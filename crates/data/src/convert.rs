@@ -5,6 +5,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -20,6 +23,8 @@ use crate::target::{self, Refused, Target};
 
 /// Limits the memory of a batch: the sample that reaches this size is the batch's last one.
 const BATCH_BYTES: usize = 1 << 26;
+/// How often Ctrl-C is looked for while the source is waited for.
+const WAIT: Duration = Duration::from_millis(50);
 /// Samples per thread and batch. Images differ in size; over this many, every thread has about the same work.
 const SAMPLES_PER_WORKER: usize = 16;
 
@@ -78,18 +83,78 @@ pub fn run(options: &ConvertOptions) -> Result<Summary> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("cannot watch for Ctrl-C")?;
-    let source = source::open(options, from)?;
     let workers = options.workers.map_or(0, usize::from);
+    let workers = rayon::ThreadPoolBuilder::new().num_threads(workers).build().context("cannot start the workers")?;
+    let source = Reader::start(options, from, SAMPLES_PER_WORKER * workers.current_num_threads(), &stop)?;
     let job = Job {
         skip_errors: options.skip_errors,
         reencode: options.shorter_side.map(|side| Reencode::new(side, options.quality)),
-        workers: rayon::ThreadPoolBuilder::new().num_threads(workers).build().context("cannot start the workers")?,
+        workers,
         progress: progress(source.total),
         stop,
     };
-    let summary = job.run(source.samples, target::create(options, to)?, options)?;
+    let summary = job.run(&source, target::create(options, to)?, options)?;
     job.progress.finish_and_clear();
     Ok(summary)
+}
+
+/// Reads the source on a thread of its own, since Ctrl-C is to be seen while a server is waited for. The thread is left
+/// where it is then: nothing that it does has to be undone.
+struct Reader {
+    total: Option<u64>,
+    /// In order; an empty one at the end.
+    batches: Receiver<Vec<Result<Sample>>>,
+}
+
+impl Reader {
+    fn start(options: &ConvertOptions, from: Format, most: usize, stop: &AtomicBool) -> Result<Self> {
+        let options = options.clone();
+        let (opened, is_open) = mpsc::channel();
+        // The next batch is read while one is written, and no further one.
+        let (full, batches) = mpsc::sync_channel(0);
+        let read = move || match source::open(&options, from) {
+            Ok(mut source) => {
+                let mut go_on = opened.send(Ok(source.total)).is_ok();
+                while go_on {
+                    let batch = batch(&mut source.samples, most);
+                    go_on = !batch.is_empty() && full.send(batch).is_ok();
+                }
+                // Whether it is the end, or nobody listens.
+                _ = full.send(Vec::new());
+            }
+            Err(error) => _ = opened.send(Err(error)),
+        };
+        thread::Builder::new().name("source".to_owned()).spawn(read).context("cannot start the thread that reads")?;
+        let total = wait(&is_open, stop)??;
+        Ok(Self { total, batches })
+    }
+}
+
+/// The next samples, in order; none at the end of the source.
+fn batch(samples: &mut impl Iterator<Item = Result<Sample>>, most: usize) -> Vec<Result<Sample>> {
+    let (mut batch, mut bytes) = (Vec::new(), 0);
+    while batch.len() < most && bytes < BATCH_BYTES {
+        let Some(sample) = samples.next() else { break };
+        bytes += sample.as_ref().map_or(0, Sample::bytes);
+        batch.push(sample);
+    }
+    batch
+}
+
+/// What another thread sends, unless Ctrl-C comes first.
+fn wait<T>(sent: &Receiver<T>, stop: &AtomicBool) -> Result<T> {
+    loop {
+        check(stop)?;
+        match sent.recv_timeout(WAIT) {
+            Ok(sent) => return Ok(sent),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => bail!("the thread that reads the source has panicked"),
+        }
+    }
+}
+
+fn check(stop: &AtomicBool) -> Result<()> {
+    if stop.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
 }
 
 struct Job {
@@ -101,20 +166,15 @@ struct Job {
 }
 
 impl Job {
-    fn run(
-        &self,
-        mut samples: impl Iterator<Item = Result<Sample>>,
-        mut target: Box<dyn Target>,
-        options: &ConvertOptions,
-    ) -> Result<Summary> {
+    fn run(&self, source: &Reader, mut target: Box<dyn Target>, options: &ConvertOptions) -> Result<Summary> {
         let mut summary = Summary { converted: 0, skipped: 0, target: options.dst.clone() };
         loop {
-            let batch = self.read(&mut samples)?;
+            let batch = wait(&source.batches, &self.stop)?;
             if batch.is_empty() {
                 break;
             }
             for sample in self.scale(batch) {
-                self.check()?;
+                check(&self.stop)?;
                 let checked = sample.and_then(|sample| sample.check_names().map(|()| sample));
                 let written = checked.map_err(Refused::Sample).and_then(|sample| target.write(sample));
                 match written {
@@ -134,21 +194,9 @@ impl Job {
         if summary.converted == 0 {
             bail!("{}: no sample to convert ({} skipped)", options.src.display(), summary.skipped);
         }
-        self.check()?;
+        check(&self.stop)?;
         target.finish()?;
         Ok(summary)
-    }
-
-    /// The next batch of samples, in order; empty at the end of the source.
-    fn read(&self, samples: &mut impl Iterator<Item = Result<Sample>>) -> Result<Vec<Result<Sample>>> {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        while batch.len() < SAMPLES_PER_WORKER * self.workers.current_num_threads() && bytes < BATCH_BYTES {
-            self.check()?;
-            let Some(sample) = samples.next() else { break };
-            bytes += sample.as_ref().map_or(0, Sample::bytes);
-            batch.push(sample);
-        }
-        Ok(batch)
     }
 
     fn scale(&self, batch: Vec<Result<Sample>>) -> Vec<Result<Sample>> {
@@ -161,10 +209,6 @@ impl Job {
             Ok(sample)
         };
         self.workers.install(|| batch.into_par_iter().map(scale).collect())
-    }
-
-    fn check(&self) -> Result<()> {
-        if self.stop.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
     }
 }
 

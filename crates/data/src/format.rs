@@ -80,7 +80,11 @@ impl Format {
                 () => Self::Folder,
             });
         }
-        match by_ending(path).ok_or_else(|| unknown(path, "--from"))? {
+        let problem = match is_url(path) || path.exists() {
+            true => UNKNOWN,
+            false => "there is no such file or folder, and as a pattern it has an unknown format",
+        };
+        match by_ending(path).ok_or_else(|| unknown(path, problem, "--from"))? {
             // An index beside it says where samples end.
             Self::Tokens if path.with_extension("idx").is_file() => Ok(Self::Megatron),
             format => Ok(format),
@@ -92,7 +96,7 @@ impl Format {
         match by_ending(path) {
             Some(format) => Ok(format),
             None if path.extension().is_none() => Ok(Self::Folder),
-            None => Err(unknown(path, "--to")),
+            None => Err(unknown(path, UNKNOWN, "--to")),
         }
     }
 }
@@ -107,9 +111,11 @@ fn by_ending(path: &Path) -> Option<Format> {
     ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| *format)
 }
 
-fn unknown(path: &Path, option: &str) -> anyhow::Error {
+const UNKNOWN: &str = "unknown format";
+
+fn unknown(path: &Path, problem: &str, option: &str) -> anyhow::Error {
     anyhow!(
-        "{}: unknown format; state it with {option} (folder, webdataset, tfrecord, lmdb, arrow, \
+        "{}: {problem}; state it with {option} (folder, webdataset, tfrecord, lmdb, arrow, \
          huggingface, parquet, jsonl, csv, mds, megatron, tokens)",
         path.display()
     )
@@ -143,7 +149,10 @@ mod tests {
         assert_eq!(target("out"), Some(Format::Folder));
         assert_eq!(target("out.d/"), Some(Format::Folder));
         assert_eq!(target("train.zip"), None);
-        assert!(Format::of_source(Path::new("none")).unwrap_err().to_string().contains("--from"));
+        let error = Format::of_source(Path::new("none")).unwrap_err().to_string();
+        assert!(error.contains("no such file or folder") && error.contains("--from"), "{error}");
+        let error = Format::of_source(Path::new("s3://bucket/none")).unwrap_err().to_string();
+        assert!(error.contains("none: unknown format"), "{error}");
         assert_eq!(Format::of_source(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap(), Format::Folder);
     }
 

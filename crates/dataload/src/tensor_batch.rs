@@ -82,7 +82,7 @@ macro_rules! tuple_batch {
 for_tuples!(tuple_batch);
 
 macro_rules! plain_batch {
-    ($($plain:ty),*) => {$(
+    ($($plain:ty),* => $bytes_of_strings:expr) => {$(
         impl TensorBatch for $plain {
             fn map_tensors(
                 &self,
@@ -92,23 +92,19 @@ macro_rules! plain_batch {
             }
 
             fn visit_tensors<'a>(&'a self, _visit: &mut dyn FnMut(&'a Tensor)) {}
+
+            fn bytes_of_strings(&self) -> usize {
+                let bytes: fn(&Self) -> usize = $bytes_of_strings;
+                bytes(self)
+            }
         }
     )*};
 }
 
-plain_batch!((), bool, u8, i32, u32, i64, u64, usize, f32, f64);
-
-impl TensorBatch for String {
-    fn map_tensors(&self, _change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
-        Ok(self.clone())
-    }
-
-    fn visit_tensors<'a>(&'a self, _visit: &mut dyn FnMut(&'a Tensor)) {}
-
-    fn bytes_of_strings(&self) -> usize {
-        self.len()
-    }
-}
+plain_batch!((), bool, i32, u32, i64, u64, usize, f32, f64 => |_| 0);
+// A binary value is a `Vec` of them.
+plain_batch!(u8 => |_| 1);
+plain_batch!(String => String::len);
 
 impl<T: TensorBatch> TensorBatch for Vec<T> {
     fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
@@ -234,6 +230,7 @@ mod tests {
             (Tensor::zeros([4], (Kind::Uint8, Device::Cpu)), (names(), 7_i64), BTreeMap::from([("a", names())]));
         assert_eq!(footprint_of(&batch), Footprint { host: 4 + 5 + 5, device: 0 });
         assert_eq!(footprint_of(&(Some(names()), HashMap::from([(0, names())]), None::<String>)).host, 10);
+        assert_eq!(footprint_of(&(vec![vec![7_u8; 300], Vec::new()], vec![1_i64])).host, 300);
     }
 
     #[test]

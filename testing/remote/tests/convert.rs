@@ -14,6 +14,8 @@ pub const TESTS: &[files::Test] = &[
     ("images_are_converted_from_every_format_by_url", images_are_converted_from_every_format_by_url),
     ("texts_are_converted_from_every_format_by_url", texts_are_converted_from_every_format_by_url),
     ("faults_of_servers_are_errors_of_convert", faults_of_servers_are_errors_of_convert),
+    #[cfg(target_os = "linux")]
+    ("ctrl_c_is_seen_while_a_server_is_waited_for", ctrl_c_is_seen_while_a_server_is_waited_for),
 ];
 
 /// What it prints, and whether it succeeded. Its cache is in the folder of the target.
@@ -140,5 +142,32 @@ fn faults_of_servers_are_errors_of_convert() -> Result<()> {
     }
     let (is_good, said) = run("s3://data/refused-0/convert/in-000000.tar", Path::new("s3://data/out.mdb"), &[])?;
     ensure!(!is_good && said.contains("s3://data/out.mdb: a target is a path of this machine"), "{said}");
+    Ok(())
+}
+
+/// The server is silent for longer than anybody waits for its list.
+#[cfg(target_os = "linux")]
+fn ctrl_c_is_seen_while_a_server_is_waited_for() -> Result<()> {
+    let here = tempfile::tempdir()?;
+    let target = here.path().join("target");
+    fs::create_dir(&target)?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_overdrive-data-remote"));
+    command.env("XDG_CACHE_HOME", here.path().join("cache")).stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut child =
+        command.args(["convert", "s3://data/late-3600000/convert/in-*.tar"]).arg(target.join("a.lmdb")).spawn()?;
+    // A signal that it does not catch yet would end it before it can say so.
+    let catches = |child: &std::process::Child| {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).map(str::trim);
+        caught.and_then(|caught| u64::from_str_radix(caught, 16).ok()).is_some_and(|caught| caught & 0b10 != 0)
+    };
+    while !catches(&child) && child.try_wait()?.is_none() {
+        std::thread::yield_now();
+    }
+    ensure!(Command::new("kill").args(["-INT", &child.id().to_string()]).status()?.success());
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(said.contains("interrupted") && output.status.code() == Some(130), "{said}");
+    ensure!(fs::read_dir(&target)?.next().is_none());
     Ok(())
 }

@@ -30,10 +30,13 @@ pub fn open(options: &ConvertOptions) -> Result<Source> {
         path.display()
     );
     let dtype = options.src_token_dtype.map_or(TokenDtype::default(), TokenDtype::from);
+    if let Some(end) = end.filter(|&end| !dtype.holds(end)) {
+        bail!("--end-of-text {end} is no token of {dtype:?}: state another, or --src-token-dtype with what SRC has");
+    }
     let file = TokenFile::with_dtype(path, dtype)?;
     let most = most.map(|most| most as usize);
     let total = most.filter(|_| end.is_none()).map(|most| file.len().div_ceil(most) as u64);
-    let samples = Texts { file, end, most, at: 0, piece: Vec::new().into_iter() };
+    let samples = Texts { file, end, most, has_ended: false, at: 0, piece: Vec::new().into_iter() };
     let samples = samples.enumerate().map(|(index, tokens)| sample(&tokens?, index));
     Ok(Source { total, samples: Box::new(samples) })
 }
@@ -50,6 +53,8 @@ struct Texts {
     file: TokenFile,
     end: Option<i64>,
     most: Option<usize>,
+    /// Whether a text has ended before the file does.
+    has_ended: bool,
     /// The first token that is not read yet.
     at: usize,
     /// What is read, and part of no sample yet.
@@ -65,9 +70,17 @@ impl Texts {
                 self.piece = self.file.tokens(self.at..end)?.into_iter();
                 self.at = end;
             }
-            let Some(token) = self.piece.next() else { return Ok(text) };
+            let Some(token) = self.piece.next() else {
+                // All of it would be one sample.
+                if let Some(end) = self.end.filter(|_| !self.has_ended && !text.is_empty() && self.most.is_none()) {
+                    let path = self.file.path().display();
+                    bail!("{path}: no token {end} in it: state one that ends its texts, or --block-size");
+                }
+                return Ok(text);
+            };
             text.push(token);
             if self.end == Some(token) || self.most == Some(text.len()) {
+                self.has_ended = true;
                 return Ok(text);
             }
             if text.len() == MAX_TOKENS {

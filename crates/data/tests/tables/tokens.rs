@@ -78,3 +78,20 @@ fn a_file_of_tokens_is_read_as_it_is_stored() {
     good(&path("c.bin"), &path("c.jsonl"), &[]);
     assert_eq!(lines(&path("c.jsonl")), lines(&path("a.jsonl")));
 }
+
+#[test]
+fn an_end_of_texts_that_no_text_has_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let tokens = [1_u16, 2, END, 3];
+    fs::write(path("train.bin"), tokens.map(u16::to_le_bytes).concat()).unwrap();
+    for token in ["70000", "-1"] {
+        let error = bad(&path("train.bin"), &path("a.jsonl"), &["--end-of-text", token]);
+        assert!(error.contains(token) && error.contains("Uint16") && error.contains("--src-token-dtype"), "{error}");
+    }
+    let error = bad(&path("train.bin"), &path("a.jsonl"), &["--end-of-text", "9"]);
+    assert!(error.contains("no token 9 in it") && error.contains("--block-size"), "{error}");
+    // A sample has a length then, and a text may be longer.
+    good(&path("train.bin"), &path("a.jsonl"), &["--end-of-text", "9", "--block-size", "3"]);
+    assert_eq!(lines(&path("a.jsonl")), [vec![1, 2, i64::from(END)], vec![3]]);
+}

@@ -177,6 +177,7 @@ pub(crate) fn usual_footprint<B: 'static>() -> Option<fn(&B) -> Footprint> {
         of::<(Tensor, Tensor, Tensor)>(),
         of::<Vec<Tensor>>(),
         of::<Vec<String>>(),
+        of::<Vec<Vec<u8>>>(),
         of::<BTreeMap<String, Tensor>>(),
         of::<(Tensor, Vec<String>)>(),
         of::<crate::Ragged>(),

@@ -43,6 +43,11 @@ impl TokenDtype {
         }
     }
 
+    /// Whether it can hold a token.
+    pub fn holds(self, token: i64) -> bool {
+        self.encode(token, &mut Vec::new()).is_some()
+    }
+
     /// Appends a token; `None`, and nothing, where this type cannot hold it.
     pub(super) fn encode(self, token: i64, bytes: &mut Vec<u8>) -> Option<()> {
         match self {
