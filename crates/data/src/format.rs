@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
 
 /// A format of training data.
@@ -87,6 +87,11 @@ impl Format {
         match by_ending(path).ok_or_else(|| unknown(path, problem, "--from"))? {
             // An index beside it says where samples end.
             Self::Tokens if path.with_extension("idx").is_file() => Ok(Self::Megatron),
+            // Wrong tokens are nothing that a reader of the other format would notice.
+            Self::Tokens if is_url(path) => bail!(
+                "{}: nanoGPT's file of tokens, or Megatron's with an index: state --from tokens, or the index (.idx)",
+                path.display()
+            ),
             format => Ok(format),
         }
     }
@@ -151,6 +156,8 @@ mod tests {
         assert_eq!(target("train.zip"), None);
         let error = Format::of_source(Path::new("none")).unwrap_err().to_string();
         assert!(error.contains("no such file or folder") && error.contains("--from"), "{error}");
+        let error = Format::of_source(Path::new("s3://bucket/train.bin")).unwrap_err().to_string();
+        assert!(error.contains("--from tokens"), "{error}");
         let error = Format::of_source(Path::new("s3://bucket/none")).unwrap_err().to_string();
         assert!(error.contains("none: unknown format"), "{error}");
         assert_eq!(Format::of_source(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap(), Format::Folder);

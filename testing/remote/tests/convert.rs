@@ -99,7 +99,7 @@ fn texts_are_converted_from_every_format_by_url() -> Result<()> {
         shard(name, |i| vec![("txt", vec![b'a'; i.into()]), ("input_ids.json", format!("[{i},9]").into_bytes())])?;
     let expected = samples(&folder.join("in-000000.tar"))?;
     let formats = [("lines.jsonl", "lines.jsonl"), ("b.csv", "b.csv"), ("c.idx", "c.idx"), ("d.bin", "d.bin")];
-    let found = each(&folder, name, &formats, &["--block-size", "2"])?;
+    let found = each(&folder, name, &formats, &["--block-size", "2", "--from", "tokens"])?;
     ensure!(found[0] == expected, "{:?}", found[0]);
     // An empty cell is a field that is not there, and tokens are all that their files have.
     let of = |samples: &Samples, field: &str| -> Vec<_> {
