@@ -181,6 +181,7 @@ pub(crate) fn usual_footprint<B: 'static>() -> Option<fn(&B) -> Footprint> {
         of::<BTreeMap<String, Tensor>>(),
         of::<(Tensor, Vec<String>)>(),
         of::<crate::Ragged>(),
+        of::<(Tensor, (crate::Ragged, crate::Ragged))>(),
         of::<(Tensor, (crate::Ragged, crate::Ragged, Vec<String>))>(),
         of::<crate::PackedTokens>(),
         #[cfg(any(feature = "arrow", feature = "parquet"))]
@@ -296,6 +297,7 @@ mod tests {
         let bytes = |count| Tensor::zeros([count], (tch::Kind::Uint8, tch::Device::Cpu));
         let pair = usual_footprint::<(Tensor, Tensor)>().map(|of| of(&(bytes(3), bytes(4))));
         assert_eq!(pair, Some(Footprint { host: 7, device: 0 }));
+        assert!(usual_footprint::<(Tensor, (crate::Ragged, crate::Ragged))>().is_some(), "images, boxes and classes");
         #[cfg(any(feature = "arrow", feature = "parquet"))]
         assert!(usual_footprint::<crate::Table>().is_some());
         assert!(usual_footprint::<Vec<usize>>().is_none());

@@ -140,9 +140,11 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
     /// [`sample_bytes`](DataLoaderBuilder::sample_bytes); a stream's formats know it. If set, the budget bounds one batch of a
     /// stream as well: more bytes of raw samples are an error.
     ///
-    /// The bytes of a tensor, of a pair, a triple, a vector or a map by name of tensors, of a [`Table`](crate::Table) (its
-    /// columns of strings apart), and of the batches of this crate's collate functions are known. Batches of other types are counted only with
-    /// [`prefetch`](Self::prefetch), [`to_device`](Self::to_device) or [`pin_memory`](Self::pin_memory).
+    /// The bytes of a tensor, of a pair, a triple, a vector or a map by name of tensors, of a vector of strings, alone and
+    /// beside a tensor, of lists ([`Ragged`](crate::Ragged)) and of a [`Table`](crate::Table) are known, and so are those of
+    /// images with boxes and what belongs to these, alone and with captions. Batches of other types are counted only with
+    /// [`prefetch`](Self::prefetch), [`to_device`](Self::to_device) or [`pin_memory`](Self::pin_memory); without these,
+    /// `prefetch_factor` alone bounds them.
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.options.memory_budget = Some(bytes);
         self

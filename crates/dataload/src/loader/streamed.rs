@@ -264,6 +264,10 @@ where
         }
         turn.ended |= cut.error.is_some();
         if cut.error.is_none() && is_none {
+            if number == 0 {
+                // Not an error, but seldom meant: a `select` of files that no sample has, or a filter that keeps nothing.
+                tracing::warn!(epoch = self.epoch, samples = cut.samples.len(), "the stream has not given a batch");
+            }
             self.stages.report(cut.faults.into_iter());
             return None;
         }

@@ -80,7 +80,7 @@ fn read(thrift: &mut Thrift<'_>) -> Result<PageHeader, Malformed> {
     let count = |fields: &Fields, field: usize, what| count(thrift, fields, field, what);
     let encoding = |fields: &Fields, field: usize| {
         let found = fields[field].and_then(|code| Encoding::VARIANTS.iter().find(|known| **known as i64 == code));
-        found.copied().ok_or_else(|| thrift.malformed("an encoding", format!("{:?}", fields[field])))
+        found.copied().ok_or_else(|| thrift.malformed("an encoding", said(fields[field])))
     };
     let missing = |what| thrift.malformed(what, "none");
     let page = match own[1] {
@@ -143,5 +143,10 @@ fn numbers(thrift: &mut Thrift<'_>) -> Result<Fields, Malformed> {
 /// A count, which Parquet stores as a signed 32-bit number.
 fn count(thrift: &Thrift<'_>, fields: &Fields, field: usize, what: &'static str) -> Result<u32, Malformed> {
     let found = fields[field].filter(|&count| (0..=i64::from(i32::MAX)).contains(&count));
-    found.map(|count| count as u32).ok_or_else(|| thrift.malformed(what, format!("{:?}", fields[field])))
+    found.map(|count| count as u32).ok_or_else(|| thrift.malformed(what, said(fields[field])))
+}
+
+/// A number, as an error shows what was found.
+fn said(number: Option<i64>) -> String {
+    number.map_or_else(|| "none".to_owned(), |number| number.to_string())
 }

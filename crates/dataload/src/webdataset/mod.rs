@@ -95,6 +95,9 @@ impl WebDataset {
     }
 
     /// Reads only files with these extensions (`jpg`, `seg.png`) and skips the others; all files unless set.
+    ///
+    /// A sample that has none of them is left out, and is no bad sample: where no sample has any, an epoch is
+    /// empty, of which a loader warns.
     pub fn select<E: AsRef<str>>(mut self, extensions: impl IntoIterator<Item = E>) -> Self {
         let lower = extensions.into_iter().map(|extension| extension.as_ref().to_lowercase().into_boxed_str());
         self.options.extensions = Some(lower.collect());

@@ -101,6 +101,7 @@ fn a_flipped_bit_in_a_page_is_found() {
                 Err(error) => {
                     let text = names_file(&error, "some.parquet");
                     assert!(text.contains("column") && text.contains("row group"), "{text}");
+                    assert!(!text.contains("Some(") && !text.contains("None"), "{text}");
                 }
             }
         }
