@@ -17,6 +17,7 @@ mod readers;
 mod resume;
 mod shared;
 mod steps;
+mod stream_warnings;
 mod streams;
 mod torch_order;
 

@@ -1,7 +1,6 @@
 //! Loaders over streams: order, shuffling, ranks, faults.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 
 use overdrive_core::Stateful;
@@ -10,7 +9,7 @@ use overdrive_dataload::{DataError, DataLoader, FnStream, IterableDataset, OnErr
 use crate::{HANG, WORKERS, alone, listed};
 
 /// `shards` shards of `len` numbers each.
-fn numbers(shards: usize, len: usize) -> impl IterableDataset<Sample = usize> + 'static {
+pub fn numbers(shards: usize, len: usize) -> impl IterableDataset<Sample = usize> + 'static {
     FnStream::new(shards, move |shard| Ok((0..len).map(move |i| Ok(shard * 1000 + i))))
 }
 
@@ -368,46 +367,6 @@ fn a_state_of_other_shards_is_refused_in_any_folder() -> Result<(), Box<dyn std:
     for others in [["data/a.tar", "data/c.tar"], ["data/b.tar", "data/a.tar"]] {
         let error = loader(others)?.load_state_dict(&state).unwrap_err().to_string();
         assert!(error.contains("names"), "{error}");
-    }
-    Ok(())
-}
-
-/// Counts the warnings of a thread.
-#[derive(Clone, Default)]
-struct Warnings(Arc<AtomicUsize>);
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        self.0.fetch_add(1, SeqCst);
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-#[test]
-fn an_epoch_without_a_batch_is_warned_of() -> Result<(), DataError> {
-    let _alone = alone();
-    for (kept, warnings) in [(0, 1), (1, 0)] {
-        let seen = Warnings::default();
-        let stream = numbers(2, 9).filter(move |number| Ok(*number < kept));
-        let builder = DataLoader::stream(stream).batch_size(2).interleave(1).num_workers(0);
-        let loader = builder.collate(listed).build()?;
-        let batches = tracing::subscriber::with_default(seen.clone(), || loader.iter().count());
-        assert_eq!((batches, seen.0.load(SeqCst)), (kept, warnings));
     }
     Ok(())
 }
