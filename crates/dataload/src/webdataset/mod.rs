@@ -14,6 +14,7 @@ pub use sample::WebSample;
 pub use samples::WebSamples;
 pub use writer::{WebDatasetWriter, WebDatasetWriterBuilder};
 
+use crate::content::recycled::Pool;
 use crate::loader::fingerprint;
 use crate::read::{Version, read_ahead};
 use crate::shards::index::{self as shard_index, ShardIndex};
@@ -62,11 +63,13 @@ struct Options {
     /// `None` for all.
     extensions: Option<Arc<[Box<str>]>>,
     max_sample_bytes: u64,
+    /// For the samples' bytes.
+    pool: Arc<Pool>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { extensions: None, max_sample_bytes: MAX_SAMPLE_BYTES }
+        Self { extensions: None, max_sample_bytes: MAX_SAMPLE_BYTES, pool: Arc::default() }
     }
 }
 
