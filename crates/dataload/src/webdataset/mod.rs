@@ -38,6 +38,9 @@ const MAX_SAMPLE_BYTES: u64 = 1 << 30;
 /// opened at any sample in constant time, and after a damaged header the samples on both sides of it are read. The
 /// index is checked against the shard; one that does not fit is ignored, with a warning that says why.
 ///
+/// The memory of dropped samples' files of 64 kB and more is used again for the next ones: at most 64 MiB, as long as the
+/// dataset or a sample of it is there.
+///
 /// ```no_run
 /// use overdrive_dataload::{IterableDataset, WebDataset};
 ///
