@@ -1,8 +1,6 @@
 //! Reads a file from front to back, decompressing it where needed, with an offset for every error.
 
 mod limiter;
-#[cfg(feature = "webdataset")]
-pub(crate) mod recycled;
 #[cfg(feature = "zstd")]
 pub(crate) mod seekable;
 
@@ -158,25 +156,16 @@ impl Content {
     /// For a plain file, `length` is checked against the file's size before memory is allocated; for a compressed one,
     /// memory grows as data arrives.
     pub(crate) fn bytes(&mut self, length: u64, what: &str) -> Result<Vec<u8>, DataError> {
-        self.bytes_in(length, what, |_| Vec::new())
-    }
-
-    /// The same, in what `take` gives for so many bytes: nothing yet, with some memory or without.
-    pub(crate) fn bytes_in(
-        &mut self,
-        length: u64,
-        what: &str,
-        take: impl FnOnce(usize) -> Vec<u8>,
-    ) -> Result<Vec<u8>, DataError> {
         let start = self.at;
         let reserve = match self.check(length, what)? {
             true => length,
             false => length.min(TRUSTED_BYTES),
         };
-        let out_of_memory = || DataError::io(&self.path)(io::ErrorKind::OutOfMemory.into());
-        let reserve = usize::try_from(reserve).map_err(|_| out_of_memory())?;
-        let mut bytes = take(reserve);
-        bytes.try_reserve_exact(reserve).map_err(|_| out_of_memory())?;
+        let mut bytes = Vec::new();
+        let reserved = usize::try_from(reserve).map(|reserve| bytes.try_reserve_exact(reserve));
+        if !matches!(reserved, Ok(Ok(()))) {
+            return Err(DataError::io(&self.path)(io::ErrorKind::OutOfMemory.into()));
+        }
         while (bytes.len() as u64) < length {
             if self.read_around_buffer(length, &mut bytes)? {
                 continue;

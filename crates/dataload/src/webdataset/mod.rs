@@ -14,7 +14,6 @@ pub use sample::WebSample;
 pub use samples::WebSamples;
 pub use writer::{WebDatasetWriter, WebDatasetWriterBuilder};
 
-use crate::content::recycled::Pool;
 use crate::loader::fingerprint;
 use crate::read::{Version, read_ahead};
 use crate::shards::index::{self as shard_index, ShardIndex};
@@ -37,9 +36,6 @@ const MAX_SAMPLE_BYTES: u64 = 1 << 30;
 /// With an index beside it (`train-0.tar.idx` or `train-0.idx`, see [`write_index`](Self::write_index)), a shard is
 /// opened at any sample in constant time, and after a damaged header the samples on both sides of it are read. The
 /// index is checked against the shard; one that does not fit is ignored, with a warning that says why.
-///
-/// The memory of dropped samples' files of 64 kB and more is used again for the next ones: at most 64 MiB, as long as the
-/// dataset or a sample of it is there.
 ///
 /// ```no_run
 /// use overdrive_dataload::{IterableDataset, WebDataset};
@@ -66,13 +62,11 @@ struct Options {
     /// `None` for all.
     extensions: Option<Arc<[Box<str>]>>,
     max_sample_bytes: u64,
-    /// For the samples' bytes.
-    pool: Arc<Pool>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { extensions: None, max_sample_bytes: MAX_SAMPLE_BYTES, pool: Arc::default() }
+        Self { extensions: None, max_sample_bytes: MAX_SAMPLE_BYTES }
     }
 }
 

@@ -3,14 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::content::recycled::Recycled;
-
 /// The files of a tar shard that share a name up to the first dot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebSample {
     pub(super) key: Arc<str>,
     pub(super) shard: Arc<Path>,
-    pub(super) files: Vec<(String, Recycled)>,
+    pub(super) files: Vec<(String, Vec<u8>)>,
 }
 
 impl WebSample {
@@ -34,7 +32,7 @@ impl WebSample {
     /// Removes a file from the sample and returns its bytes, without a copy.
     pub fn take(&mut self, extension: &str) -> Option<Vec<u8>> {
         let position = self.files.iter().position(|(name, _)| name == extension)?;
-        Some(self.files.remove(position).1.into_vec())
+        Some(self.files.remove(position).1)
     }
 
     /// Every file as (extension, content), in the shard's order.
@@ -44,6 +42,6 @@ impl WebSample {
 
     /// Every file, owned.
     pub fn into_files(self) -> Vec<(String, Vec<u8>)> {
-        self.files.into_iter().map(|(extension, bytes)| (extension, bytes.into_vec())).collect()
+        self.files
     }
 }

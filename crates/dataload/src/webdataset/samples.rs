@@ -8,7 +8,6 @@ use super::tar::{TarFile, TarReader};
 use super::{Options, WebSample};
 use crate::bad::{Bad, noting};
 use crate::content::Content;
-use crate::content::recycled::Recycled;
 use crate::read::Version;
 use crate::shards::index::{ShardIndex, Span, find, misfit, misplaced, read};
 use crate::{Cancellation, DataError};
@@ -165,9 +164,9 @@ impl WebSamples {
         *bytes = bytes.saturating_add(named.file.bytes);
         DataError::check_bytes(self.options.max_sample_bytes, *bytes, "a sample", self.tar.path())
             .map_err(|error| self.lost(sample, error))?;
-        let content = if read { self.tar.read(&named.file, &self.options.pool) } else { Ok(Vec::new()) };
+        let content = if read { self.tar.read(&named.file) } else { Ok(Vec::new()) };
         let content = content.map_err(|error| self.beside(error.into()))?;
-        sample.files.push((extension, Recycled::new(content, &self.options.pool)));
+        sample.files.push((extension, content));
         Ok(())
     }
 

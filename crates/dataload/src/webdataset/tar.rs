@@ -10,7 +10,6 @@ use ::tar::{EntryType, Header};
 use crate::DataError;
 use crate::bad::{Bad, noting};
 use crate::content::Content;
-use crate::content::recycled::Pool;
 use crate::read::Version;
 
 pub(super) const BLOCK: u64 = 512;
@@ -143,9 +142,9 @@ impl TarReader {
         }
     }
 
-    /// The content of the file that [`next_file`](Self::next_file) returned last, in memory of `pool`.
-    pub(super) fn read(&mut self, file: &TarFile, pool: &Pool) -> Result<Vec<u8>, DataError> {
-        let bytes = self.content.bytes_in(file.bytes, &file.name, |bytes| pool.take(bytes))?;
+    /// The content of the file that [`next_file`](Self::next_file) returned last.
+    pub(super) fn read(&mut self, file: &TarFile) -> Result<Vec<u8>, DataError> {
+        let bytes = self.content.bytes(file.bytes, &file.name)?;
         self.unread = self.unread.saturating_sub(file.bytes);
         Ok(bytes)
     }
