@@ -101,9 +101,7 @@ impl Seen {
             _ => Fault::None,
         }
     }
-}
 
-impl Seen {
     /// The first page of the list that a request asks for a page of.
     fn first_page(&self, head: &[u8], answer: Vec<u8>) -> Vec<u8> {
         let head = String::from_utf8_lossy(head);

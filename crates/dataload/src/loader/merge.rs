@@ -8,8 +8,8 @@ impl DataLoader<()> {
     /// Merges the states of all ranks' loaders, taken after the same step, into one that loaders of any number of ranks
     /// can load.
     ///
-    /// For a dataset and for Parquet's batches, every rank's state is the same, and any of them will do. For a stream, each rank's state holds
-    /// only its own lanes, which are merged here.
+    /// For a dataset and for Parquet's batches, every rank's state is the same, and any of them will do. For a stream,
+    /// each rank's state holds only its own lanes, which are merged here.
     ///
     /// ```
     /// use overdrive_dataload::{DataError, DataLoader, FnStream};

@@ -38,10 +38,11 @@ pub(crate) struct Earlier {
 impl RankBatches {
     /// How many batches each rank has, after `earlier` ones.
     pub(crate) fn len(&self, earlier: &[Earlier]) -> usize {
-        match (earlier.split_last(), self.rank.share(self.rows)) {
-            (None, rows) if self.rank.drop_last => rows / self.batch_size,
-            (None, rows) => rows.div_ceil(self.batch_size),
-            (Some((last, before)), _) => self.rank.share(self.left(last, before).saturating_mul(last.ranks)),
+        let rows = self.rank.share(self.rows);
+        match earlier.split_last() {
+            Some((last, before)) => self.rank.share(self.left(last, before).saturating_mul(last.ranks)),
+            None if self.rank.drop_last => rows / self.batch_size,
+            None => rows.div_ceil(self.batch_size),
         }
     }
 
@@ -88,7 +89,10 @@ impl RankBatches {
         position.earlier.push(Earlier { ranks, batches: std::mem::take(&mut position.batch) });
         if !self.have_had(&position.earlier) {
             let most = MAX_RANKS.min(self.rows);
-            let expected = format!("1 to {most}, which have had so many batches, for the {MAX_CHANGES}th time at most");
+            let expected = format!(
+                "1 to {most} ranks, each with no more batches than there are, and at most {MAX_CHANGES} changes of their \
+                 number in an epoch"
+            );
             return Err(mismatch(RANKS, expected, ranks));
         }
         Ok(())

@@ -21,7 +21,7 @@ pub(super) struct RankWindows {
     workers: AtomicUsize,
     runs: Vec<Run>,
     len: usize,
-    /// The run that was last asked for a batch.
+    /// The furthest run that was asked for a batch.
     current: AtomicUsize,
 }
 

@@ -212,6 +212,7 @@ mod tests {
         let found = ["a", "c", "d"].map(|name| fs::metadata(folder.path().join(format!("{name}.data"))));
         assert_eq!(noted(), found.into_iter().flatten().map(|it| it.len()).sum::<u64>());
     }
+
     #[test]
     #[cfg(unix)]
     fn an_entry_that_is_gone_is_not_counted() {

@@ -205,6 +205,7 @@ fn refused_items_before_and_after_a_slow_good_one_are_not_in_a_row() -> Result<(
     let stream = FnStream::new(1, |_| Ok((0..1000).map(Ok))).map(move |item: usize| {
         if item == 200 {
             wait_until(|| refused.load(SeqCst) >= 256);
+            // So that the refused ones are done before it. The outcome is the same where they are not.
             sleep(Duration::from_millis(100));
         } else if item < 401 {
             refused.fetch_add(1, SeqCst);
